@@ -1,0 +1,62 @@
+"""The project's tasks: `nox -l` lists them, `nox` alone checks, `nox -s tests -- -k tar` passes arguments on."""
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "imports", "tests"]
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    session.install("-c", "constraints.txt", *requirements)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Train from tar shards in an S3 that runs in a thread."""
+    install(session, ".[demo]")
+    session.run("python", "examples/train_digits.py", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests against the installed package."""
+    install(session, ".[test]")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Look for mistakes, and for code that is not formatted."""
+    install(session, "ruff>=0.9")
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of the package, strictly."""
+    install(session, ".[image]", "mypy>=1.15")
+    session.run("mypy", "--strict", "src", *session.posargs)
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """Check who imports whom."""
+    install(session, "import-linter>=2.3")
+    session.run("lint-imports", *session.posargs, env={"PYTHONPATH": "src"})
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; every warning is an error."""
+    install(session, ".[docs]")
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure; `nox -s bench -- --help` says what there is."""
+    install(session, ".[test]")
+    session.run("python", "benchmarks/run.py", *session.posargs)
