@@ -1,0 +1,246 @@
+"""Every error that headrace raises.
+
+    HeadraceError
+      OptionError (ValueError)          an option is wrong; raised while building
+      StateMismatchError (ValueError)   a saved state belongs to another plan
+      LoaderClosedError (RuntimeError)  the loader or iterator was closed
+      LoaderBusyError (RuntimeError)    what was asked for needs the loader at rest
+      NotReady                          `try_next()` has no batch yet
+      StageError                        something failed on the way of a sample
+        StorageError                    a read failed for good: url, byte range, attempts
+          ObjectMissingError            the object does not exist
+          AccessDeniedError             the store refused the credentials or the right to read
+          ThrottledError                the store kept asking for fewer requests
+          ReadTimeoutError (TimeoutError)   no byte came in time
+          ShortReadError                fewer bytes came than the store had announced
+          BadResponseError              the answer is not the range that was asked for
+          ChecksumError                 the bytes are not those that were written
+          ObjectChangedError            the object was replaced while it was read
+        FormatError                     the bytes are not what the format says
+          LimitError                    a declared size or count is over its limit
+        DecodeError                     a field's bytes do not decode
+        CollateError                    samples do not make a batch
+        WorkerDiedError (RuntimeError)  a worker process ended, and did so again on the same sample
+
+All of them survive pickling with their attributes, notes and cause: errors cross processes.
+A user's own exception is never replaced by one of these; it keeps its type, and notes say where it happened.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+_SECRET_WORDS = ("signature", "token", "sig", "key", "credential", "password", "secret")
+
+
+def masked(url: str) -> str:
+    """`url` without user information and with the values of secret query parameters hidden."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(an address that does not parse)"
+    query = "&".join(_masked_parameter(p) for p in parts.query.split("&")) if parts.query else ""
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
+
+
+def _masked_parameter(parameter: str) -> str:
+    name, equals, _ = parameter.partition("=")
+    hide = equals and any(word in name.lower() for word in _SECRET_WORDS)
+    return f"{name}=***" if hide else parameter
+
+
+def _rebuild(cls: type[HeadraceError], args: tuple[Any, ...], state: dict[str, Any]) -> HeadraceError:
+    error = cls.__new__(cls)
+    error.args = args
+    cause = state.pop("__cause__", None)
+    error.__dict__.update(state)
+    if cause is not None:
+        error.__cause__ = cause
+    return error
+
+
+class HeadraceError(Exception):
+    """Base of all errors of this package."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = dict(self.__dict__)
+        if isinstance(self.__cause__, HeadraceError):
+            state["__cause__"] = self.__cause__
+        return _rebuild, (type(self), self.args, state)
+
+
+class OptionError(HeadraceError, ValueError):
+    """An option has a value that cannot be used; the message names the option, the value and what would do."""
+
+
+class StateMismatchError(HeadraceError, ValueError):
+    """A saved state belongs to another plan; the message says which field differs."""
+
+
+class LoaderClosedError(HeadraceError, RuntimeError):
+    """The loader was closed, or its process was forked; make a new one."""
+
+
+class LoaderBusyError(HeadraceError, RuntimeError):
+    """The loader is in use in a way that excludes what was asked for."""
+
+
+class NotReady(HeadraceError):
+    """No batch is ready yet; ask again later, or wait with `next`."""
+
+
+class StageError(HeadraceError):
+    """Something failed on the way of a sample.
+
+    Attributes:
+        stage: "plan", "fetch", "scan", "decode", "map", "filter", "collate" or "deliver".
+        url: the address of the shard or object, secrets hidden.
+        key: the sample's key.
+        batch: the number of the batch in its epoch.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str | None = None,
+        url: str | None = None,
+        key: Any = None,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.url = masked(url) if url is not None else None
+        self.key = key
+        self.batch = batch
+
+
+class StorageError(StageError):
+    """A read failed for good.
+
+    Attributes:
+        start, stop: the byte range that was asked for; None where the whole object was.
+        attempts: how many requests were made for it.
+        status: the HTTP status that was seen last, if any.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str,
+        start: int | None = None,
+        stop: int | None = None,
+        attempts: int = 1,
+        status: int | None = None,
+        key: Any = None,
+        batch: int | None = None,
+    ) -> None:
+        where = masked(url)
+        if start is not None or stop is not None:
+            where += f", bytes {start or 0} to {'the end' if stop is None else stop}"
+        tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
+        super().__init__(f"{message} ({where}; {tries})", stage="fetch", url=url, key=key, batch=batch)
+        self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
+
+
+class ObjectMissingError(StorageError):
+    """The object does not exist; check the address."""
+
+
+class AccessDeniedError(StorageError):
+    """The store refused the read; check the credentials, or `storage_options=`."""
+
+
+class ThrottledError(StorageError):
+    """The store kept asking for fewer requests; lower `fetch_concurrency`."""
+
+
+class ReadTimeoutError(StorageError, TimeoutError):
+    """No byte came in time."""
+
+
+class ShortReadError(StorageError):
+    """Fewer bytes came than the store had announced."""
+
+
+class BadResponseError(StorageError):
+    """The answer is not the byte range that was asked for."""
+
+
+class ChecksumError(StorageError):
+    """The bytes are not those that were written."""
+
+
+class ObjectChangedError(StorageError):
+    """The object was replaced while it was being read."""
+
+
+class FormatError(StageError):
+    """The bytes are not what the format says.
+
+    Attributes:
+        offset: where in the object it was seen, in bytes.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str | None = "scan",
+        url: str | None = None,
+        key: Any = None,
+        batch: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+        self.offset = offset
+
+
+class LimitError(FormatError):
+    """A declared size or count is over its limit."""
+
+
+class DecodeError(StageError):
+    """A field's bytes do not decode; `field` names it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        stage: str | None = "decode",
+        url: str | None = None,
+        key: Any = None,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+        self.field = field
+
+
+class CollateError(StageError):
+    """Samples do not make a batch."""
+
+
+class WorkerDiedError(StageError, RuntimeError):
+    """A worker process ended while it worked on a sample, each time that the sample was tried.
+
+    Attributes:
+        pid: the last worker's process id.
+        exitcode: its exit status; minus the signal's number where a signal ended it; None where it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        pid: int,
+        exitcode: int | None,
+        stage: str | None = "work",
+        url: str | None = None,
+        key: Any = None,
+        batch: int | None = None,
+    ) -> None:
+        super().__init__(message, stage=stage, url=url, key=key, batch=batch)
+        self.pid, self.exitcode = pid, exitcode

@@ -1,0 +1,190 @@
+"""Memory that processes share: segments, and leases of parts of them.
+
+A segment is a memfd: it has no name that could stay behind, and is charged to nobody's `/dev/shm`. Where memfd is
+missing an unlinked temporary file takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+_numbers = itertools.count(1)
+
+
+class Segment:
+    """A piece of memory that can be mapped by every process that is handed its descriptor.
+
+    Attributes:
+        number: its name among the processes of one loader.
+        size: in bytes.
+        fd: the descriptor to hand on.
+        view: all of it, writable.
+    """
+
+    __slots__ = ("__weakref__", "fd", "number", "size", "view")
+
+    def __init__(self, number: int, fd: int, size: int) -> None:
+        self.number, self.fd, self.size = number, fd, size
+        self.view = memoryview(mmap.mmap(fd, size))
+
+    @classmethod
+    def create(cls, size: int) -> Segment:
+        """A new segment of `size` bytes, all of them reserved now: a lack of memory shows here, not as a SIGBUS later.
+
+        Raises:
+            MemoryError: the machine does not have the bytes.
+        """
+        fd = _anonymous_file()
+        try:
+            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)
+            if hasattr(fcntl, "F_ADD_SEALS"):
+                with contextlib.suppress(OSError):  # a temporary file cannot be sealed
+                    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            return cls(next(_numbers), fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}") from error
+
+    def close(self) -> None:
+        """Close the descriptor. The memory itself goes with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self.view = memoryview(b"")
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd, path = tempfile.mkstemp(prefix="headrace-")
+    Path(path).unlink()
+    return fd
+
+
+class Lease:
+    """Bytes [offset, offset + size) of a segment, held by as many parties as have retained it."""
+
+    __slots__ = ("_give_back", "holders", "offset", "segment", "size")
+
+    def __init__(self, segment: Segment, offset: int, size: int, give_back: Callable[[Lease], None]) -> None:
+        self.segment, self.offset, self.size = segment, offset, size
+        self.holders = 1
+        self._give_back = give_back
+
+    @property
+    def view(self) -> memoryview:
+        """The leased bytes, writable."""
+        return self.segment.view[self.offset : self.offset + self.size]
+
+    def retain(self) -> Lease:
+        """One more party holds the lease."""
+        self.holders += 1
+        return self
+
+    def release(self) -> None:
+        """One party less; with the last one the bytes may be used for something else."""
+        self.holders -= 1
+        if self.holders == 0:
+            self._give_back(self)
+
+
+class Arena:
+    """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
+
+    One thread uses an arena. `forget` is called with the number of a segment that is gone, so that workers unmap it.
+    """
+
+    SEGMENT_BYTES = 16 * 2**20
+    SPARE_SEGMENTS = 2
+    ALIGNMENT = 64
+
+    def __init__(self, forget: Callable[[int], None] = lambda _: None) -> None:
+        self.leased_bytes = 0
+        self.segment_bytes = 0
+        self._forget = forget
+        self._open: Segment | None = None
+        self._filled = 0
+        self._live: dict[int, int] = {}
+        self._segments: dict[int, Segment] = {}
+        self._spare: list[Segment] = []
+
+    def lease(self, size: int) -> Lease:
+        """`size` bytes of shared memory, held once.
+
+        Raises:
+            MemoryError: the machine does not have the bytes.
+        """
+        segment, offset = self._place(size)
+        self._live[segment.number] += 1
+        self.leased_bytes += size
+        return Lease(segment, offset, size, self._take_back)
+
+    def trim(self, lease: Lease, size: int) -> None:
+        """Keep only the first `size` bytes of a lease: a read turned out shorter than the room made for it."""
+        self.leased_bytes -= lease.size - size
+        if lease.segment is self._open and lease.offset + _aligned(lease.size) == self._filled:
+            self._filled = lease.offset + _aligned(size)
+        lease.size = size
+
+    def close(self) -> None:
+        """Close every segment; views that are still alive keep their memory."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        self._spare.clear()
+        self._open = None
+        self.segment_bytes = 0
+
+    def _place(self, size: int) -> tuple[Segment, int]:
+        if size > self.SEGMENT_BYTES:
+            return self._new(size), 0
+        if self._open is None or self._filled + size > self._open.size:
+            full = self._open
+            self._open = self._spare.pop() if self._spare else self._new(self.SEGMENT_BYTES)
+            self._filled = 0
+            if full is not None and not self._live[full.number]:
+                self._retire(full)
+        offset = self._filled
+        self._filled += _aligned(size)
+        return self._open, offset
+
+    def _new(self, size: int) -> Segment:
+        segment = Segment.create(max(size, 1))
+        self._segments[segment.number] = segment
+        self._live[segment.number] = 0
+        self.segment_bytes += segment.size
+        return segment
+
+    def _take_back(self, lease: Lease) -> None:
+        self.leased_bytes -= lease.size
+        segment = lease.segment
+        if segment.number not in self._segments:
+            return  # the arena was closed before
+        self._live[segment.number] -= 1
+        if self._live[segment.number]:
+            return
+        if segment is self._open:
+            self._filled = 0
+        else:
+            self._retire(segment)
+
+    def _retire(self, segment: Segment) -> None:
+        if segment.size == self.SEGMENT_BYTES and len(self._spare) < self.SPARE_SEGMENTS:
+            self._spare.append(segment)
+            return
+        del self._segments[segment.number], self._live[segment.number]
+        self.segment_bytes -= segment.size
+        segment.close()
+        self._forget(segment.number)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // Arena.ALIGNMENT) * Arena.ALIGNMENT

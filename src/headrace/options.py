@@ -1,0 +1,46 @@
+"""Small frozen groups of options, one for each stage; what belongs to one stage only sits here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import OptionError
+
+MiB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
+    """How the fetch stage reads.
+
+    Attributes:
+        range_bytes: shards are read by requests of this many bytes; a multiple of 512.
+        attempts: requests made for one range before its error is raised.
+        connect_timeout_s: seconds for a connection to stand.
+        first_byte_timeout_s: seconds from the request to the first byte of the body.
+        stall_timeout_s: seconds without a byte after which a body is given up and asked for again from there.
+        total_timeout_s: seconds for one range with all its attempts.
+        backoff_s: the longest wait before the second attempt; it doubles with each one, and the wait is drawn below it.
+        backoff_cap_s: the longest wait before any attempt.
+    """
+
+    range_bytes: int = 4 * MiB
+    attempts: int = 6
+    connect_timeout_s: float = 5.0
+    first_byte_timeout_s: float = 15.0
+    stall_timeout_s: float = 15.0
+    total_timeout_s: float = 60.0
+    backoff_s: float = 0.2
+    backoff_cap_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.range_bytes <= 0 or self.range_bytes % 512:
+            raise OptionError(f"range_bytes={self.range_bytes} must be a positive multiple of 512")
+        if self.attempts < 1:
+            raise OptionError(f"attempts={self.attempts} must be 1 or more")
+        for name in ("connect_timeout_s", "first_byte_timeout_s", "stall_timeout_s", "total_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{name}={getattr(self, name)} must be more than 0 seconds")
+        for name in ("backoff_s", "backoff_cap_s"):
+            if not getattr(self, name) >= 0:
+                raise OptionError(f"{name}={getattr(self, name)} must be 0 seconds or more")

@@ -1,0 +1,355 @@
+"""What moves between the stages: parts of samples, the steps done to them, and the tasks that workers are given.
+
+Positions count the samples of an epoch in the order of its plan, from 0. Everything here is plain: a part knows where
+its bytes are leased, and not what is in them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from headrace.memory import Lease, Segment
+from headrace.types import Ints, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One function of a chain, run for each sample (or, after collation, for each batch).
+
+    Attributes:
+        name: what errors and reports call it, such as "map(augment)".
+        kind: "map" gives the next sample, "filter" says whether to keep it.
+        fn: the function; a coroutine function runs on the event loop, any other in a worker.
+        random: whether the random number generators are set for each sample before it runs.
+    """
+
+    name: str
+    kind: Literal["map", "filter"]
+    fn: Callable[[Any], Any]
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands in the place of a sample that could not be made; `blob` is the packed exception."""
+
+    blob: bytes
+
+
+# How a part tells a worker where its samples are: leases by segment number, offset and size.
+Description = tuple[Any, ...]
+
+
+class Part(Protocol):
+    """Some consecutive samples on their way, and the leases of the memory that they lie in."""
+
+    @property
+    def count(self) -> int: ...
+
+    def cut(self, start: int, stop: int) -> Part:
+        """The samples [start, stop) of this part, with leases of their own."""
+        ...
+
+    def release(self) -> None:
+        """End this part's leases."""
+        ...
+
+    def describe(self) -> tuple[Description, list[Segment]]:
+        """What a worker needs to find the samples, and the segments it must have mapped."""
+        ...
+
+
+@dataclass(slots=True)
+class RawPart:
+    """Samples that lie undecoded in fetched ranges.
+
+    Attributes:
+        rows: the samples; offsets count in the epoch's own address space, in which each shard has its own place.
+        shards: for each sample the number of its shard in `urls`.
+        bases: for each of `urls` where the shard begins in that address space.
+        spans: (first address, lease) of the ranges that hold them, by address.
+    """
+
+    rows: Rows
+    shards: Ints
+    urls: tuple[str, ...]
+    spans: list[tuple[int, Lease]]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def cut(self, start: int, stop: int) -> RawPart:
+        return self.take(np.arange(start, stop))
+
+    def take(self, chosen: Ints) -> RawPart:
+        """The samples with the indices `chosen`, in that order, with leases of their own."""
+        rows = self.rows.take(chosen)
+        first = [address for address, _ in self.spans]
+        if len(first) == 1 or not len(rows.offset):
+            used = self.spans[:1]
+        else:
+            low = np.searchsorted(first, rows.offset, side="right") - 1
+            high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
+            touched = np.unique(np.concatenate([low, high, *(np.arange(a, b) for a, b in _wide(low, high))]))
+            used = [self.spans[k] for k in touched]
+        return RawPart(rows, self.shards[chosen], self.urls, [(a, lease.retain()) for a, lease in used])
+
+    @staticmethod
+    def concat(parts: Sequence[RawPart]) -> RawPart:
+        """All samples of `parts`, which give up their leases to it."""
+        if len(parts) == 1:
+            return parts[0]
+        urls = tuple(dict.fromkeys(url for p in parts for url in p.urls))
+        number = {url: k for k, url in enumerate(urls)}
+        shards = [np.array([number[u] for u in p.urls], np.int64)[p.shards] for p in parts]
+        spans = {}
+        for address, lease in (span for p in parts for span in p.spans):
+            if address in spans:
+                lease.release()
+            else:
+                spans[address] = lease
+        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans))
+
+    def release(self) -> None:
+        for _, lease in self.spans:
+            lease.release()
+
+    def describe(self) -> tuple[Description, list[Segment]]:
+        places = [(address, lease.segment.number, lease.offset, lease.size) for address, lease in self.spans]
+        return ("raw", self.rows, self.shards, self.urls, places), [lease.segment for _, lease in self.spans]
+
+
+def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
+    """Spans by their first address."""
+    return sorted(spans.items(), key=lambda span: span[0])
+
+
+def _wide(low: Ints, high: Ints) -> list[tuple[int, int]]:
+    """The pairs that lie more than one apart: members that reach over several spans."""
+    return [(int(a), int(b)) for a, b in zip(low, high, strict=True) if b - a > 1]
+
+
+def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size: int) -> list[tuple[int, int, int]]:
+    """Which spans hold [offset, offset + size): (span, first byte in it, one past the last)."""
+    pieces = []
+    k = bisect.bisect_right(starts, offset) - 1
+    stop = offset + size
+    while offset < stop:
+        end = min(stop, ends[k])
+        pieces.append((k, offset - starts[k], end - starts[k]))
+        offset = end
+        k += 1
+    return pieces
+
+
+@dataclass(slots=True)
+class PackedPart:
+    """Samples that lie pickled, with their buffers beside them, in one lease; `[start, stop)` of the list are meant."""
+
+    lease: Lease
+    lengths: tuple[int, ...]
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def cut(self, start: int, stop: int) -> PackedPart:
+        return PackedPart(self.lease.retain(), self.lengths, self.start + start, self.start + stop)
+
+    def release(self) -> None:
+        self.lease.release()
+
+    def describe(self) -> tuple[Description, list[Segment]]:
+        lease = self.lease
+        place = (lease.segment.number, lease.offset, lease.size)
+        return ("packed", place, self.lengths, self.start, self.stop), [lease.segment]
+
+
+@dataclass(slots=True)
+class ListPart:
+    """Samples that are Python objects of this process (no other process can be given them)."""
+
+    samples: list[Any]
+
+    @property
+    def count(self) -> int:
+        return len(self.samples)
+
+    def cut(self, start: int, stop: int) -> ListPart:
+        return ListPart(self.samples[start:stop])
+
+    def release(self) -> None:
+        pass
+
+    def describe(self) -> tuple[Description, list[Segment]]:
+        return ("list", self.samples), []
+
+
+class Finish(Enum):
+    """What a worker does with the samples that its chain made."""
+
+    SLOTS = "slots"  # write each into its place in the batch's slab
+    BATCH = "batch"  # collate them and write the batch into the slab
+    SAMPLES = "samples"  # write them, as a list, where the next stage finds them
+    SCAN = "scan"  # not samples yet: find where they lie in fetched bytes
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """Work for one worker. It may be given to another until its reply has come: what it names stays as it is.
+
+    Attributes:
+        chain: the number of the chain of steps, as the workers were told it.
+        key: from which, with the positions, the samples' random numbers are made.
+        batch: the batch it helps to make; tasks of earlier batches go first.
+        finish: what to do with the samples.
+        parts: the samples.
+        position: the position of the first one.
+        slot: the place of the first one in its batch.
+        capacity: how many slots the slab has.
+        place: where to write, if that is known already.
+        scan: (the shard's scanner, the buffer's offset in the shard, whether it is the last) for Finish.SCAN, whose
+            buffer is at `place`.
+        failures: for samples that have ended too many workers, by their index in the task, the error in their place.
+        deaths: how many workers have ended at which sample of it.
+    """
+
+    chain: int
+    key: int
+    batch: int
+    finish: Finish
+    parts: list[Part]
+    position: int = 0
+    slot: int = 0
+    capacity: int = 0
+    place: Lease | None = None
+    scan: tuple[Any, int, bool] | None = None
+    failures: dict[int, bytes] = field(default_factory=dict)
+    deaths: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(part.count for part in self.parts)
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker answers to a task.
+
+    Attributes:
+        kind: "written"; "held" (made, but there is no place for it, or none of the size `size`); "mismatch" (the
+            samples do not have the form that the slots were made for); "failed" (one exception for the whole task).
+        size: bytes needed, of "held".
+        spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
+        lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
+        kept: for SAMPLES how many samples are in the list.
+        errors: (slot, packed exception).
+        columns: values that are not written into slots: for each such leaf a list.
+        value: what Finish.SCAN found.
+        busy_s: for each step of the chain (collation and writing last) seconds spent in it.
+    """
+
+    kind: Literal["written", "held", "mismatch", "failed"]
+    size: int = 0
+    spec: bytes | None = None
+    lengths: tuple[int, ...] = ()
+    kept: int = 0
+    errors: list[tuple[int, bytes]] = field(default_factory=list)
+    columns: list[list[Any]] = field(default_factory=list)
+    value: Any = None
+    busy_s: dict[str, float] = field(default_factory=dict)
+
+
+class Flow(Protocol):
+    """What a source is given: the right to read ahead, and somewhere to put what it has read."""
+
+    async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
+        """Wait until `size` more bytes may be held, and get memory for them.
+
+        Those who wait are let in by rank, the lowest first; and the first of them even over the budget, where the
+        oldest batch lacks samples and nothing is on its way to it. It ends with `scan` and a release, or with `drop`.
+        """
+        ...
+
+    def drop(self, lease: Lease) -> None:
+        """Give back a lease that nothing was read into."""
+        ...
+
+    async def turn(self, size: int, position: int) -> None:
+        """Wait until about `size` more bytes may be read; `part_of` ends the wait's claim to them."""
+        ...
+
+    def trim(self, lease: Lease, size: int) -> None:
+        """Keep only the first bytes of a lease."""
+        ...
+
+    def put(self, start: int, part: Part) -> None:
+        """Hand over the samples at the positions from `start` on, with their leases."""
+        ...
+
+    def part_of(self, samples: list[Any], expected: int) -> Part:
+        """Python objects, for which `turn` was asked for `expected` bytes, as a part that workers can be given."""
+        ...
+
+    async def scan(self, scanner: Any, lease: Lease, offset: int, last: bool, order: int) -> tuple[Rows, Any]:
+        """Have a worker find the samples in a fetched range; gives their rows and the scanner as it stands after it."""
+        ...
+
+
+class Source(Protocol):
+    """Gives an epoch's samples to a flow: plan and fetch behind one face."""
+
+    async def run(self, flow: Flow) -> None:
+        """Put every sample, in any order where positions are known beforehand, and return."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A finished batch, or the error in its place, as told to the trainer's side: a few hundred bytes.
+
+    Attributes:
+        batch: its number in the epoch.
+        count: how many samples it has.
+        position: the position of its first sample.
+        kind: "slots" (leaves in a slab), "packed" (a pickle and its buffers in a slab), "error".
+        segment: the number of the slab.
+        lengths: of "packed".
+        columns: of "slots": the values that are not in the slab.
+        capacity: of "slots": how many slots the slab has.
+        blob: the packed exception of "error", or the packed form of "slots".
+    """
+
+    batch: int
+    count: int
+    position: int
+    kind: Literal["slots", "packed", "error"]
+    segment: int = 0
+    lengths: tuple[int, ...] = ()
+    columns: tuple[list[Any], ...] = ()
+    capacity: int = 0
+    blob: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What is done to samples in workers: `steps` to each sample, then `collate` and `after` to the batch.
+
+    Attributes:
+        collate: makes a batch of a list of samples; None where the list's only sample is the batch.
+        init: called once in each worker process, with its number.
+    """
+
+    steps: tuple[Step, ...] = ()
+    collate: Callable[[list[Any]], Any] | None = None
+    after: tuple[Step, ...] = ()
+    init: Callable[[int], Any] | None = None

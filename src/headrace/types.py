@@ -1,0 +1,243 @@
+"""Plain types and protocols that the stages share; no stage imports another, they meet here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer = bytes | bytearray | memoryview
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A store's answer to one request: which bytes of the object come, and the bytes.
+
+    Attributes:
+        start, stop: the range of the object that `chunks` gives, in bytes.
+        size: the size of the whole object.
+        etag: the object's version, where the store has one.
+        chunks: the body, in order.
+    """
+
+    start: int
+    stop: int
+    size: int
+    etag: str | None
+    chunks: AsyncIterator[Buffer]
+
+
+@runtime_checkable
+class Store(Protocol):
+    """A place that holds objects under paths: the seam for whoever adds a kind of storage.
+
+    A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores.
+    """
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """Ask for bytes [start, stop) of the object (all of it where both are None).
+
+        A `stop` beyond the end gives what there is. With `if_match`, another ETag is ObjectChangedError.
+
+        Raises:
+            ObjectMissingError, AccessDeniedError, ObjectChangedError: asking again is of no use.
+            ThrottledError: ask again, later and less often.
+            StorageError, OSError, TimeoutError: this request failed; another one may not.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let connections and threads go; no request is under way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a ranged read got: bytes [start, stop) of an object of `size` bytes."""
+
+    start: int
+    stop: int
+    size: int
+    etag: str | None
+
+
+class Reads(Protocol):
+    """The fetch stage as data sets see it."""
+
+    async def read(self, url: str, start: int | None = None, stop: int | None = None) -> bytes:
+        """The bytes [start, stop) of the object at `url`."""
+        ...
+
+    async def read_into(self, url: str, start: int, target: memoryview, *, etag: str | None = None) -> Span:
+        """Fill `target` with the object's bytes from `start` on; shorter only where the object ends."""
+        ...
+
+
+class Meters(Protocol):
+    """Where the stages count what they do; calls are cheap and come from the engine's loop."""
+
+    def count_work(self, step: str, seconds: float) -> None:
+        """A worker spent time in a step."""
+        ...
+
+    def count_death(self) -> None:
+        """A worker ended before its time."""
+        ...
+
+
+class EpochMeters(Protocol):
+    """Where an epoch's progress is counted."""
+
+    def count_batch(self, samples: int) -> None:
+        """A batch was delivered."""
+        ...
+
+    def set_depths(self, *, ready: int, open_batches: int) -> None:
+        """How many batches are ready, and how many are begun."""
+        ...
+
+
+class Sender(Protocol):
+    """The engine's end of a channel: the seam to the trainer's side, which may be another process.
+
+    A channel passes messages between two parties with order, without loss or duplicates, and never holds more of them
+    than the receiver has granted.
+
+    Attributes:
+        depth: how many messages are granted beforehand; 0: none before the receiver asks.
+        granted: how many messages may have been sent in all by now.
+    """
+
+    depth: int
+
+    @property
+    def granted(self) -> int: ...
+
+    def send(self, message: Any) -> None:
+        """Pass a message on.
+
+        Raises:
+            anyio.WouldBlock: no more is granted now.
+        """
+        ...
+
+    def fail(self, blob: bytes) -> None:
+        """Have the receiver raise a packed exception after all messages."""
+        ...
+
+    def close(self) -> None:
+        """There are no more messages."""
+        ...
+
+    def on_credit(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called on our side whenever more is granted."""
+        ...
+
+    def take_back(self) -> Sequence[Any]:
+        """The messages that were sent and will never be received, because the receiver has closed."""
+        ...
+
+
+class Receiver(Protocol):
+    """The trainer's end of a channel."""
+
+    def receive_nowait(self) -> Any:
+        """The next message.
+
+        Raises:
+            anyio.WouldBlock: there is none yet.
+            anyio.EndOfStream: there will be none any more.
+            anyio.ClosedResourceError: this end was closed.
+            anyio.BrokenResourceError: the other end has gone without a word.
+        """
+        ...
+
+    def request(self) -> None:
+        """Grant one message that is not granted yet, where the channel's depth is 0."""
+        ...
+
+    def fileno(self) -> int:
+        """What to wait on, until it is readable: something has come."""
+        ...
+
+    def close(self) -> Sequence[Any]:
+        """Take no more messages; gives those that were sent and not received, as far as they are known on this side."""
+        ...
+
+
+running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
+"""The reader of the loader on whose loop we run; `hr.read` asks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where samples lie in bytes: a table over numpy arrays, no object per sample.
+
+    Sample i has the key `keys[i]` (UTF-8 bytes, surrogateescape) and the members `starts[i]:starts[i + 1]`;
+    member m is `size[m]` bytes at `offset[m]` and holds the field `fields[field[m]]`.
+    """
+
+    keys: NDArray[np.bytes_]
+    starts: Ints
+    field: NDArray[np.int32]
+    offset: Ints
+    size: Ints
+    fields: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, chosen: Ints) -> Rows:
+        """The rows at the indices `chosen`, in that order."""
+        counts = self.starts[chosen + 1] - self.starts[chosen]
+        starts = np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum(counts, out=starts[1:])
+        members = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], counts)
+        return Rows(
+            self.keys[chosen], starts, self.field[members], self.offset[members], self.size[members], self.fields
+        )
+
+    def shifted(self, base: int) -> Rows:
+        """The same rows with `base` added to every offset."""
+        return Rows(self.keys, self.starts, self.field, self.offset + base, self.size, self.fields)
+
+    def sizes(self) -> Ints:
+        """Bytes of each sample, all its members together."""
+        total = np.concatenate([[0], np.cumsum(self.size)])
+        return np.asarray(total[self.starts[1:]] - total[self.starts[:-1]], np.int64)
+
+    @staticmethod
+    def empty() -> Rows:
+        """No rows."""
+        none = np.zeros(0, np.int64)
+        return Rows(np.zeros(0, "S1"), np.zeros(1, np.int64), none.astype(np.int32), none, none, ())
+
+    @staticmethod
+    def concat(tables: Sequence[Rows]) -> Rows:
+        """All rows of `tables`, one after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        fields = tuple(dict.fromkeys(name for t in tables for name in t.fields))
+        number = {name: k for k, name in enumerate(fields)}
+        renumbered = [np.array([number[f] for f in t.fields] or [0], np.int32)[t.field] for t in tables]
+        ends = np.cumsum([0] + [len(t.offset) for t in tables])
+        starts = [t.starts[:-1] + end for t, end in zip(tables, ends, strict=False)]
+        return Rows(
+            np.concatenate([t.keys for t in tables]) if tables else np.zeros(0, "S1"),
+            np.concatenate([*starts, ends[-1:]]).astype(np.int64),
+            np.concatenate(renumbered) if tables else np.zeros(0, np.int32),
+            np.concatenate([t.offset for t in tables]) if tables else np.zeros(0, np.int64),
+            np.concatenate([t.size for t in tables]) if tables else np.zeros(0, np.int64),
+            fields,
+        )
+
+
+Sample = Any
+"""What a data set gives for one key: for streams a dict with `__key__`, `__url__` and one entry for each field."""
