@@ -1,0 +1,1 @@
+"""How samples lie in bytes: plain functions over buffers."""

@@ -1,0 +1,229 @@
+"""Where the samples of a tar archive lie, found while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.tar_headers import (
+    BLOCK,
+    ZEROS,
+    Header,
+    TarLimits,
+    key_of,
+    looks_like,
+    read_header,
+    read_pax,
+    read_size,
+    shown,
+)
+from headrace.formats.tar_regular import regular_run
+from headrace.formats.tar_samples import Grouper
+from headrace.types import Buffer, Rows
+
+__all__ = ["TarLimits", "TarScanner"]
+
+_DEFAULT_LIMITS = TarLimits()
+_REGULAR = (b"0", b"\0", b"7")
+_EXTENDED = (b"x", b"X", b"g", b"L", b"K")
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: their size, if any, is no body
+_PASSED_OVER = (*_BODILESS, b"V", b"D")
+_REFUSED = {b"S": "sparse members are not supported", b"M": "members split over volumes are not supported"}
+
+
+@dataclass(slots=True)
+class _Extended:
+    """An extended header whose body is being read."""
+
+    kind: bytes
+    offset: int
+    size: int
+    body: bytearray = field(default_factory=bytearray)
+
+
+class TarScanner:
+    """Finds the samples of a tar archive in successive buffers of it.
+
+    It holds numbers and names, never bodies, and pickles between calls: the next buffer may be fed in another process.
+    A sample is given once it is known whole: when a member with another key begins, or when the end of the archive is
+    proved, by two zero blocks, or by one at the very end of the object. What follows two zero blocks is ignored.
+    Names are keys, never paths. See `tar_samples` for which members make a sample.
+
+    Attributes:
+        error: the damage that was found; nothing is read after it. The sample before it is not known whole.
+        done: the archive's end was proved, or `error` is set.
+    """
+
+    longest_run = 4096
+    """Members that the fast way takes at once; 0 turns it off."""
+
+    def __init__(self, url: str, limits: TarLimits = _DEFAULT_LIMITS) -> None:
+        self.error: FormatError | None = None
+        self.done = False
+        self._url = url
+        self._limits = limits
+        self._samples = Grouper(limits)
+        self._end = 0  # of what was fed
+        self._next = 0  # header
+        self._member: tuple[bytes, int, int] | None = None  # name, body and size of the member before it
+        self._extended: _Extended | None = None
+        self._chain = 0
+        self._path: bytes | None = None
+        self._long_name: bytes | None = None
+        self._size: bytes | None = None
+        self._zero: int | None = None
+        self._run = self.longest_run
+
+    @property
+    def low(self) -> int:
+        """The lowest offset whose bytes are still needed, for samples not yet returned or to read on."""
+        if self.done:
+            return self._end
+        low = self._samples.low
+        if low is not None:
+            return low
+        return self._end if self._extended is not None else self._next
+
+    def feed(self, buffer: Buffer, offset: int, last: bool) -> Rows:
+        """The samples that became complete with `buffer`, the part of the archive at `offset`.
+
+        Offsets in the rows count from the start of the archive. Damage does not raise: the samples before it are
+        returned and `error` is set.
+
+        Args:
+            buffer: follows the one fed before; its length is a multiple of 512 unless it is the last.
+            offset: where it begins, in bytes.
+            last: the archive ends with this buffer, which may be empty.
+        """
+        view = memoryview(buffer).cast("B")
+        if offset != self._end or (len(view) % BLOCK and not last):
+            raise ValueError(
+                f"fed bytes {offset} to {offset + len(view)} (last={last}) after {self._end}: "
+                f"buffers must follow one another in multiples of {BLOCK} bytes"
+            )
+        self._end += len(view)
+        ended = False
+        if not self.done:
+            try:
+                self._read(view, offset)
+                if last and not self.done:
+                    self._finish(view)
+                ended = self.done
+            except FormatError as damage:
+                self.error = self._located(damage)
+                self.done = True
+        rows = self._samples.take(ended=ended)
+        if self.done:
+            self._samples.drop()
+        return rows
+
+    def _located(self, damage: FormatError) -> FormatError:
+        # made anew, not raised again: a traceback would keep the buffer alive
+        where = f"{masked(self._url)}, byte {damage.offset}"
+        return type(damage)(f"{damage.args[0]} ({where})", url=self._url, key=damage.key, offset=damage.offset)
+
+    def _read(self, view: memoryview, offset: int) -> None:
+        one_by_one_until = 0
+        while not self.done:
+            if self._extended is not None and not self._collect(self._extended, view, offset):
+                return
+            at = self._next
+            start = at - offset
+            if at + BLOCK > self._end:
+                return
+            if self._run and at >= one_by_one_until and self._zero is None and not self._chain:
+                run = regular_run(view, start, self._run, self._limits.member_bytes)
+                # after a header that only the general way reads, try fewer at once: no quadratic work
+                self._run = min(self.longest_run, self._run * 2) if run.stop == run.tried else 16
+                one_by_one_until = offset + run.tried
+                if run.names:
+                    bodies = [offset + body for body in run.bodies]
+                    self._samples.add(run.names, bodies, run.sizes)
+                    self._member = run.names[-1], bodies[-1], run.sizes[-1]
+                    self._next = offset + run.stop
+                    continue
+            self._step(bytes(view[start : start + BLOCK]), at)
+
+    def _step(self, block: bytes, at: int) -> None:
+        """Read one header, in the general way."""
+        self._next = at + BLOCK
+        if block == ZEROS:
+            if self._chain:
+                raise FormatError("an extended header has no member behind it", offset=at)
+            self.done = self._zero is not None
+            self._zero = at
+            return
+        if self._zero is not None:
+            raise FormatError("a zero block in the middle: more follows what marks the end", offset=self._zero)
+        header = read_header(block, at)
+        if header.kind in _EXTENDED:
+            self._begin_extended(header, at)
+            return
+        name = self._path or self._long_name or header.name
+        if header.kind in _BODILESS:
+            size = 0
+        else:
+            size = read_size(header, name, self._limits.member_bytes, "the member", at, self._size)
+        self._chain, self._path, self._long_name, self._size = 0, None, None, None
+        self._next += size + 511 & -BLOCK
+        self._member = name, at + BLOCK, size
+        if header.kind in _REGULAR:
+            self._samples.add([name], [at + BLOCK], [size])
+        elif header.kind not in _PASSED_OVER:
+            why = _REFUSED.get(header.kind, f"members of type {header.kind!r} are not supported")
+            raise FormatError(f"{why}: {shown(name)}", key=key_of(name), offset=at)
+
+    def _begin_extended(self, header: Header, at: int) -> None:
+        self._chain += 1
+        if self._chain > self._limits.extension_chain:
+            raise LimitError(
+                f"a member has more than {self._limits.extension_chain} extended headers, the limit", offset=at
+            )
+        size = read_size(header, header.name, self._limits.header_bytes, "the extended header", at)
+        self._next += size + 511 & -BLOCK
+        self._extended = _Extended(header.kind, at, size)
+
+    def _collect(self, extended: _Extended, view: memoryview, offset: int) -> bool:
+        """Gather the body of an extended header; whether it is complete."""
+        start = extended.offset + BLOCK + len(extended.body) - offset
+        extended.body += view[start : start + extended.size - len(extended.body)]
+        if len(extended.body) < extended.size:
+            return False
+        self._extended = None
+        if extended.kind == b"L":
+            self._long_name = bytes(extended.body.partition(b"\0")[0])
+        elif extended.kind != b"K":
+            pax = read_pax(bytes(extended.body), extended.offset + BLOCK)
+            if pax.sparse:
+                raise FormatError("sparse members are not supported", offset=extended.offset)
+            if extended.kind != b"g":
+                self._path, self._size = pax.path or self._path, pax.size or self._size
+            elif pax.path is not None or pax.size is not None:
+                what = "path" if pax.path is not None else "size"
+                raise FormatError(f"a global pax header gives all members one {what}", offset=extended.offset)
+        return True
+
+    def _finish(self, view: memoryview) -> None:
+        """Prove that the archive may end where it does, without two zero blocks."""
+        end = self._end
+        if end == 0:
+            raise FormatError("the archive is empty: it has not even an end mark", offset=0)
+        if self._extended is not None or (self._chain and self._next > end):
+            raise FormatError("the archive is truncated: it ends inside an extended header", offset=end)
+        if self._next > end and self._member is not None:
+            name, body, size = self._member
+            raise FormatError(
+                f"the archive is truncated: it ends inside the member {shown(name)}, {size} bytes from byte {body} on",
+                key=key_of(name),
+                offset=end,
+            )
+        if self._next < end:
+            known = looks_like(bytes(view)) if self._next == 0 else ""
+            if known:
+                raise FormatError(f"this is not a tar archive{known}", offset=0)
+            raise FormatError(f"the archive is truncated: it ends inside the header at byte {self._next}", offset=end)
+        if self._chain:
+            raise FormatError("the archive is truncated: it ends behind an extended header", offset=end)
+        if self._zero is None:
+            raise FormatError("the archive is truncated: it ends without its end mark (zero blocks)", offset=end)
+        self.done = True

@@ -1,0 +1,172 @@
+"""What one header of a tar archive says: ustar, pax (POSIX.1-2008) and GNU tar.
+
+Damage is raised as FormatError with its offset; the scanner adds the address.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from headrace.errors import FormatError, LimitError, OptionError
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+
+_HIGH = bytes(range(128))
+_OCTAL = b"01234567"
+_DIGITS_MOST = 20
+_LOOKS = (
+    (b"\x1f\x8b", "gzip data"),
+    (b"\x28\xb5\x2f\xfd", "zstandard data"),
+    (b"BZh", "bzip2 data"),
+    (b"\xfd7zXZ\x00", "xz data"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"<!doctype html", "an HTML page"),
+    (b"<html", "an HTML page"),
+    (b"<?xml", "an XML document"),
+    (b"{", "JSON"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarLimits:
+    """How much one archive may ask of its reader; more is LimitError.
+
+    Attributes:
+        member_bytes: bytes of one member.
+        header_bytes: bytes of the body of one extended header.
+        name_bytes: bytes of one member's name.
+        extension_chain: extended headers before one member.
+        fields: members of one sample.
+    """
+
+    member_bytes: int = 2**30
+    header_bytes: int = 2**20
+    name_bytes: int = 4096
+    extension_chain: int = 16
+    fields: int = 1000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not 0 < value <= 2**53:
+                raise OptionError(f"{field.name}={value} must be 1 to 2**53")
+
+
+class Header(NamedTuple):
+    """A header block whose checksum is right; the size is left as bytes, because a pax record may replace it."""
+
+    kind: bytes
+    name: bytes
+    size: bytes
+
+
+class Pax(NamedTuple):
+    """What an extended header says of the member behind it; None where it says nothing."""
+
+    path: bytes | None
+    size: bytes | None
+    sparse: bool
+
+
+def shown(name: bytes) -> str:
+    """`name` for a message: printable, and short."""
+    text = name if len(name) <= 200 else name[:200] + b"..."
+    return repr(text.decode("utf-8", "backslashreplace"))
+
+
+def key_of(name: bytes) -> str | None:
+    """The key of the sample that the member `name` belongs to; None where it belongs to none."""
+    slash = name.rfind(b"/") + 1
+    dot = name.find(b".", slash)
+    return name[:dot].decode("utf-8", "surrogateescape") if dot > slash else None
+
+
+def read_header(block: bytes, offset: int) -> Header:
+    """The header in `block`, which lies at `offset` and is not all zeros."""
+    said = block[148:156]
+    total = sum(block) - sum(said) + 256
+    digits = said.strip(b" \0")
+    check = int(digits, 8) if digits and not digits.strip(_OCTAL) else None
+    if check != total:
+        # historical tars summed signed bytes
+        high = len(block[:148].translate(None, _HIGH)) + len(block[156:].translate(None, _HIGH))
+        if check is None or check != total - 256 * high:
+            if offset == 0:
+                raise FormatError(f"this is not a tar archive{looks_like(block)}", offset=0)
+            raise FormatError(
+                f"the checksum of a header is wrong: it says {said!r}, the bytes make {total:06o} (octal)",
+                offset=offset,
+            )
+    return Header(block[156:157], header_name(block), block[124:136])
+
+
+def header_name(block: bytes) -> bytes:
+    """The name in a header block, with the prefix that ustar (but not GNU's format) keeps apart."""
+    name = block[:100].partition(b"\0")[0]
+    if block[345] and block[257:263] == b"ustar\0":
+        return block[345:500].partition(b"\0")[0] + b"/" + name
+    return name
+
+
+def looks_like(start: bytes) -> str:
+    """The end of a sentence that says what an object looks like by its first bytes; empty where they are unknown."""
+    head = start[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for magic, kind in _LOOKS:
+        if start.startswith(magic) or head.startswith(magic):
+            return f": it looks like {kind}"
+    return ""
+
+
+def read_size(header: Header, name: bytes, limit: int, what: str, offset: int, pax: bytes | None = None) -> int:
+    """The size in bytes that a header, or the pax record `pax` in its place, gives; at most `limit`."""
+    key = key_of(name)
+    if pax is not None:
+        size = int(pax) if pax.isdigit() and len(pax) <= _DIGITS_MOST else None
+    elif header.size[0] & 0x80:  # base-256, two's complement below the mark
+        size = int.from_bytes(bytes([header.size[0] & 0x7F]) + header.size[1:], "big")
+        if header.size[0] & 0x40:
+            size -= 2**95
+    else:
+        digits = header.size.strip(b" \0")
+        size = int(digits, 8) if digits and not digits.strip(_OCTAL) else None
+    if size is None or size < 0:
+        seen = repr((header.size if pax is None else pax)[:40]) if size is None else size
+        raise FormatError(f"the size of {what} {shown(name)} is {seen}, which is no size", key=key, offset=offset)
+    if size > limit:
+        raise LimitError(
+            f"the size of {what} {shown(name)} is {size} bytes, over the limit of {limit}", key=key, offset=offset
+        )
+    return size
+
+
+def read_pax(body: bytes, offset: int) -> Pax:
+    """The records of an extended header that concern a reader of samples; `body` lies at `offset`.
+
+    Work is linear in the length of the body, whatever it holds (unlike CVE-2024-6232).
+    """
+    path: bytes | None = None
+    size: bytes | None = None
+    sparse = False
+    position = 0
+    while position < len(body):
+        if body[position] == 0 and not body[position:].strip(b"\0"):
+            break  # some writers pad with zeros
+        space = body.find(b" ", position, position + _DIGITS_MOST)
+        digits = body[position:space] if space > 0 else b""
+        end = position + int(digits) if digits.isdigit() else 0
+        equals = body.find(b"=", space + 1, end - 1) if space + 1 < end <= len(body) else -1
+        if equals <= space + 1 or body[end - 1] != 0x0A:
+            raise FormatError("a record of a pax header is damaged", offset=offset + position)
+        name, value = body[space + 1 : equals], body[equals + 1 : end - 1]
+        if name == b"path":
+            if b"\0" in value:
+                raise FormatError("the path in a pax header holds a zero byte", offset=offset + position)
+            path = value or None  # an empty value takes back what was said before
+        elif name == b"size":
+            size = value or None
+        elif name.startswith(b"GNU.sparse."):
+            sparse = True
+        position = end
+    return Pax(path, size, sparse)

@@ -1,0 +1,123 @@
+"""Members of a tar archive put together to samples, as WebDataset does it.
+
+A member belongs to the sample whose key is its name up to the first dot after the last slash; what follows the dot,
+in lower case, is its field. Members with one key that follow one another are a sample. Members whose base name has no
+dot or begins with one, and `__names__` like this one at the top, belong to no sample and are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.errors import FormatError, LimitError
+from headrace.formats.tar_headers import BLOCK, TarLimits, key_of, shown
+from headrace.types import Rows
+
+
+class Grouper:
+    """Collects members and gives the samples that are complete: those behind which another key has begun."""
+
+    def __init__(self, limits: TarLimits) -> None:
+        self._limits = limits
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget all members that were not taken."""
+        self._keys: list[bytes] = []
+        self._starts: list[int] = []
+        self._field: list[int] = []
+        self._offsets: list[int] = []
+        self._sizes: list[int] = []
+        self._fields: list[str] = []
+        self._seen: list[int] = []  # the sample in which each field was seen last, for duplicates
+        self._numbers: dict[str, int] = {}  # of fields, and
+        self._raw_numbers: dict[bytes, int] = {}  # of what names say, before it is decoded and lowered
+
+    @property
+    def low(self) -> int | None:
+        """Where the first body lies that was added and not taken."""
+        return self._offsets[0] if self._offsets else None
+
+    def add(self, names: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:
+        """Add the regular members `names`, whose bodies lie at `bodies`.
+
+        Raises:
+            FormatError, LimitError: a member makes no sample; those before it were added.
+        """
+        keys, starts, field, offsets = self._keys, self._starts, self._field, self._offsets
+        key = keys[-1] if keys else None
+        seen, numbers, most, longest = self._seen, self._raw_numbers, self._limits.fields, self._limits.name_bytes
+        for name, body, size in zip(names, bodies, sizes, strict=True):
+            slash = name.rfind(b"/") + 1
+            dot = name.find(b".", slash)
+            if len(name) > longest:
+                raise LimitError(
+                    f"the name {shown(name)} has {len(name)} bytes, over the limit of {longest}", offset=body - BLOCK
+                )
+            if dot <= slash or (name[:2] == b"__" and name[-2:] == b"__" and not slash):
+                continue
+            number = numbers.get(name[dot + 1 :])
+            if number is None:
+                number = self._number(name, dot, body)
+            if name[:dot] != key:
+                key = name[:dot]
+                keys.append(key)
+                starts.append(len(offsets))
+            elif seen[number] == len(keys):
+                raise FormatError(
+                    f"the member {shown(name)} is a second field {self._fields[number]!r} of its sample",
+                    key=key_of(name),
+                    offset=body - BLOCK,
+                )
+            elif len(offsets) - starts[-1] >= most:
+                raise LimitError(
+                    f"the sample of the member {shown(name)} has more than {most} members, the limit",
+                    key=key_of(name),
+                    offset=body - BLOCK,
+                )
+            seen[number] = len(keys)
+            field.append(number)
+            offsets.append(body)
+            self._sizes.append(size)
+
+    def _number(self, name: bytes, dot: int, body: int) -> int:
+        field = name[dot + 1 :].decode("utf-8", "surrogateescape").lower()
+        if field.startswith("__"):
+            raise FormatError(
+                f"the member {shown(name)} has a field that begins with '__'; such names are taken",
+                key=key_of(name),
+                offset=body - BLOCK,
+            )
+        number = self._numbers.setdefault(field, len(self._fields))
+        if number == len(self._fields):
+            self._fields.append(field)
+            self._seen.append(0)
+        self._raw_numbers[name[dot + 1 :]] = number
+        return number
+
+    def take(self, *, ended: bool) -> Rows:
+        """The complete samples that were not yet taken; with `ended`, the last one is complete too."""
+        count = len(self._keys) if ended or not self._keys else len(self._keys) - 1
+        split = self._starts[count] if count < len(self._starts) else len(self._offsets)
+        rows = Rows(
+            np.array(self._keys[:count], np.bytes_) if count else np.zeros(0, "S1"),
+            np.array([*self._starts[:count], split], np.int64),
+            np.array(self._field[:split], np.int32),
+            np.array(self._offsets[:split], np.int64),
+            np.array(self._sizes[:split], np.int64),
+            tuple(self._fields) if count else (),
+        )
+        if count:
+            self._keep(count, split)
+        return rows
+
+    def _keep(self, count: int, split: int) -> None:
+        keys, offsets, sizes = self._keys[count:], self._offsets[split:], self._sizes[split:]
+        names = [self._fields[number] for number in self._field[split:]]
+        self.drop()
+        if keys:
+            self._keys, self._starts, self._offsets, self._sizes = keys, [0], offsets, sizes
+            self._fields, self._field, self._seen = names, list(range(len(names))), [1] * len(names)
+            self._numbers = {name: number for number, name in enumerate(names)}
