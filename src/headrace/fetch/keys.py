@@ -1,0 +1,198 @@
+"""Samples that are got one by one on the event loop: those of data sets with keys, and of asynchronous iterators."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+
+from headrace.tasks import Failure, Flow, PackedPart
+
+_EXPECTED_BYTES = 65536  # of a sample, before any has been seen
+
+
+class _Expectation:
+    """The mean size of samples so far."""
+
+    def __init__(self) -> None:
+        self._samples, self._nbytes = 1, _EXPECTED_BYTES
+
+    def of(self, count: int) -> int:
+        return count * self._nbytes // self._samples
+
+    def learn(self, part: Any) -> None:
+        if isinstance(part, PackedPart):
+            if self._samples == 1:
+                self._nbytes = 0
+            self._samples += part.count
+            self._nbytes += part.lease.size
+
+
+class KeySource:
+    """Gets samples by key, many at once; each chunk is put as soon as all of its samples are there.
+
+    Args:
+        count: how many samples.
+        keys: the keys of positions [start, stop).
+        get: gives the sample of a key.
+        get_many: gives the samples of several keys, if the data set can do that better.
+        concurrency: how many samples are got at once.
+        batch_size, chunk: chunks of this size, cut where batches are cut.
+        pack_error: an exception as bytes.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        keys: Callable[[int, int], Sequence[Any]],
+        get: Callable[[Any], Awaitable[Any]],
+        get_many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+        *,
+        concurrency: int,
+        batch_size: int,
+        chunk: int,
+        pack_error: Callable[[BaseException], bytes],
+    ) -> None:
+        self._count, self._keys, self._get, self._get_many = count, keys, get, get_many
+        self._concurrency, self._batch_size, self._chunk = concurrency, batch_size, chunk
+        self._pack_error = pack_error
+        self._expected = _Expectation()
+        self._todo: deque[tuple[_Chunk, int]] = deque()
+        self._idle: deque[anyio.Event] = deque()
+        self._outstanding = 0
+        self._less = anyio.Event()
+
+    async def run(self, flow: Flow) -> None:
+        async with anyio.create_task_group() as group:
+            getters = self._concurrency if self._get_many is None else max(1, self._concurrency // self._chunk)
+            for _ in range(min(getters, self._count)):
+                group.start_soon(self._serve, flow)
+            position = 0
+            while position < self._count:
+                count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
+                expected = self._expected.of(count)
+                await flow.turn(expected, position)
+                self._add(_Chunk(position, self._keys(position, position + count), expected))
+                position += count
+                while self._outstanding > self._concurrency + self._chunk:
+                    self._less = anyio.Event()
+                    await self._less.wait()
+            while self._outstanding:
+                self._less = anyio.Event()
+                await self._less.wait()
+            group.cancel_scope.cancel()
+
+    def _add(self, chunk: _Chunk) -> None:
+        self._outstanding += len(chunk.keys)
+        calls = 1 if self._get_many is not None else len(chunk.keys)
+        chunk.missing = calls
+        self._todo.extend((chunk, k) for k in range(calls))
+        for _ in range(min(calls, len(self._idle))):
+            self._idle.popleft().set()
+
+    async def _serve(self, flow: Flow) -> None:
+        while True:
+            while not self._todo:
+                event = anyio.Event()
+                self._idle.append(event)
+                await event.wait()
+            chunk, k = self._todo.popleft()
+            if self._get_many is not None:
+                chunk.samples = await self._many(chunk)
+            else:
+                chunk.samples[k] = await self._one(chunk, k)
+            chunk.missing -= 1
+            if not chunk.missing:
+                part = flow.part_of(chunk.samples, chunk.expected)
+                self._expected.learn(part)
+                flow.put(chunk.position, part)
+                self._outstanding -= len(chunk.keys)
+                self._less.set()
+
+    async def _one(self, chunk: _Chunk, k: int) -> Any:
+        try:
+            return await self._get(chunk.keys[k])
+        except Exception as error:
+            error.add_note(f"stage: fetch; sample {chunk.position + k} of the epoch; key {chunk.keys[k]!r}")
+            return Failure(self._pack_error(error))
+
+    async def _many(self, chunk: _Chunk) -> list[Any]:
+        assert self._get_many is not None
+        try:
+            samples = list(await self._get_many(chunk.keys))
+            if len(samples) != len(chunk.keys):
+                raise ValueError(f"aget_many gave {len(samples)} samples for {len(chunk.keys)} keys")
+            return samples
+        except Exception as error:
+            error.add_note(
+                f"stage: fetch; samples from {chunk.position} of the epoch on; keys {list(chunk.keys)!r:.200}"
+            )
+            return [Failure(self._pack_error(error))] * len(chunk.keys)
+
+
+class _Chunk:
+    def __init__(self, position: int, keys: Sequence[Any], expected: int) -> None:
+        self.position, self.keys, self.expected = position, keys, expected
+        self.samples: list[Any] = [None] * len(keys)
+        self.missing = 0
+
+
+class IterSource:
+    """Takes samples from an asynchronous iterator, as it gives them.
+
+    Args:
+        samples: makes the iterator.
+        take: how many samples to take at most.
+        batch_size, chunk: chunks of this size, cut where batches are cut.
+        pack_error: an exception as bytes.
+    """
+
+    def __init__(
+        self,
+        samples: Callable[[], AsyncIterator[Any]],
+        *,
+        take: int | None,
+        batch_size: int,
+        chunk: int,
+        pack_error: Callable[[BaseException], bytes],
+    ) -> None:
+        self._samples, self._take = samples, take
+        self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
+        self._expected = _Expectation()
+
+    async def run(self, flow: Flow) -> None:
+        iterator = self._samples()
+        position, is_over = 0, False
+        try:
+            while not is_over:
+                count = min(self._chunk, self._batch_size - position % self._batch_size)
+                if self._take is not None:
+                    count = min(count, self._take - position)
+                if not count:
+                    return
+                expected = self._expected.of(count)
+                await flow.turn(expected, position)
+                samples, is_over = await self._some(iterator, count, position)
+                part = flow.part_of(samples, expected)
+                self._expected.learn(part)
+                flow.put(position, part)
+                position += len(samples)
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+    async def _some(self, iterator: AsyncIterator[Any], count: int, position: int) -> tuple[list[Any], bool]:
+        samples: list[Any] = []
+        try:
+            while len(samples) < count:
+                samples.append(await anext(iterator))
+        except StopAsyncIteration:
+            return samples, True
+        except Exception as error:
+            error.add_note(f"stage: fetch; sample {position + len(samples)} of the epoch")
+            return [*samples, Failure(self._pack_error(error))], True
+        return samples, False

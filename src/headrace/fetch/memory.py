@@ -1,0 +1,53 @@
+"""Objects in this process's memory: for tests and examples."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from hashlib import blake2b
+
+from headrace.errors import ObjectChangedError, ObjectMissingError, OptionError
+from headrace.types import Answer, Buffer
+
+_objects: dict[str, tuple[bytes, str]] = {}
+
+
+def put(url: str, data: bytes) -> None:
+    """Keep `data` under `url` (`memory://…`), for every reader of this process; what was there is replaced."""
+    _objects[_path(url)] = (bytes(data), f'"{blake2b(data, digest_size=8).hexdigest()}"')
+
+
+def remove(url: str) -> None:
+    """Forget the object at `url`, if there is one."""
+    _objects.pop(_path(url), None)
+
+
+def _path(url: str) -> str:
+    if not url.startswith("memory://"):
+        raise OptionError(f"{url!r} must begin with memory://")
+    return url.removeprefix("memory://")
+
+
+class MemoryStore:
+    """What was `put` in this process."""
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """See `Store.get`."""
+        url = f"memory://{path}"
+        if path not in _objects:
+            raise ObjectMissingError("nothing was put there in this process", url=url)
+        data, etag = _objects[path]
+        if if_match is not None and if_match != etag:
+            raise ObjectChangedError(f"the object changed: its ETag was {if_match}, now {etag}", url=url)
+        first = min(start or 0, len(data))
+        last = len(data) if stop is None else max(first, min(stop, len(data)))
+        return Answer(first, last, len(data), etag, _one(memoryview(data)[first:last]))
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`; the objects stay."""
+
+
+async def _one(piece: Buffer) -> AsyncIterator[Buffer]:
+    if len(piece):
+        yield piece

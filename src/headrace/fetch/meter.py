@@ -1,0 +1,36 @@
+"""What the fetch stage counts: plain numbers, changed by one event loop and read from anywhere."""
+
+from __future__ import annotations
+
+
+class Meter:
+    """Counters of one reader.
+
+    Attributes:
+        requests: requests begun.
+        retries: requests that were made again, or went on where another one was cut.
+        errors: reads that failed for good.
+        bytes: bytes of bodies received.
+        in_flight: requests under way now.
+        waiting_s: seconds in which at least one request was under way.
+    """
+
+    __slots__ = ("_busy_since", "bytes", "errors", "in_flight", "requests", "retries", "waiting_s")
+
+    def __init__(self) -> None:
+        self.requests = self.retries = self.errors = self.bytes = self.in_flight = 0
+        self.waiting_s = 0.0
+        self._busy_since = 0.0
+
+    def begin(self, now: float) -> None:
+        """A request begins."""
+        self.requests += 1
+        if not self.in_flight:
+            self._busy_since = now
+        self.in_flight += 1
+
+    def end(self, now: float) -> None:
+        """A request has ended, well or not."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.waiting_s += now - self._busy_since

@@ -1,0 +1,215 @@
+"""S3, GCS, Azure and HTTP by obstore: requests and bodies run in Rust, off the GIL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import obstore
+from obstore.exceptions import (
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import HTTPStore, from_url
+
+from headrace.errors import (
+    AccessDeniedError,
+    BadResponseError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OptionError,
+    ReadTimeoutError,
+    ShortReadError,
+    StorageError,
+    ThrottledError,
+)
+from headrace.options import FetchOptions
+from headrace.types import Answer, Buffer
+
+# Bodies up to this size come in one piece; longer ones in pieces of at least it. What was received of a piece is lost
+# when the body is cut, and a stall is noticed by the piece; measured, pieces of 1 MiB cost 10 % less CPU than these.
+_CHUNK_BYTES = 256 * 1024
+_OUTER_SETTINGS = ("client_options", "credential_provider")
+# What a store keeps in Content-Encoding though it changes no byte: left there by uploads in signed chunks.
+_PLAIN_ENCODINGS = frozenset({"", "identity", "aws-chunked"})
+_THROTTLES = frozenset({"SlowDown", "ServerBusy", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+
+_STATUS = re.compile(r"non-2xx status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_GOT_RANGE = re.compile(r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)")
+_SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
+
+
+class RemoteStore:
+    """One bucket or one web origin.
+
+    obstore's own attempts are switched off (the reader makes them), and its time-outs are the reader's; a connection
+    that is silent for too long is ended in Rust, even where nobody awaits it.
+
+    Args:
+        root: `s3://bucket`, `https://host`, or `https://host/?query`: the query goes with each request.
+        storage_options: obstore's settings for the kind of store; also `client_options` and `credential_provider`.
+    """
+
+    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> None:
+        self._root = root
+        outer = {name: storage_options[name] for name in _OUTER_SETTINGS if name in storage_options}
+        config = {name: value for name, value in storage_options.items() if name not in outer}
+        client = {
+            "connect_timeout": f"{options.connect_timeout_s * 1e3:.0f}ms",
+            "read_timeout": f"{max(options.stall_timeout_s, options.first_byte_timeout_s) * 1e3:.0f}ms",
+            # obstore's 30 s for a whole body would cut long ones; the reader knows how long this one may take.
+            "timeout": "1day",
+            # About once in 500 times a closed store's last connection stays until this time is over (seen with
+            # obstore 0.12). Servers end idle connections after some seconds too, and a request may then meet the end.
+            "pool_idle_timeout": "2s",
+            "allow_http": root.startswith("http://") or _is_plain(config),
+            **outer.get("client_options", {}),
+        }
+        client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
+        settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
+        try:
+            self._store: Any
+            if root.startswith(("http://", "https://")):
+                # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
+                settings.pop("credential_provider", None)
+                self._store = HTTPStore(root, **settings)
+            else:
+                self._store = from_url(root, config=config, **settings)  # type: ignore[call-overload]
+        except (BaseError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise OptionError(f"storage_options={sorted(storage_options)} do not fit {root!r}: {reason}") from None
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """See `Store.get`."""
+        options: dict[str, Any] = {}
+        if stop is not None:
+            options["range"] = (start or 0, stop)
+        elif start:
+            options["range"] = {"offset": start}
+        if if_match is not None:
+            options["if_match"] = if_match
+        if path.endswith("/") or path.startswith("/"):
+            raise OptionError(f"{self._address(path)!r}: obstore reads no keys that begin or end with a slash")
+        try:
+            return await self._answer(path, options, stop)
+        except (BaseError, OSError, ValueError) as error:
+            status = _status(error)
+            if isinstance(error, ValueError):
+                raise OptionError(f"{self._address(path)!r}: {str(error).partition(chr(10))[0]}") from None
+            ignored = isinstance(error, NotSupportedError) and not start
+            if status != 416 and not ignored:
+                # Not chained: obstore's text has the whole address, signature and all, and the store's own words.
+                raise _translated(error, self._address(path)) from None
+        # 416: nothing lies at `start`. Ranges ignored: what was asked for is the front of the whole.
+        # The size comes with a GET whose body nobody reads (a HEAD would need a signature of its own).
+        options.pop("range", None)
+        try:
+            return await self._answer(path, options, stop, start or 0)
+        except (BaseError, OSError) as error:
+            raise _translated(error, self._address(path)) from None
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`; obstore's connections end with its last reference."""
+
+    async def _answer(self, path: str, options: dict[str, Any], stop: int | None, start: int | None = None) -> Answer:
+        """The answer to one request; with `start` the part [start, stop) of the whole that was asked for."""
+        result = await obstore.get_async(self._store, path, options=options)  # type: ignore[arg-type]
+        about = result.meta
+        encoding = result.attributes.get("Content-Encoding", "")
+        if encoding not in _PLAIN_ENCODINGS:
+            raise BadResponseError(
+                f"the body is encoded ({encoding[:40]}); only bytes as they are stored can be read in ranges",
+                url=self._address(path),
+            )
+        size = int(about["size"])
+        first, last = result.range
+        whole = last - first
+        if start is not None:
+            first = min(start, size)
+            last = size if stop is None else max(first, min(stop, size))
+        chunks = self._chunks(result, path, whole, last - first)
+        return Answer(first, last, size, about["e_tag"], chunks)
+
+    async def _chunks(self, result: Any, path: str, whole: int, wanted: int) -> AsyncIterator[Buffer]:
+        """The first `wanted` bytes of a body that has `whole`."""
+        try:
+            if wanted == whole <= _CHUNK_BYTES:
+                if wanted:
+                    # A memoryview, because obstore's own kind of bytes is none of those that Buffer names.
+                    yield memoryview(await result.bytes_async())
+                return
+            left = wanted
+            if left:
+                async for chunk in result.stream(_CHUNK_BYTES):
+                    yield chunk if wanted == whole else memoryview(chunk)[:left]
+                    left -= len(chunk)
+                    if left <= 0 and wanted != whole:
+                        return
+        except (BaseError, OSError) as error:
+            raise _translated(error, self._address(path)) from None
+
+    def _address(self, path: str) -> str:
+        if not path:
+            return self._root
+        origin, mark, query = self._root.partition("/?")
+        return f"{origin}/{path}{'?' if mark else ''}{query}"
+
+
+def _is_plain(config: Mapping[str, Any]) -> bool:
+    endpoints = (value for name, value in config.items() if "endpoint" in name.lower())
+    return any(str(endpoint).startswith("http://") for endpoint in endpoints)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status; obstore says it in words only, before the words of the store."""
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else None
+
+
+def _translated(error: Exception, url: str) -> StorageError:
+    """The error of ours that says what obstore's says.
+
+    obstore has types for some statuses; for the rest its text is read: a summary line, then a dump of the Rust values.
+    """
+    text, status = str(error), _status(error)
+    code = _CODE.search(text)
+    said = f"{status or ''} {code[1] if code else ''}".strip()
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissingError(f"no such object: {said or 'not found'}", url=url, status=status)
+    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or (code and code[1] in _EXPIRED):
+        return AccessDeniedError(f"the store refused the read: {said}", url=url, status=status)
+    if isinstance(error, PreconditionError):
+        return ObjectChangedError("the object changed: it no longer has the ETag it had", url=url, status=status)
+    if status in (429, 503) or (code and code[1] in _THROTTLES):
+        return ThrottledError(f"the store asks for fewer requests: {said}", url=url, status=status)
+    if status is not None:
+        return StorageError(f"the store answered {said}", url=url, status=status)
+    if isinstance(error, NotSupportedError):
+        return BadResponseError("the server ignores byte ranges, and gave the whole object", url=url)
+    got = _GOT_RANGE.search(text)
+    if got:
+        return BadResponseError(f"asked for bytes {got[1]}, the answer is {got[2]}", url=url)
+    if "source: Header {" in text or "Redirect" in text:
+        reason = text.partition("\n")[0].rpartition(" - ")[2].removeprefix("Generic HTTP error: ")
+        return BadResponseError(f"the answer cannot be used: {reason}", url=url)
+    if "169.254.169.254" in text:
+        return AccessDeniedError("no credentials found; give them, or skip_signature, in storage_options", url=url)
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return ReadTimeoutError("no connection or no byte in time", url=url)
+    said_below = _SYSTEM_MESSAGE.search(text)
+    below = f": {said_below[1]}" if said_below else ""
+    if "kind: Connect" in text:
+        return StorageError(f"no connection{below}", url=url)
+    if "kind: Body" in text:
+        return ShortReadError(f"the connection ended within the body{below}", url=url)
+    if "kind: Interrupted" in text or "kind: Request" in text:
+        return StorageError(f"the connection ended before the answer{below}", url=url)
+    return StorageError(f"obstore failed with {type(error).__name__}", url=url)
