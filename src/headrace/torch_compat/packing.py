@@ -1,0 +1,136 @@
+"""Objects as bytes: pickle protocol 5 with the memory of arrays and tensors beside it, not in it.
+
+Classes and functions of the user's script travel by value (cloudpickle), and come back as the script's own.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from headrace.types import Buffer
+
+_ALIGNMENT = 64
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            flat = obj.detach().contiguous().view(-1).view(torch.uint8) if obj.numel() else _NOTHING
+            memory: Any = flat.numpy()
+            return _tensor, (pickle.PickleBuffer(memory), obj.dtype, tuple(obj.shape), obj.requires_grad)
+        return super().reducer_override(obj)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.grad_fn is None
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+    )
+
+
+def _tensor(buffer: Buffer, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    data = np.frombuffer(buffer, np.uint8)
+    flat = torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
+    return flat.view(dtype).view(shape).requires_grad_(requires_grad)
+
+
+def pack(value: Any) -> list[Buffer]:
+    """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
+    buffers: list[pickle.PickleBuffer] = []
+    out = io.BytesIO()
+    _Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [out.getbuffer(), *(b.raw() for b in buffers)]
+
+
+def packed_size(parts: Sequence[Buffer]) -> int:
+    """How many bytes `write` needs for `parts`."""
+    return sum(_aligned(len(p)) for p in parts)
+
+
+def write(parts: Sequence[Buffer], target: memoryview) -> tuple[int, ...]:
+    """Write `parts` into `target` one after the other; gives their lengths, which `unpack` wants back."""
+    offset = 0
+    for part in parts:
+        np.copyto(np.frombuffer(target, np.uint8, len(part), offset), np.frombuffer(part, np.uint8))
+        offset += _aligned(len(part))
+    return tuple(len(p) for p in parts)
+
+
+def unpack(source: Any, lengths: Sequence[int], *, copy: bool) -> Any:
+    """The value that `pack` and `write` put there.
+
+    Args:
+        source: a memoryview or a uint8 array; without `copy` the arrays of the value are views of it and keep it alive.
+        lengths: what `write` gave.
+        copy: give the value memory of its own.
+    """
+    pieces: list[Any] = []
+    offset = 0
+    for length in lengths:
+        piece = source[offset : offset + length]
+        pieces.append(bytearray(piece) if copy and pieces else piece)
+        offset += _aligned(length)
+    return pickle.loads(memoryview(pieces[0]), buffers=pieces[1:])
+
+
+def pack_bytes(value: Any) -> bytes:
+    """`value` as one string of bytes, for things that are small or sent once."""
+    parts = pack(value)
+    target = bytearray(packed_size(parts))
+    lengths = write(parts, memoryview(target))
+    return pickle.dumps((lengths, bytes(target)), protocol=5)
+
+
+def unpack_bytes(blob: bytes) -> Any:
+    """The value of `pack_bytes`, with memory of its own."""
+    lengths, data = pickle.loads(blob)
+    return unpack(memoryview(data), lengths, copy=True)
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception where it was raised, as text; the cause of the exception that the trainer sees."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception with its traceback's text, its notes and its attributes; what does not pickle travels as text."""
+    text = "".join(traceback.format_exception(error))
+    notes = list(getattr(error, "__notes__", ()))
+    try:
+        blob = pack_bytes((error, notes, text))
+        unpack_bytes(blob)  # some exceptions pickle and do not come back
+    except Exception:
+        stand_in = RuntimeError(f"{type(error).__name__}: {error} (the exception itself cannot be pickled)")
+        blob = pack_bytes((stand_in, notes, text))
+    return blob
+
+
+def unpack_error(blob: bytes) -> BaseException:
+    """The exception of `pack_error`; its cause shows the traceback it had."""
+    error, notes, text = unpack_bytes(blob)
+    assert isinstance(error, BaseException)
+    have = getattr(error, "__notes__", [])
+    for note in notes:
+        if note not in have:
+            error.add_note(note)
+    error.__cause__ = WorkerTraceback(text)
+    return error

@@ -1,0 +1,434 @@
+"""The trainer's side of the workers: hands out tasks, and gives those of a dead worker to another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import signal
+from enum import Enum
+from typing import Any, Protocol
+
+from headrace.errors import WorkerDiedError
+from headrace.memory import Lease, Segment
+from headrace.tasks import Chain, Finish, Reply, Task
+from headrace.torch_compat import packing
+from headrace.types import Meters
+from headrace.work.starter import Helper, HelperStarter, Starter
+from headrace.work.wire import LoopWire
+
+_TASKS_AT_ONCE = 2  # one is worked on, one waits in the worker's socket
+_DEATHS = 3  # workers that a sample may cost
+_STATUS_S = 1.0  # how long the exit status of a dead worker is waited for
+
+log = logging.getLogger("headrace")
+
+
+class Workers(Protocol):
+    """Whoever works on tasks: processes or, with `num_workers=0`, a thread."""
+
+    async def open(self) -> None: ...
+
+    def learn(self, number: int, chain: Chain) -> None: ...
+
+    def learn_spec(self, number: int, spec: bytes) -> None: ...
+
+    async def run(self, task: Task) -> Reply: ...
+
+    async def place(self, task: Task, place: Lease) -> Reply: ...
+
+    def abandon(self, task: Task) -> None: ...
+
+    def forget_segment(self, number: int) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class WorkerState(Enum):
+    """starting → idle ⇄ busy → suspect → dead; a suspect has closed its socket or ended, and its status is awaited."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+class _Worker:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = WorkerState.STARTING
+        self.pid = 0
+        self.pidfd = -1
+        self.wire: LoopWire | None = None
+        self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
+        self.segments: set[int] = set()
+
+
+class _Entry:
+    """A task in the pool's books, with whoever waits for its reply."""
+
+    def __init__(self, number: int, task: Task, reply: asyncio.Future[Reply]) -> None:
+        self.number, self.task, self.reply = number, task, reply
+        self.worker: _Worker | None = None
+        self.is_abandoned = False
+
+    def answer(self, reply: Reply) -> None:
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+
+class ProcessWorkers:
+    """Worker processes that are forked from the helper process.
+
+    Args:
+        count: how many.
+        helper: the helper process.
+        meters: where deaths and busy times are counted.
+    """
+
+    def __init__(self, count: int, helper: Helper, meters: Meters) -> None:
+        self._count, self._helper, self._meters = count, helper, meters
+        self._workers: list[_Worker] = []
+        self._by_pid: dict[int, _Worker] = {}
+        self._entries: dict[Task, _Entry] = {}
+        self._numbers = itertools.count(1)
+        self._ready: list[tuple[int, int, int, _Entry]] = []
+        self._chains: dict[int, tuple[Segment, tuple[int, ...]]] = {}
+        self._specs: dict[int, bytes] = {}
+        self._progress = Segment.create(16 * count)
+        self._starter: Starter | None = None
+        self._starting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Start the workers; tasks may be given before they stand."""
+        self._starter = HelperStarter(self._helper, self._on_exit)
+        for number in range(self._count):
+            self._start(number)
+
+    def learn(self, number: int, chain: Chain) -> None:
+        """Make a chain known to all workers, also to those that are started later.
+
+        Raises:
+            Exception: whatever pickling the functions raises.
+        """
+        parts = packing.pack(chain)
+        segment = Segment.create(packing.packed_size(parts))
+        self._chains[number] = segment, packing.write(parts, segment.view)
+        for worker in self._workers:
+            self._tell_chain(worker, number)
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Make known to all workers in which form a chain's samples are written into slots."""
+        self._specs[number] = spec
+        for worker in self._workers:
+            if worker.wire is not None:
+                worker.wire.send(("spec", number, spec))
+
+    async def run(self, task: Task) -> Reply:
+        """Have a task worked on; while its reply is "held", the same worker keeps what it made."""
+        entry = _Entry(next(self._numbers), task, asyncio.get_running_loop().create_future())
+        self._entries[task] = entry
+        self._queue(entry)
+        try:
+            return await self._answer(entry)
+        except BaseException:
+            self.abandon(task)
+            raise
+
+    async def place(self, task: Task, place: Lease) -> Reply:
+        """Say where what is held for a task goes; takes the lease over. If its worker died, another begins again."""
+        if task.place is not None:
+            task.place.release()
+        task.place = place
+        entry = self._entries[task]
+        entry.reply = asyncio.get_running_loop().create_future()
+        worker = entry.worker
+        if worker is None or worker.wire is None or worker.state is WorkerState.DEAD:
+            self._queue(entry)
+        else:
+            worker.tasks[entry.number] = entry
+            self._send_segments(worker, [place.segment])
+            worker.wire.send(("place", entry.number, _address(place)))
+        try:
+            return await self._answer(entry)
+        except BaseException:
+            self.abandon(task)
+            raise
+
+    def abandon(self, task: Task) -> None:
+        """Nobody waits for this task any more. What it names is released once no worker can be using it."""
+        entry = self._entries.get(task)
+        if entry is None or entry.is_abandoned:
+            return
+        entry.is_abandoned = True
+        worker = entry.worker
+        if worker is None:
+            self._release(entry)
+        elif entry.number not in worker.tasks:  # it was held
+            assert worker.wire is not None
+            worker.wire.send(("let_go", entry.number))
+            self._release(entry)
+
+    def forget_segment(self, number: int) -> None:
+        """A segment is gone: workers unmap it."""
+        for worker in self._workers:
+            if number in worker.segments and worker.wire is not None:
+                worker.segments.discard(number)
+                worker.wire.send(("forget", number))
+
+    async def close(self) -> None:
+        """End all workers at once."""
+        self._is_closed = True
+        for starting in self._starting:
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        for worker in self._workers:
+            self._bury(worker)
+        if self._starter is not None:
+            self._starter.close()
+        for entry in list(self._entries.values()):
+            self._release(entry)
+        for segment, _ in self._chains.values():
+            segment.close()
+        self._progress.close()
+
+    async def _answer(self, entry: _Entry) -> Reply:
+        reply = await entry.reply
+        for step, seconds in reply.busy_s.items():
+            self._meters.count_work(step, seconds)
+        if reply.kind != "held":
+            self._release(entry)
+        return reply
+
+    def _release(self, entry: _Entry) -> None:
+        """The task is over: end its leases, once."""
+        if self._entries.pop(entry.task, None) is not None:
+            for part in entry.task.parts:
+                part.release()
+            if entry.task.place is not None:
+                entry.task.place.release()
+
+    def _queue(self, entry: _Entry) -> None:
+        entry.worker = None
+        first = 0 if entry.task.finish is Finish.SCAN else 1
+        heapq.heappush(self._ready, (first, entry.task.batch, entry.number, entry))
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._ready:
+            able = [w for w in self._workers if w.wire is not None and len(w.tasks) < _TASKS_AT_ONCE]
+            able = [w for w in able if w.state in (WorkerState.IDLE, WorkerState.BUSY)]
+            if not able:
+                return
+            entry = heapq.heappop(self._ready)[3]
+            if not entry.is_abandoned:
+                self._give(min(able, key=lambda w: len(w.tasks)), entry)
+
+    def _give(self, worker: _Worker, entry: _Entry) -> None:
+        assert worker.wire is not None
+        task = entry.task
+        entry.worker = worker
+        worker.tasks[entry.number] = entry
+        worker.state = WorkerState.BUSY
+        segments = [] if task.place is None else [task.place.segment]
+        parts = []
+        for part in task.parts:
+            description, needed = part.describe()
+            parts.append(description)
+            segments += needed
+        self._send_segments(worker, segments)
+        worker.wire.send(("task", order_of(entry.number, task, parts)))
+
+    def _send_segments(self, worker: _Worker, segments: list[Segment]) -> None:
+        assert worker.wire is not None
+        for segment in segments:
+            if segment.number not in worker.segments:
+                worker.segments.add(segment.number)
+                worker.wire.send(("segment", segment.number, segment.size), [segment.fd])
+
+    def _tell_chain(self, worker: _Worker, number: int) -> None:
+        segment, lengths = self._chains[number]
+        if worker.wire is not None:
+            worker.wire.send(("chain", number, segment.size, lengths), [segment.fd])
+
+    def _start(self, number: int) -> None:
+        worker = _Worker(number)
+        self._workers = [w for w in self._workers if w.number != number] + [worker]
+        starting = asyncio.get_running_loop().create_task(self._connect(worker))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+
+    async def _connect(self, worker: _Worker) -> None:
+        assert self._starter is not None
+        try:
+            worker.pid, sock = await self._starter.start(worker.number)
+        except OSError as error:
+            self._fail_all(error)
+            return
+        self._by_pid[worker.pid] = worker
+        worker.wire = LoopWire(
+            sock, received=lambda message: self._on_message(worker, message), lost=lambda: self._suspect(worker)
+        )
+        with contextlib.suppress(AttributeError, OSError):
+            worker.pidfd = os.pidfd_open(worker.pid)
+            asyncio.get_running_loop().add_reader(worker.pidfd, self._suspect, worker)
+        worker.wire.send(("progress", self._progress.size, worker.number), [self._progress.fd])
+        for number in self._chains:
+            self._tell_chain(worker, number)
+        for number, spec in self._specs.items():
+            worker.wire.send(("spec", number, spec))
+        worker.state = WorkerState.IDLE
+        self._hand_out()
+
+    def _fail_all(self, error: Exception) -> None:
+        for entry in list(self._entries.values()):
+            if not entry.reply.done():
+                entry.reply.set_exception(error)
+
+    def _on_message(self, worker: _Worker, message: tuple[int, Reply]) -> None:
+        number, reply = message
+        entry = worker.tasks.pop(number, None)
+        if not worker.tasks and worker.state is WorkerState.BUSY:
+            worker.state = WorkerState.IDLE
+        if entry is not None:
+            if entry.is_abandoned:
+                if reply.kind == "held" and worker.wire is not None:
+                    worker.wire.send(("let_go", number))
+                self._release(entry)
+            else:
+                entry.answer(reply)
+        self._hand_out()
+
+    def _suspect(self, worker: _Worker) -> None:
+        """Its socket or its process has ended. The helper says how, unless it is gone too."""
+        loop = asyncio.get_running_loop()
+        if worker.pidfd >= 0:
+            loop.remove_reader(worker.pidfd)
+        if worker.state not in (WorkerState.SUSPECT, WorkerState.DEAD):
+            worker.state = WorkerState.SUSPECT
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)  # it may have closed its socket only
+            loop.call_later(_STATUS_S, self._on_dead, worker, None)
+
+    def _on_exit(self, pid: int, code: int) -> None:
+        worker = self._by_pid.get(pid)
+        if worker is not None:
+            self._on_dead(worker, code)
+
+    def _on_dead(self, worker: _Worker, code: int | None) -> None:
+        if worker.state is WorkerState.DEAD or self._is_closed:
+            return
+        given = [entry for entry in self._entries.values() if entry.worker is worker]
+        running, sample = self._progress_of(worker)
+        self._bury(worker)
+        self._meters.count_death()
+        log.warning("worker %d (pid %d) ended (%s); its work is done again", worker.number, worker.pid, told(code))
+        for entry in given:
+            if entry.is_abandoned:
+                self._release(entry)
+                continue
+            if running in (0, entry.number):
+                self._count_death(entry, sample, worker, code)
+            if entry.reply.done():
+                entry.worker = None  # held, and lost: `place` begins again
+            else:
+                self._queue(entry)
+        self._start(worker.number)
+
+    def _count_death(self, entry: _Entry, sample: int, worker: _Worker, code: int | None) -> None:
+        deaths = entry.task.deaths
+        deaths[sample] = deaths.get(sample, 0) + 1
+        if deaths[sample] < _DEATHS:
+            return
+        error = died(entry.task, sample, worker.pid, code)
+        if sample >= 0:
+            entry.task.failures[sample] = packing.pack_error(error)
+        else:
+            entry.answer(Reply("failed", errors=[(entry.task.slot, packing.pack_error(error))]))
+
+    def _progress_of(self, worker: _Worker) -> tuple[int, int]:
+        """(number of the task that it was working on, index of the sample in it)."""
+        words = self._progress.view.cast("q")
+        return words[2 * worker.number], words[2 * worker.number + 1]
+
+    def _bury(self, worker: _Worker) -> None:
+        worker.state = WorkerState.DEAD
+        worker.tasks.clear()
+        if worker.wire is not None:
+            worker.wire.close()
+            worker.wire = None
+        if worker.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.pidfd = -1
+        self._by_pid.pop(worker.pid, None)
+        words = self._progress.view.cast("q")
+        words[2 * worker.number], words[2 * worker.number + 1] = 0, -1
+
+
+def order_of(number: int, task: Task, parts: list[Any]) -> dict[str, Any]:
+    """A task in the form that goes to a worker."""
+    return {
+        "task": number,
+        "chain": task.chain,
+        "key": task.key,
+        "batch": task.batch,
+        "finish": task.finish,
+        "parts": parts,
+        "position": task.position,
+        "slot": task.slot,
+        "capacity": task.capacity,
+        "place": _address(task.place),
+        "scan": task.scan,
+        "failures": task.failures,
+    }
+
+
+def _address(place: Lease | None) -> tuple[int, int, int] | None:
+    return None if place is None else (place.segment.number, place.offset, place.size)
+
+
+def told(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "its exit status is not known"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
+    """The error of a sample that has ended as many workers as one may."""
+    key, url = _origin(task, sample)
+    which = f"sample {task.position + max(sample, 0)} of the epoch" + (f", key {key!r}" if key is not None else "")
+    where = f" of {url}" if url else ""
+    return WorkerDiedError(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}); {_DEATHS} did so, all on {which}{where}",
+        pid=pid,
+        exitcode=code,
+        key=key,
+        url=url,
+        batch=task.batch,
+    )
+
+
+def _origin(task: Task, sample: int) -> tuple[str | None, str | None]:
+    """Key and address of a sample, where they can be told without unpacking it."""
+    index = max(sample, 0)
+    for part in task.parts:
+        if index < part.count:
+            kind, *rest = part.describe()[0]
+            if kind != "raw":
+                return None, None
+            rows, shards, urls, _ = rest
+            return bytes(rows.keys[index]).decode("utf-8", "surrogateescape"), urls[int(shards[index])]
+        index -= part.count
+    return None, None
