@@ -1,0 +1,167 @@
+"""Slabs: places in shared memory for whole batches, used again when the trainer's last view of one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.memory import Lease, Segment
+
+HELD_SLABS = 2  # the loop variable still holds batch k while next() makes k + 1
+_PAGE = 4096
+
+
+@dataclass(slots=True, order=True)
+class _Waiting:
+    rank: int
+    number: int
+    size: int = field(compare=False)
+    is_urgent: Callable[[], bool] = field(compare=False)
+    future: asyncio.Future[Lease] = field(compare=False)
+
+
+class Slabs:
+    """The engine's side: hands out places to be filled, on its loop only.
+
+    Args:
+        forget: called with the number of a slab that is gone, so that workers unmap it.
+        may_grow: whether so many more bytes are within the loader's budget.
+
+    Attributes:
+        limit: how many slabs there may be; each running epoch adds what it needs.
+        segments: the slabs by number; the trainer's side looks its batches up here.
+    """
+
+    def __init__(self, forget: Callable[[int], None], may_grow: Callable[[int], bool]) -> None:
+        self.limit = 0
+        self.nbytes = 0
+        self.segments: dict[int, Segment] = {}
+        self._forget, self._may_grow = forget, may_grow
+        self._free: list[Segment] = []
+        self._numbers = itertools.count()
+        self._waiting: list[_Waiting] = []
+        self._out: dict[int, Lease] = {}
+
+    async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease:
+        """A slab of at least `size` bytes, all of it; those who wait get one by rank, the lowest first.
+
+        Args:
+            is_urgent: whether nothing would move without it; then it is made even over the budget.
+
+        Raises:
+            MemoryError: the machine does not have the bytes.
+        """
+        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, _Waiting(rank, next(self._numbers), size, is_urgent, future))
+        self.changed()
+        try:
+            return await future
+        except BaseException:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().release()
+            raise
+
+    def hand_out(self, lease: Lease) -> None:
+        """The trainer's side holds it from now on, until `returned`."""
+        self._out[lease.segment.number] = lease
+
+    def returned(self, number: int) -> None:
+        """The trainer's side has no view of this slab any more."""
+        lease = self._out.pop(number, None)
+        if lease is not None:
+            lease.release()
+
+    def changed(self) -> None:
+        """A slab came back, or who is urgent has changed: serve those who wait."""
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.future.done():
+                try:
+                    segment = self._find(first.size, first.is_urgent)
+                except MemoryError as error:
+                    first.future.set_exception(error)
+                else:
+                    if segment is None:
+                        return
+                    first.future.set_result(Lease(segment, 0, segment.size, self._take_back))
+            heapq.heappop(self._waiting)
+
+    def close(self) -> None:
+        """Close all; views that the trainer still has keep their memory."""
+        for segment in self.segments.values():
+            segment.close()
+        self.segments.clear()
+        self._free.clear()
+        self.nbytes = 0
+
+    def _find(self, size: int, is_urgent: Callable[[], bool]) -> Segment | None:
+        fitting = [s for s in self._free if s.size >= size]
+        if fitting:
+            best = min(fitting, key=lambda s: s.size)
+            self._free.remove(best)
+            return best
+        rounded = max(_PAGE, -(-size // _PAGE) * _PAGE)
+        while self._free and not (len(self.segments) < self.limit and self._may_grow(rounded)):
+            self._discard(self._free.pop())  # too small for what is needed now
+        if not (len(self.segments) < self.limit and self._may_grow(rounded)) and not is_urgent():
+            return None
+        segment = Segment.create(rounded)
+        self.segments[segment.number] = segment
+        self.nbytes += segment.size
+        return segment
+
+    def _take_back(self, lease: Lease) -> None:
+        segment = lease.segment
+        if segment.number not in self.segments:
+            return  # closed before
+        if len(self.segments) > self.limit:
+            self._discard(segment)
+        else:
+            self._free.append(segment)
+        self.changed()
+
+    def _discard(self, segment: Segment) -> None:
+        del self.segments[segment.number]
+        self.nbytes -= segment.size
+        segment.close()
+        self._forget(segment.number)
+
+
+class Views:
+    """The trainer's side: views of slabs that give them back when the last one dies.
+
+    Args:
+        segments: the slabs by number.
+        give_back: called with a slab's number, from any thread and also inside garbage collection.
+    """
+
+    def __init__(self, segments: dict[int, Segment], give_back: Callable[[int], None]) -> None:
+        self._segments, self._give_back = segments, give_back
+        self._out: set[int] = set()
+
+    @property
+    def must_copy(self) -> bool:
+        """Whether the trainer holds so many slabs that another one would leave too few to go on with."""
+        return len(self._out) >= HELD_SLABS
+
+    def array(self, number: int) -> NDArray[np.uint8]:
+        """The slab as bytes; it goes back when this array and all that was made from it are gone."""
+        # An array of its own for each lease: numpy gives every view the outermost array as its base, so that a
+        # finalizer on a slice of a shared one would run while views of it live.
+        root: NDArray[np.uint8] = np.frombuffer(self._segments[number].view, np.uint8)
+        self._out.add(number)
+        weakref.finalize(root, _end, self._out, number, self._give_back).atexit = False
+        return root
+
+
+def _end(out: set[int], number: int, give_back: Callable[[int], Any]) -> None:
+    out.discard(number)
+    give_back(number)

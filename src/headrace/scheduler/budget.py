@@ -1,0 +1,85 @@
+"""How many bytes may be held, and who is let in next."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+RAMP_BYTES = 16 * 2**20
+AHEAD_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True, order=True)
+class _Waiting:
+    rank: tuple[int, ...]
+    number: int
+    size: int = field(compare=False)
+    grant: Callable[[], Any] = field(compare=False)
+    is_urgent: Callable[[], bool] = field(compare=False)
+    is_early: Callable[[], bool] = field(compare=False)
+    future: asyncio.Future[Any] = field(compare=False)
+
+
+class Budget:
+    """Admission by bytes, lowest rank first, and never a lock-up.
+
+    Args:
+        limit: bytes that inputs and slabs may take together.
+        held: how many bytes they take now.
+        inputs: how many of those are inputs.
+    """
+
+    def __init__(self, limit: int, held: Callable[[], int], inputs: Callable[[], int]) -> None:
+        self.limit = limit
+        self._held, self._inputs = held, inputs
+        self._waiting: list[_Waiting] = []
+        self._numbers = itertools.count()
+        self._ahead = RAMP_BYTES
+
+    def widen(self, at_least: int = 0) -> None:
+        """Allow more to be read ahead: it starts small, so that the first batch does not wait for the tenth's bytes."""
+        self._ahead = min(max(2 * self._ahead, at_least), max(AHEAD_BYTES, at_least))
+
+    async def admit(
+        self,
+        size: int,
+        rank: tuple[int, ...],
+        grant: Callable[[], T],
+        *,
+        is_urgent: Callable[[], bool],
+        is_early: Callable[[], bool],
+    ) -> T:
+        """Wait until `size` more bytes may be held; gives what `grant` gave, which is called at that very moment.
+
+        Args:
+            rank: among those who wait the lowest is let in first.
+            is_urgent: whether nothing would move without it; it is let in whatever is held.
+            is_early: whether it is too early for it, however much room there is.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        entry = _Waiting(rank, next(self._numbers), size, grant, is_urgent, is_early, future)
+        heapq.heappush(self._waiting, entry)
+        self.changed()
+        return await future
+
+    def changed(self) -> None:
+        """Something was released, delivered or asked for: let in whom there is room for."""
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.future.done():
+                if not first.is_urgent() and (first.is_early() or not self._has_room(first.size)):
+                    return
+                try:
+                    first.future.set_result(first.grant())
+                except MemoryError as error:
+                    first.future.set_exception(error)
+            heapq.heappop(self._waiting)
+
+    def _has_room(self, size: int) -> bool:
+        return self._held() + size <= self.limit and self._inputs() + size <= self._ahead

@@ -1,0 +1,170 @@
+"""The loader's event loop, in a thread of its own: reads go on while the trainer computes or blocks its own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib.util
+import threading
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from enum import Enum
+from typing import Any, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from headrace.errors import LoaderClosedError
+from headrace.wakeup import Wakeup
+
+T = TypeVar("T")
+
+_CLOSE_S = 5.0  # how long closing waits for the thread
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class Mailbox:
+    """Calls for the loop from other threads, also from finalizers: takes no lock, waits for nothing."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._wakeup = Wakeup()
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        """Have the loop call `call(*args)` soon."""
+        self._calls.append((call, args))
+        self._wakeup.set()
+
+    def fileno(self) -> int:
+        """Readable while there are calls."""
+        return self._wakeup.fileno()
+
+    def serve(self) -> None:
+        """Make the calls that were posted so far."""
+        self._wakeup.clear()
+        while True:
+            try:
+                call, args = self._calls.popleft()
+            except IndexError:
+                return
+            call(*args)
+
+
+class EngineState(Enum):
+    """starting → running → draining → closed."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Engine:
+    """A thread with an event loop that lives as long as its loader.
+
+    Args:
+        opened: awaited on the loop before anything else runs there.
+        closing: awaited on the loop when everything else there has ended.
+        closed: called in the thread when the loop is gone.
+    """
+
+    def __init__(
+        self, opened: Callable[[], Awaitable[None]], closing: Callable[[], Awaitable[None]], closed: Callable[[], None]
+    ) -> None:
+        self.state = EngineState.STARTING
+        self.mailbox = Mailbox()
+        self._hooks = opened, closing, closed
+        self._group: TaskGroup | None = None
+        self._end = anyio.Event()
+        self._thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
+        self._failure: BaseException | None = None
+        _engines.add(self)
+        self._thread.start()
+
+    def start(self, main: Callable[[], Awaitable[None]], refused: Callable[[], None]) -> None:
+        """Run a coroutine function on the loop, beside the others; it handles its own exceptions.
+
+        `refused` is called instead where the engine is closing: whoever waits for `main` must not wait for ever.
+        """
+        self.mailbox.post(self._start, main, refused)
+        if self.state is EngineState.CLOSED:
+            self.mailbox.serve()
+
+    def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on the loop and wait for its result. For rare things: state, opening, closing."""
+        result: Future[T] = Future()
+
+        async def run() -> None:
+            try:
+                result.set_result(await function())
+            except Exception as error:
+                result.set_exception(error)
+            finally:
+                refuse()
+
+        def refuse() -> None:
+            if not result.done():
+                result.set_exception(LoaderClosedError("the loader was closed meanwhile"))
+
+        self.start(run, refuse)
+        return result.result()
+
+    def close_soon(self) -> None:
+        """Begin to close, from any thread and without waiting."""
+        if self.state is not EngineState.CLOSED:
+            self.mailbox.post(self._end.set)
+
+    def close(self) -> None:
+        """Close, and wait until nothing of it is left."""
+        self.close_soon()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_S)
+
+    def _serve(self) -> None:
+        opened, closing, closed = self._hooks
+        try:
+            anyio.run(self._main, opened, closing, backend_options={"use_uvloop": _has_uvloop()})
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self.state = EngineState.CLOSED
+            self.mailbox.serve()
+            closed()
+
+    async def _main(self, opened: Callable[[], Awaitable[None]], closing: Callable[[], Awaitable[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await opened()
+            async with anyio.create_task_group() as self._group:
+                self.state = EngineState.RUNNING
+                loop.add_reader(self.mailbox.fileno(), self.mailbox.serve)
+                self.mailbox.serve()
+                await self._end.wait()
+                self.state = EngineState.DRAINING
+                self._group.cancel_scope.cancel()
+        finally:
+            loop.remove_reader(self.mailbox.fileno())
+            with anyio.CancelScope(shield=True):
+                await closing()
+
+    def _start(self, main: Callable[[], Awaitable[None]], refused: Callable[[], None]) -> None:
+        if self._group is not None and self.state is EngineState.RUNNING:
+            self._group.start_soon(_awaited, main)
+        else:
+            refused()
+
+
+async def _awaited(main: Callable[[], Awaitable[None]]) -> None:
+    await main()
+
+
+def _has_uvloop() -> bool:
+    return importlib.util.find_spec("uvloop") is not None
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
