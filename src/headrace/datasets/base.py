@@ -1,0 +1,222 @@
+"""The data sets that users write, and the operators that all of ours have."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from headrace.datasets.operators import Group, Shuffle, Take, ToTuple, checked, name_of, on_field
+from headrace.errors import OptionError
+from headrace.tasks import Step
+
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
+
+
+class Operators:
+    """The operators of every data set of ours. Each gives a new stream; none reads anything.
+
+    Where a function runs follows from its colour: an `async def` on the event loop, with many samples at once, any
+    other in the worker processes.
+    """
+
+    def _with(self, operator: Any) -> Stream:
+        raise NotImplementedError
+
+    def shuffle(
+        self,
+        by: Literal["auto", "window", "global"] = "auto",
+        *,
+        window: int | None = None,
+        seed: int | None = None,
+    ) -> Stream:
+        """Another order each epoch, a function of (seed, epoch) alone.
+
+        Data sets with keys are shuffled globally. Shards without an index are read in another order, and their
+        samples are exchanged within windows: a window holds `window` samples, or 64 MiB where that is less.
+
+        Args:
+            by: "auto" chooses by the source.
+            window: samples in a window, by default 2,048.
+            seed: of the order; by default the loader's.
+
+        Raises:
+            OptionError: an argument is out of its bounds.
+        """
+        if by not in ("auto", "window", "global"):
+            raise OptionError(f".shuffle(by={by!r}): one of 'auto', 'window', 'global' is meant")
+        if window is not None and window < 1:
+            raise OptionError(f".shuffle(window={window}): a window has 1 sample or more")
+        return self._with(Shuffle(by, window, seed))
+
+    def decode(self, spec: str | None = None, /, *, size: tuple[int, int] | None = None, **by_field: Any) -> Stream:
+        """Decode fields by their names: images, numbers, text, JSON, arrays. Unknown ones stay bytes.
+
+        Args:
+            spec: what images become: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]),
+                "pil"; None leaves them as bytes.
+            size: (height, width) in pixels to which images are scaled.
+            by_field: for single fields a name such as "rgb8", "text", "json", "bytes", or a function of bytes.
+
+        Raises:
+            OptionError: there is no such decoder.
+        """
+        from headrace.formats.values import decoder
+
+        name = f"decode({spec})" if spec else "decode"
+        return self._with(Step(name, "map", decoder(spec, size=size, **by_field)))
+
+    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
+        """`fn(sample)` in the place of each sample.
+
+        Args:
+            fn: a plain function runs in workers, an `async def` on the event loop.
+            field: give `fn` this field only, and put its result there.
+            random: set the random number generators (hr.rng(), and in workers Python's, numpy's and torch's) from
+                (seed, epoch, position) before each call; False saves some 7 µs a sample.
+        """
+        fn = checked(fn, "map")
+        if field is not None:
+            fn = on_field(fn, field)
+        return self._with(Step(f"map({name_of(fn)})", "map", fn, random))
+
+    def filter(self, fn: Callable[[Any], Any]) -> Stream:
+        """Only the samples for which `fn(sample)` is true; batches stay full."""
+        return self._with(Step(f"filter({name_of(checked(fn, 'filter'))})", "filter", fn))
+
+    def to_tuple(self, *names: str) -> Stream:
+        """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
+
+        A sample that lacks a field is a FormatError, which names it.
+        """
+        if not names:
+            raise OptionError(".to_tuple(): name at least one field")
+        return self._with(Step(f"to_tuple({', '.join(names)})", "map", ToTuple(names)))
+
+    def batch(self, n: int, *, drop_last: bool = False) -> Stream:
+        """Batches of `n` samples, collated; a `map` behind it gets whole batches.
+
+        Args:
+            n: samples in a batch.
+            drop_last: leave a last batch out that has fewer.
+        """
+        if n < 1:
+            raise OptionError(f".batch({n}): a batch has 1 sample or more")
+        return self._with(Group(n, drop_last))
+
+    def take(self, n: int) -> Stream:
+        """The first `n` samples (or batches, behind `batch`) of each epoch."""
+        if n < 0:
+            raise OptionError(f".take({n}): 0 or more")
+        return self._with(Take(n))
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._with(None).__aiter__()
+
+
+class AsyncDataset(Operators):
+    """Samples by key, got asynchronously: hundreds at once, on the loader's event loop.
+
+    Write `__len__` and `async def aget(self, key)`; optionally `async def aget_many(self, keys)`, `keys()` where the
+    keys are not 0 … n - 1, and `async def aopen(self)` / `async def aclose(self)` for what must be opened on the loop
+    that uses it.
+
+    Example:
+        >>> import headrace as hr
+        >>> class Squares(hr.AsyncDataset):
+        ...     def __len__(self):
+        ...         return 4
+        ...     async def aget(self, index):
+        ...         return index * index
+        >>> [batch.tolist() for batch in hr.DataLoader(Squares(), batch_size=2)]
+        [[0, 1], [4, 9]]
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} needs __len__")
+
+    async def aget(self, key: Any) -> Any:
+        """The sample with this key."""
+        raise NotImplementedError(f"{type(self).__name__} needs async def aget(self, key)")
+
+    def keys(self) -> Sequence[Any]:
+        """The keys, in the order of the data set."""
+        return range(len(self))
+
+    async def aopen(self) -> None:
+        """Open what is needed, on the loop that will use it."""
+
+    async def aclose(self) -> None:
+        """Close it, on the same loop."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """The sample with this key, waiting for it: for use outside a loader."""
+
+        async def get() -> Any:
+            await self.aopen()
+            try:
+                return await self.aget(key)
+            finally:
+                await self.aclose()
+
+        return _blocking(get)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._with(None))
+
+    def _with(self, operator: Any) -> Stream:
+        from headrace.datasets.stream import Stream
+
+        return Stream(self, () if operator is None else (operator,))
+
+
+class AsyncIterableDataset(Operators):
+    """Samples as an asynchronous iterator gives them; it may be endless.
+
+    Write `async def aiter(self)` as an asynchronous generator.
+
+    Attributes:
+        loop: "engine" runs it on the loader's loop; "caller" on that of the `async for`, for what belongs to the
+            user's own program, such as its asyncio.Queue.
+    """
+
+    loop: Literal["engine", "caller"] = "engine"
+
+    def aiter(self) -> AsyncIterator[Any]:
+        """The samples of one epoch."""
+        raise NotImplementedError(f"{type(self).__name__} needs async def aiter(self)")
+
+    async def aopen(self) -> None:
+        """Open what is needed, on the loader's loop."""
+
+    async def aclose(self) -> None:
+        """Close it, on the same loop."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._with(None))
+
+    def _with(self, operator: Any) -> Stream:
+        from headrace.datasets.stream import Stream
+
+        return Stream(self, () if operator is None else (operator,))
+
+
+def _blocking(function: Callable[[], Any]) -> Any:
+    """Run a coroutine function to its end, also where a loop is running in this thread."""
+    result: list[Any] = []
+
+    def run() -> None:
+        try:
+            result.append((asyncio.run(function()), None))
+        except BaseException as error:
+            result.append((None, error))
+
+    thread = threading.Thread(target=run, name="headrace-blocking")
+    thread.start()
+    thread.join()
+    value, error = result[0]
+    if error is not None:
+        raise error
+    return value

@@ -1,0 +1,133 @@
+"""What can be done to the samples of a data set; each operator is a plain value until a loader runs it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import FormatError, OptionError
+from headrace.tasks import Step
+
+WINDOW_SAMPLES = 2048
+WINDOW_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """Another order: of keys, or of shards and then of windows of samples."""
+
+    by: str
+    window: int | None
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The first `count` only."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` samples make a batch."""
+
+    size: int
+    drop_last: bool
+
+
+Operator = Shuffle | Take | Group | Step
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine: then it runs on the event loop."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a function is called in errors and reports."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
+
+
+def checked(function: Any, operator: str) -> Any:
+    """`function` if it can be called.
+
+    Raises:
+        OptionError: it cannot.
+    """
+    if not callable(function):
+        raise OptionError(f".{operator}({function!r}): a function is needed")
+    return function
+
+
+def on_field(function: Callable[[Any], Any], field: str | int) -> Callable[[Any], Any]:
+    """`function` for one field of a sample, the rest as it is."""
+    return AsyncFieldMap(function, field) if is_async(function) else FieldMap(function, field)
+
+
+class FieldMap:
+    """Applies a function to one field of a dict or one position of a tuple."""
+
+    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
+        self.function, self.field = function, field
+        self.__qualname__ = f"{name_of(function)}, field={field!r}"
+
+    def __call__(self, sample: Any) -> Any:
+        return _with(sample, self.field, self.function(_of(sample, self.field)))
+
+
+class AsyncFieldMap(FieldMap):
+    """The same for a coroutine function."""
+
+    async def __call__(self, sample: Any) -> Any:
+        return _with(sample, self.field, await self.function(_of(sample, self.field)))
+
+
+def _of(sample: Any, field: str | int) -> Any:
+    return sample[find_field(sample, str(field))] if isinstance(sample, dict) else sample[field]
+
+
+def _with(sample: Any, field: str | int, value: Any) -> Any:
+    if isinstance(sample, dict):
+        return {**sample, find_field(sample, str(field)): value}
+    items = list(sample)
+    items[int(field)] = value
+    return type(sample)(*items) if hasattr(sample, "_fields") else type(sample)(items)
+
+
+def find_field(sample: dict[str, Any], names: str) -> str:
+    """The first of `names` (separated by ";") that the sample has.
+
+    Raises:
+        FormatError: it has none of them.
+    """
+    for name in names.split(";"):
+        if name in sample:
+            return name
+    key, url = sample.get("__key__"), sample.get("__url__")
+    have = ", ".join(sorted(str(name) for name in sample if not str(name).startswith("__"))) or "none"
+    raise FormatError(
+        f"sample {key!r} of {url} has no field {' or '.join(map(repr, names.split(';')))}; its fields are: {have}",
+        stage="to_tuple",
+        key=key,
+        url=url,
+    )
+
+
+class ToTuple:
+    """Makes a tuple of the named fields of a sample."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def __call__(self, sample: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(sample[find_field(sample, names)] for names in self.names)

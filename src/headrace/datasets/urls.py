@@ -1,0 +1,56 @@
+"""Addresses of shards, as people write them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from headrace.errors import OptionError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+
+
+def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The addresses that a pattern or a list of patterns stands for.
+
+    `{000..012}` counts (the width is kept, a third number is the step), `{train,test}` are alternatives.
+
+    Raises:
+        OptionError: there is none.
+
+    Example:
+        >>> expand("s3://bucket/train-{08..10}.tar")
+        ('s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar')
+    """
+    patterns = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    found = tuple(url for pattern in patterns for url in _expanded(os.fspath(pattern)))
+    if not found or not all(found):
+        raise OptionError(
+            f"urls={urls!r} names no object; give an address, a pattern like 'a-{{000..012}}.tar', or a list"
+        )
+    return found
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    match = _BRACES.search(pattern)
+    if match is None:
+        yield pattern
+        return
+    for choice in _choices(match[1], pattern):
+        yield from _expanded(pattern[: match.start()] + choice + pattern[match.end() :])
+
+
+def _choices(inside: str, pattern: str) -> list[str]:
+    counted = _RANGE.fullmatch(inside)
+    if counted is None:
+        return inside.split(",")
+    first, last = counted[1], counted[2]
+    width = max(len(first), len(last)) if first.lstrip("-").startswith("0") or last.lstrip("-").startswith("0") else 0
+    low, high = int(first), int(last)
+    step = abs(int(counted[3])) if counted[3] else 1
+    if not step:
+        raise OptionError(f"{pattern!r}: a step of 0 never gets from {first} to {last}")
+    numbers = range(low, high + 1, step) if low <= high else range(low, high - 1, -step)
+    return [f"{number:0{width}d}" for number in numbers]

@@ -1,0 +1,99 @@
+"""What bounds a loader, in one sentence, with the table that it follows from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.observe.stats import Stats
+
+_ENOUGH_BATCHES = 3
+_FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
+_BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
+
+BoundBy = Literal["unknown", "trainer", "fetch", "work", "collate"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What bounds the loader.
+
+    Attributes:
+        bound_by: "trainer" (the loader is ahead), "fetch", "work" (the functions in workers), "collate", or "unknown"
+            where too few batches have come.
+        sentence: the same in words, with what to try.
+    """
+
+    bound_by: BoundBy
+    sentence: str
+
+
+def verdict(stats: Stats) -> Verdict:
+    """What bounds the loader whose snapshot this is, first batches left out."""
+    deliver, work = stats.deliver, stats.work
+    loop_s = deliver.wait_s + deliver.trainer_s
+    if deliver.batches < _ENOUGH_BATCHES or loop_s <= 0:
+        return Verdict("unknown", "Too few batches have come to tell what bounds the loader.")
+    waiting = deliver.wait_s / loop_s
+    if waiting < _FREE_SHARE:
+        return Verdict(
+            "trainer",
+            f"The trainer is the limit: it waits {waiting:.0%} of its time for batches. Nothing to gain in the loader.",
+        )
+    busy = sum(work.busy_s.values())
+    share = busy / max(1e-9, work.workers * stats.elapsed_s)
+    if share < _BUSY_SHARE:
+        return Verdict(
+            "fetch",
+            f"Reading is the limit: the trainer waits {waiting:.0%} of its time while the workers are busy only "
+            f"{share:.0%} of theirs. Try a larger fetch_concurrency or memory_budget, or data that is nearer.",
+        )
+    collate = work.busy_s.get("collate", 0.0) + work.busy_s.get("write", 0.0)
+    if collate > busy / 2:
+        return Verdict(
+            "collate",
+            f"Collating is the limit: {collate / busy:.0%} of the workers' time. Try the default collate_fn with "
+            "samples of one shape, which are written straight into place, or more workers and a larger prefetch_factor.",
+        )
+    slowest = max((s for s in work.busy_s if s not in ("collate", "write")), key=lambda s: work.busy_s[s])
+    return Verdict(
+        "work",
+        f"The workers are the limit: busy {share:.0%} of the time, most of it in {slowest} "
+        f"({work.busy_s[slowest] / busy:.0%}). Try more workers, or make {slowest} cheaper.",
+    )
+
+
+def report(stats: Stats) -> str:
+    """A table of the stages and the verdict."""
+    fetch, work, deliver = stats.fetch, stats.work, stats.deliver
+    busy = sum(work.busy_s.values())
+    share = busy / max(1e-9, work.workers * stats.elapsed_s)
+    loop_s = max(1e-9, deliver.wait_s + deliver.trainer_s)
+    rate = deliver.samples / max(1e-9, stats.elapsed_s)
+    again = f"{fetch.requests:,} requests ({fetch.retries:,} again) in {fetch.active_s:.1f} s"
+    done = f"{deliver.samples:,} samples in {deliver.batches:,} batches"
+    lines = [
+        f"headrace: {done}, {stats.elapsed_s:.1f} s, {rate:,.0f} samples/s",
+        f"  fetch    {again}, {_size(fetch.bytes)}",
+        f"  work     {work.workers} workers, busy {share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
+        f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {deliver.wait_s / loop_s:.0%} of it",
+        f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}",
+    ]
+    if work.deaths:
+        lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
+    return "\n".join([*lines, verdict(stats).sentence])
+
+
+def _steps(busy_s: dict[str, float]) -> str:
+    total = sum(busy_s.values()) or 1e-9
+    largest = sorted(busy_s.items(), key=lambda item: -item[1])[:5]
+    return ", ".join(f"{step} {seconds / total:.0%}" for step, seconds in largest)
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError

@@ -1,0 +1,138 @@
+"""Counters of a loader, and snapshots of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchStats:
+    """Stage 2, since the loader was made.
+
+    Attributes:
+        requests, retries, errors: made, made again, failed for good.
+        bytes: received.
+        in_flight: requests under way now.
+        active_s: seconds with at least one request under way.
+        input_bytes: bytes of inputs held now.
+    """
+
+    requests: int = 0
+    retries: int = 0
+    errors: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    active_s: float = 0.0
+    input_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkStats:
+    """Stage 3, since the loader was made.
+
+    Attributes:
+        workers: processes (1 stands for the thread of `num_workers=0`).
+        busy_s: seconds that workers spent in each step; "read" is unpacking inputs, "write" filling slabs.
+        deaths: workers that ended before their time, and were replaced.
+    """
+
+    workers: int = 0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    deaths: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliverStats:
+    """Stage 4, since the loader was made.
+
+    Attributes:
+        batches, samples: received by the trainer.
+        wait_s: seconds that the trainer waited in `next`, first batches left out.
+        first_wait_s: seconds that it waited for the first batch of each epoch.
+        trainer_s: seconds between one batch's arrival and the next call of `next`.
+        ready: batches that are ready now.
+        begun: batches that are begun and not delivered.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    first_wait_s: float = 0.0
+    trainer_s: float = 0.0
+    ready: int = 0
+    begun: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """A snapshot of a loader.
+
+    Attributes:
+        epoch: the number of the epoch.
+        elapsed_s: seconds since the first iteration began.
+        shared_bytes: shared memory taken now, for inputs and batches; memfds do not show in /dev/shm.
+        budget_bytes: the loader's limit for it.
+        started_s: seconds until workers stood ready, since the first iteration began.
+    """
+
+    epoch: int
+    elapsed_s: float
+    fetch: FetchStats
+    work: WorkStats
+    deliver: DeliverStats
+    shared_bytes: int
+    budget_bytes: int
+    started_s: float | None
+
+
+class LoaderMeters:
+    """Where all stages of a loader count; work and epochs on the engine's loop, `next` in the trainer's threads."""
+
+    def __init__(self) -> None:
+        self.busy_s: dict[str, float] = {}
+        self.deaths = 0
+        self.ready = self.begun = 0
+        self.samples = 0
+        self.batches = 0
+        self.wait_s = self.first_wait_s = self.trainer_s = 0.0
+        self.began: float | None = None
+        self.started_s: float | None = None
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The first iteration begins."""
+        if self.began is None:
+            self.began = time.perf_counter()
+
+    def count_started(self) -> None:
+        """The workers are there."""
+        if self.started_s is None and self.began is not None:
+            self.started_s = time.perf_counter() - self.began
+
+    def count_work(self, step: str, seconds: float) -> None:
+        self.busy_s[step] = self.busy_s.get(step, 0.0) + seconds
+
+    def count_death(self) -> None:
+        self.deaths += 1
+
+    def count_batch(self, samples: int) -> None:
+        self.samples += samples
+
+    def set_depths(self, *, ready: int, open_batches: int) -> None:
+        self.ready, self.begun = ready, open_batches
+
+    def count_next(self, waited_s: float, elsewhere_s: float | None) -> None:
+        """The trainer got a batch, for which it waited; `elsewhere_s`: what it did before, None before the first."""
+        with self._lock:
+            self.batches += 1
+            if elsewhere_s is None:
+                self.first_wait_s += waited_s
+            else:
+                self.wait_s += waited_s
+                self.trainer_s += elsewhere_s
+
+    def elapsed_s(self) -> float:
+        """Seconds since the first iteration began."""
+        return 0.0 if self.began is None else time.perf_counter() - self.began
