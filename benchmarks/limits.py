@@ -1,0 +1,106 @@
+"""What no loader can pass on this machine, now: the work itself in two processes, from memory, with nothing around it.
+
+A contestant like the others ("limit"), so that it is measured in the same rounds: the ratio to it holds where absolute
+numbers of a shared machine do not. `limits.py --workload W2` is `run.py --workload W2 --contestant limit`.
+
+    apply-2p   every sample's body, in memory, through the workload's own function
+    place-2p   W5: the same, and each sample copied once to its place in a batch that is used again
+    copy       W5: one thread copies as many batches, each from one place in memory to another
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from contestants import Batches
+from data import DATA
+from workloads import Work, tar_samples
+
+VARIANTS = {"apply-2p": {"processes": 2}, "place-2p": {"processes": 2, "place": True}, "copy": {"processes": 1}}
+WORKLOADS = {"W1": ["apply-2p"], "W2": ["apply-2p"], "W4": ["apply-2p"], "W5": ["place-2p", "copy"]}
+PACKAGES = ["torch", "pillow"]
+
+_bodies: list[Any] = []
+
+
+def prepare(work: Work, _parameters: Mapping[str, Any]) -> None:
+    """Read the epoch into memory."""
+    torch.set_num_threads(1)
+    if work.kind == "local":
+        _bodies[:] = range(work.samples)
+    elif work.kind == "files":
+        _bodies[:] = [(DATA / work.bucket / key).read_bytes() for key, _ in work.objects()]
+    else:
+        for shard in work.shards():
+            with tarfile.open(DATA / work.bucket / shard) as tar:
+                members = ((member.name, _content(tar, member)) for member in tar)
+                _bodies.extend(body for body, _ in tar_samples(members))
+    work.apply(_bodies[0])
+
+
+def run(work: Work, parameters: Mapping[str, Any]) -> Batches:
+    """One epoch's work; then all labels at once, with an empty tensor: nothing was moved."""
+    first = work.apply(_bodies[0])
+    batch = torch.zeros(work.batch, *first.shape, dtype=first.dtype)
+    source = torch.ones_like(batch)
+
+    def apply(start: int) -> None:
+        for body in _bodies[start : start + work.batch]:
+            work.apply(body)
+
+    def place(start: int) -> None:
+        for slot, body in enumerate(_bodies[start : start + work.batch]):
+            batch[slot].copy_(work.apply(body))
+
+    def copy(_start: int) -> None:
+        batch.copy_(source)
+
+    step = place if parameters.get("place") else apply if parameters["processes"] == 2 else copy
+    _share(step, range(0, work.samples, work.batch), parameters["processes"])
+    yield torch.empty(work.samples, 0), torch.tensor([work.label(index) for index in range(work.samples)])
+
+
+def _share(step: Callable[[int], None], starts: range, processes: int) -> None:
+    """`step(start)` for all starts by so many processes; whoever is free takes the next one out of a pipe."""
+    source, sink = os.pipe()
+    for start in starts:
+        os.write(sink, struct.pack("i", start))
+    os.close(sink)
+    children = []
+    for _ in range(processes - 1):
+        if child := os.fork():
+            children.append(child)
+            continue
+        try:
+            _take_steps(step, source)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _take_steps(step, source)
+    os.close(source)
+    for child in children:
+        _, status = os.waitpid(child, 0)
+        assert status == 0, status
+
+
+def _take_steps(step: Callable[[int], None], source: int) -> None:
+    while word := os.read(source, 4):
+        step(*struct.unpack("i", word))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    assert file
+    return file.read()
+
+
+if __name__ == "__main__":
+    import run as benchmark
+
+    benchmark.main(["--contestant", "limit", *sys.argv[1:]])
