@@ -58,5 +58,5 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure; `nox -s bench -- --help` says what there is."""
-    install(session, ".[test]")
+    install(session, ".[fast]", "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/run.py", *session.posargs)
