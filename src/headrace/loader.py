@@ -8,7 +8,8 @@ import math
 import os
 import re
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -18,14 +19,16 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.collate import default_convert
 
+from headrace.blueprint import Blueprint
 from headrace.datasets.base import Operators
 from headrace.datasets.stream import Pipeline, Stream
 from headrace.deliver.iterator import BatchIterator, pinned, unchanged
-from headrace.errors import LoaderBusyError, OptionError
-from headrace.machinery import Machinery, Settings
+from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
+from headrace.machinery import Machinery
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
-from headrace.options import FetchOptions
+from headrace.options import FetchOptions, Settings
+from headrace.plan import sample_seed
 from headrace.torch_compat.collate import default_collate, is_extended
 
 T_co = TypeVar("T_co", covariant=True)
@@ -71,7 +74,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         OptionError: an option of ours has a value that cannot be used.
         ValueError: torch's own checks of torch's own options.
 
-    Example:
+    Examples:
         >>> import headrace as hr
         >>> class Squares(hr.AsyncDataset):
         ...     def __len__(self):
@@ -170,7 +173,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if seed is None:
             seed = 0 if generator is None else int(torch.randint(2**63 - 1, (), generator=generator).item())
-        self._stream, self._shard = stream, shard
+        self._stream, self._shard, self._seed = stream, shard, seed
         settings = self._settings(
             pipeline, collate_fn, prefetch_factor, seed, fetch_concurrency, memory_budget, fetch or FetchOptions()
         )
@@ -184,7 +187,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         }
         self._epoch = _Epochs()
         self._peeked: BatchIterator[T_co] | None = None
-        self._machinery = Machinery(pipeline, settings)
+        self._machinery = Machinery(replace(settings, collate=None, init=None))
+        self._blueprint = Blueprint(pipeline, settings, self._machinery.part_of)
         self._finalizer = weakref.finalize(self, self._machinery.close_soon)
         self._finalizer.atexit = False
 
@@ -225,6 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iter` begin this epoch."""
         self._ours("set_epoch")._epoch.number = epoch
+        self._peeked = None
 
     def peek(self) -> T_co:
         """The first batch of the next epoch, which the next `iter` gives again: nothing is consumed."""
@@ -270,7 +275,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         number = self._epoch.number
         name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
-        return self._machinery.iterate(self, number, partial(self._epoch.advance, number), name, caller)
+        reader = self._machinery.reader(self._blueprint.storage_options)
+        return self._machinery.iterate(
+            self,
+            self._blueprint.source(number, reader, caller),
+            self._blueprint.recipe,
+            sample_seed(self._seed, number),
+            _weakly(self._blueprint.prepare),
+            partial(self._epoch.advance, number),
+            name,
+        )
 
     def _settings(
         self,
@@ -293,8 +307,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         use_slots = collate is default_collate and not pipeline.after and not is_extended()
         if prefetch_factor is None:
             prefetch_factor = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * self.num_workers)
-        concurrency = _FETCH_CONCURRENCY if fetch_concurrency == "auto" else fetch_concurrency
-        if concurrency < 1:
+        concurrency: Any = _FETCH_CONCURRENCY if fetch_concurrency == "auto" else fetch_concurrency
+        if not isinstance(concurrency, int) or concurrency < 1:
             raise OptionError(f"fetch_concurrency={fetch_concurrency!r} must be a number of 1 or more, or 'auto'")
         return Settings(
             batch_size=batch_size or 1,
@@ -317,6 +331,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.regime == "torch":
             raise LoaderBusyError(f"{name} is there for data sets of headrace's; this loader runs on torch's engine")
         return self
+
+
+def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machinery], Awaitable[None]]:
+    """The same method, without keeping its object alive."""
+    method = weakref.WeakMethod(prepare)
+
+    async def call(machinery: Machinery) -> None:
+        found = method()
+        if found is None:
+            raise LoaderClosedError("the loader is gone")
+        await found(machinery)
+
+    return call
 
 
 class _Epochs:

@@ -18,6 +18,11 @@ from pathlib import Path
 _numbers = itertools.count(1)
 
 
+def mapped(fd: int, size: int) -> memoryview:
+    """A segment's memory, writable; its pages are mapped now, in one go, and not by a fault each."""
+    return memoryview(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
+
+
 class Segment:
     """A piece of memory that can be mapped by every process that is handed its descriptor.
 
@@ -32,7 +37,7 @@ class Segment:
 
     def __init__(self, number: int, fd: int, size: int) -> None:
         self.number, self.fd, self.size = number, fd, size
-        self.view = memoryview(mmap.mmap(fd, size))
+        self.view = mapped(fd, size)
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -103,7 +108,7 @@ class Arena:
     """
 
     SEGMENT_BYTES = 16 * 2**20
-    SPARE_SEGMENTS = 2
+    SPARE_SEGMENTS = 8
     ALIGNMENT = 64
 
     def __init__(self, forget: Callable[[int], None] = lambda _: None) -> None:
@@ -115,6 +120,11 @@ class Arena:
         self._live: dict[int, int] = {}
         self._segments: dict[int, Segment] = {}
         self._spare: list[Segment] = []
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of segments that nothing lies in; leases to come are cut from them first."""
+        return len(self._spare) * self.SEGMENT_BYTES
 
     def lease(self, size: int) -> Lease:
         """`size` bytes of shared memory, held once.
@@ -145,6 +155,8 @@ class Arena:
 
     def _place(self, size: int) -> tuple[Segment, int]:
         if size > self.SEGMENT_BYTES:
+            while self._spare:
+                self._discard(self._spare.pop())
             return self._new(size), 0
         if self._open is None or self._filled + size > self._open.size:
             full = self._open
@@ -179,7 +191,10 @@ class Arena:
     def _retire(self, segment: Segment) -> None:
         if segment.size == self.SEGMENT_BYTES and len(self._spare) < self.SPARE_SEGMENTS:
             self._spare.append(segment)
-            return
+        else:
+            self._discard(segment)
+
+    def _discard(self, segment: Segment) -> None:
         del self._segments[segment.number], self._live[segment.number]
         self.segment_bytes -= segment.size
         segment.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.errors import OptionError
 
@@ -44,3 +46,23 @@ class FetchOptions:
         for name in ("backoff_s", "backoff_cap_s"):
             if not getattr(self, name) >= 0:
                 raise OptionError(f"{name}={getattr(self, name)} must be 0 seconds or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a loader was told, with every "auto" resolved."""
+
+    batch_size: int
+    drop_last: bool
+    num_workers: int
+    prefetch_factor: int
+    collate: Callable[[list[Any]], Any] | None
+    use_slots: bool
+    init: Callable[[int], Any] | None
+    seed: int
+    in_order: bool
+    timeout_s: float
+    fetch_concurrency: int
+    memory_budget: int
+    fetch: FetchOptions
+    finish: Callable[[Any], Any]

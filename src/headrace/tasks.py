@@ -42,6 +42,13 @@ class Failure:
     blob: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
+
+    value: Any
+
+
 # How a part tells a worker where its samples are: leases by segment number, offset and size.
 Description = tuple[Any, ...]
 
@@ -179,19 +186,21 @@ class ListPart:
     """Samples that are Python objects of this process (no other process can be given them)."""
 
     samples: list[Any]
+    start: int = 0
+    stop: int | None = None
 
     @property
     def count(self) -> int:
-        return len(self.samples)
+        return (len(self.samples) if self.stop is None else self.stop) - self.start
 
     def cut(self, start: int, stop: int) -> ListPart:
-        return ListPart(self.samples[start:stop])
+        return ListPart(self.samples, self.start + start, self.start + stop)
 
     def release(self) -> None:
         pass
 
     def describe(self) -> tuple[Description, list[Segment]]:
-        return ("list", self.samples), []
+        return ("list", self.samples, self.start, self.start + self.count), []
 
 
 class Finish(Enum):
@@ -200,6 +209,7 @@ class Finish(Enum):
     SLOTS = "slots"  # write each into its place in the batch's slab
     BATCH = "batch"  # collate them and write the batch into the slab
     SAMPLES = "samples"  # write them, as a list, where the next stage finds them
+    CHECK = "check"  # leave them; only what failed is of interest
     SCAN = "scan"  # not samples yet: find where they lie in fetched bytes
 
 
@@ -214,6 +224,7 @@ class Task:
         finish: what to do with the samples.
         parts: the samples.
         position: the position of the first one.
+        positions: the position of each, where they do not follow one another.
         slot: the place of the first one in its batch.
         capacity: how many slots the slab has.
         place: where to write, if that is known already.
@@ -229,6 +240,7 @@ class Task:
     finish: Finish
     parts: list[Part]
     position: int = 0
+    positions: Sequence[int] | None = None
     slot: int = 0
     capacity: int = 0
     place: Lease | None = None
@@ -251,7 +263,7 @@ class Reply:
         size: bytes needed, of "held".
         spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
         lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
-        kept: for SAMPLES how many samples are in the list.
+        kept: for SAMPLES which of the task's samples are in the list.
         errors: (slot, packed exception).
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
@@ -262,7 +274,7 @@ class Reply:
     size: int = 0
     spec: bytes | None = None
     lengths: tuple[int, ...] = ()
-    kept: int = 0
+    kept: Sequence[int] = ()
     errors: list[tuple[int, bytes]] = field(default_factory=list)
     columns: list[list[Any]] = field(default_factory=list)
     value: Any = None
@@ -340,7 +352,7 @@ class Delivery:
     blob: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Chain:
     """What is done to samples in workers: `steps` to each sample, then `collate` and `after` to the batch.
 

@@ -68,6 +68,14 @@ class Span:
     etag: str | None
 
 
+class Opens(Protocol):
+    """A data set with something to open on the loop that uses it."""
+
+    async def aopen(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
 class Reads(Protocol):
     """The fetch stage as data sets see it."""
 
@@ -87,6 +95,10 @@ class Meters(Protocol):
         """A worker spent time in a step."""
         ...
 
+    def count_started(self) -> None:
+        """A worker stands ready."""
+        ...
+
     def count_death(self) -> None:
         """A worker ended before its time."""
         ...
@@ -97,6 +109,10 @@ class EpochMeters(Protocol):
 
     def count_batch(self, samples: int) -> None:
         """A batch was delivered."""
+        ...
+
+    def set_reading(self, is_reading: bool) -> None:
+        """Whether something is being read now."""
         ...
 
     def set_depths(self, *, ready: int, open_batches: int) -> None:

@@ -123,7 +123,7 @@ class AsyncDataset(Operators):
     keys are not 0 … n - 1, and `async def aopen(self)` / `async def aclose(self)` for what must be opened on the loop
     that uses it.
 
-    Example:
+    Examples:
         >>> import headrace as hr
         >>> class Squares(hr.AsyncDataset):
         ...     def __len__(self):

@@ -136,10 +136,12 @@ class Stream(Operators):
                 group = operator
             elif isinstance(operator, Step):
                 if limit is not None and operator.kind == "filter":
-                    raise OptionError(f"{told} behind .filter() and .take(): filter once, before .take()")
+                    raise OptionError(f"{told} behind .filter() and .take(): filter before .take()")
                 (steps if group is None else after).append(operator)
             elif isinstance(operator, Take) and any(step.kind == "filter" for step in steps):
                 limit = operator.count if limit is None else min(limit, operator.count)
+            elif limit is not None:
+                raise OptionError(f"{told} behind .filter() and .take(): shuffle before .take()")
             else:
                 order.append(operator)
         self._check_order(order)
@@ -193,7 +195,7 @@ def stream(
     Raises:
         OptionError: no address, or a format that is not known.
 
-    Example:
+    Examples:
         >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/train-{000000..001281}.tar").shuffle().to_tuple("jpg;png", "cls")
         >>> len(data.source.urls)

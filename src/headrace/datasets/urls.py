@@ -20,7 +20,7 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> t
     Raises:
         OptionError: there is none.
 
-    Example:
+    Examples:
         >>> expand("s3://bucket/train-{08..10}.tar")
         ('s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar')
     """
@@ -47,7 +47,8 @@ def _choices(inside: str, pattern: str) -> list[str]:
     if counted is None:
         return inside.split(",")
     first, last = counted[1], counted[2]
-    width = max(len(first), len(last)) if first.lstrip("-").startswith("0") or last.lstrip("-").startswith("0") else 0
+    is_padded = any(re.match(r"-?0\d", number) for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
     low, high = int(first), int(last)
     step = abs(int(counted[3])) if counted[3] else 1
     if not step:

@@ -96,10 +96,11 @@ class ThreadReceiver:
 
     def receive_nowait(self) -> Any:
         shared = self._shared
-        if shared.is_closed:
-            raise anyio.ClosedResourceError
         if not shared.messages:
             shared.arrived.clear()  # and look again: what came between is seen either way
+        if shared.is_closed:
+            shared.arrived.set()  # for all who wait, however many
+            raise anyio.ClosedResourceError
         try:
             message = shared.messages.popleft()
         except IndexError:
@@ -193,7 +194,9 @@ class ProcessSender:
     def __init__(self, sock: socket.socket, depth: int) -> None:
         self._sock, self._inbox = sock, _Inbox(sock)
         self.depth = self.granted = depth
-        self._sent = 0
+        self._sent = self._received = 0
+        self._unreceived: deque[Any] = deque()
+        self._is_ended = False
         self._on_credit: Callable[[], None] = lambda: None
 
     def fileno(self) -> int:
@@ -204,7 +207,10 @@ class ProcessSender:
         before = self.granted
         with contextlib.suppress(anyio.WouldBlock):
             while True:
-                self.granted += self._inbox.take()
+                self.granted, received = self._inbox.take()
+                while self._received < received:
+                    self._received += 1
+                    self._unreceived.popleft()
         if self.granted > before:
             self._on_credit()
 
@@ -214,18 +220,34 @@ class ProcessSender:
         if self._sent >= self.granted:
             raise anyio.WouldBlock
         self._sent += 1
+        self._unreceived.append(message)
         self._push(("message", message))
 
     def fail(self, blob: bytes) -> None:
-        self._push(("failed", blob))
+        self._end(("failed", blob))
 
     def close(self) -> None:
-        self._push(("end", None))
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_WR)
+        self._end(("end", None))
 
     def on_credit(self, callback: Callable[[], None]) -> None:
         self._on_credit = callback
+
+    def take_back(self) -> Sequence[Any]:
+        """The messages that were sent and will not be received, because the receiver has closed, or is gone."""
+        self.poll()
+        if not self._inbox.is_ended:
+            return ()
+        left = list(self._unreceived)
+        self._unreceived.clear()
+        self._received = self._sent
+        return left
+
+    def _end(self, message: Any) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self._push(message)
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
 
     def _push(self, message: Any) -> None:
         with contextlib.suppress(OSError):  # the receiver is gone: so are its grants
@@ -249,6 +271,8 @@ class ProcessReceiver:
         try:
             kind, value = self._inbox.take()
         except anyio.WouldBlock:
+            if self._is_closed:  # meanwhile, by another thread
+                raise anyio.ClosedResourceError from None
             if self._inbox.is_ended:
                 raise anyio.BrokenResourceError from None
             raise
@@ -259,12 +283,14 @@ class ProcessReceiver:
             raise anyio.EndOfStream
         self._received += 1
         if self._depth:
-            self._grant()
+            self._granted += 1
+        self._tell()
         return value
 
     def request(self) -> None:
         if not self._depth and self._granted <= self._received:
-            self._grant()
+            self._granted += 1
+            self._tell()
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -276,10 +302,9 @@ class ProcessReceiver:
             self._sock.shutdown(socket.SHUT_RDWR)
         return ()
 
-    def _grant(self) -> None:
-        self._granted += 1
+    def _tell(self) -> None:
         with contextlib.suppress(OSError):
-            _send(self._sock, 1)
+            _send(self._sock, (self._granted, self._received))
 
 
 def process_channel(sock: socket.socket, depth: int, *, sends: bool) -> ProcessSender | ProcessReceiver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -123,13 +124,14 @@ class BatchIterator(Generic[B]):
                 try:
                     return self._take(began)
                 except anyio.WouldBlock:
-                    self._receiver.request()
-                    with anyio.move_on_after(self._timeout_s or None) as scope:
-                        await anyio.wait_readable(self._receiver.fileno())
-                    if scope.cancelled_caught:
-                        raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
+                    pass  # waiting in here would show it in the traceback of a cancellation
                 except StopIteration:
                     raise StopAsyncIteration from None
+                self._receiver.request()
+                with anyio.move_on_after(self._timeout_s or None) as scope:
+                    await anyio.wait_readable(self._receiver.fileno())
+                if scope.cancelled_caught:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
     def try_next(self) -> B:
         """The next batch if it is ready.
@@ -167,12 +169,11 @@ class BatchIterator(Generic[B]):
         with self._lock:
             began = time.perf_counter()
             while True:
-                try:
+                with contextlib.suppress(anyio.WouldBlock):
                     return self._take(began)
-                except anyio.WouldBlock:
-                    self._receiver.request()
-                    if not is_readable(self._receiver.fileno(), self._timeout_s or None):
-                        raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
+                self._receiver.request()
+                if not is_readable(self._receiver.fileno(), self._timeout_s or None):
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
     def _take(self, began: float) -> B:
         if self._peeked:
@@ -194,7 +195,9 @@ class BatchIterator(Generic[B]):
         except anyio.BrokenResourceError as error:
             raise LoaderClosedError("the loader's engine has ended without a word") from error
         except ChannelFailedError as error:
-            raise packing.unpack_error(error.blob) from None
+            self._is_exhausted = True  # nothing more comes; but the epoch was not used up
+            self._end()
+            raise packing.unpack_error(error.blob)
         now = time.perf_counter()
         self._meters.count_next(now - began, None if self._left is None else began - self._left)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import LoaderClosedError
 from headrace.memory import Lease, Segment
 
 HELD_SLABS = 2  # the loop variable still holds batch k while next() makes k + 1
 _PAGE = 4096
+_views: weakref.WeakSet[Views] = weakref.WeakSet()
 
 
 @dataclass(slots=True, order=True)
@@ -49,6 +52,7 @@ class Slabs:
         self._numbers = itertools.count()
         self._waiting: list[_Waiting] = []
         self._out: dict[int, Lease] = {}
+        self._retired: set[int] = set()
 
     async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease:
         """A slab of at least `size` bytes, all of it; those who wait get one by rank, the lowest first.
@@ -73,6 +77,11 @@ class Slabs:
         """The trainer's side holds it from now on, until `returned`."""
         self._out[lease.segment.number] = lease
 
+    def retire(self, number: int) -> None:
+        """A forked process has views of this slab, and nobody will hear when they are gone: it is not used again."""
+        if number in self._out:
+            self._retired.add(number)
+
     def returned(self, number: int) -> None:
         """The trainer's side has no view of this slab any more."""
         lease = self._out.pop(number, None)
@@ -82,17 +91,23 @@ class Slabs:
     def changed(self) -> None:
         """A slab came back, or who is urgent has changed: serve those who wait."""
         while self._waiting:
-            first = self._waiting[0]
-            if not first.future.done():
+            entry = self._waiting[0]
+            if not entry.future.done():
                 try:
-                    segment = self._find(first.size, first.is_urgent)
+                    segment = self._find(entry.size, entry.is_urgent)
+                    if segment is None:
+                        # It may be of an epoch that nobody reads: it must not keep those out that are urgent.
+                        urgent = (other for other in self._waiting if not other.future.done() and other.is_urgent())
+                        entry = min(urgent, default=entry)
+                        segment = self._find(entry.size, entry.is_urgent)
                 except MemoryError as error:
-                    first.future.set_exception(error)
+                    entry.future.set_exception(error)
                 else:
                     if segment is None:
                         return
-                    first.future.set_result(Lease(segment, 0, segment.size, self._take_back))
-            heapq.heappop(self._waiting)
+                    entry.future.set_result(Lease(segment, 0, segment.size, self._take_back))
+            self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
 
     def close(self) -> None:
         """Close all; views that the trainer still has keep their memory."""
@@ -122,7 +137,7 @@ class Slabs:
         segment = lease.segment
         if segment.number not in self.segments:
             return  # closed before
-        if len(self.segments) > self.limit:
+        if len(self.segments) > self.limit or segment.number in self._retired:
             self._discard(segment)
         else:
             self._free.append(segment)
@@ -130,6 +145,7 @@ class Slabs:
 
     def _discard(self, segment: Segment) -> None:
         del self.segments[segment.number]
+        self._retired.discard(segment.number)
         self.nbytes -= segment.size
         segment.close()
         self._forget(segment.number)
@@ -141,11 +157,20 @@ class Views:
     Args:
         segments: the slabs by number.
         give_back: called with a slab's number, from any thread and also inside garbage collection.
+        retire: called with the number of a slab of which a process forked just now has views.
     """
 
-    def __init__(self, segments: dict[int, Segment], give_back: Callable[[int], None]) -> None:
-        self._segments, self._give_back = segments, give_back
+    def __init__(
+        self, segments: dict[int, Segment], give_back: Callable[[int], None], retire: Callable[[int], None]
+    ) -> None:
+        self._segments, self._give_back, self._retire = segments, give_back, retire
         self._out: set[int] = set()
+        _views.add(self)
+
+    def after_fork(self) -> None:
+        """In the process that was forked: what is out now is not to be written over any more."""
+        for number in tuple(self._out):
+            self._retire(number)
 
     @property
     def must_copy(self) -> bool:
@@ -156,7 +181,11 @@ class Views:
         """The slab as bytes; it goes back when this array and all that was made from it are gone."""
         # An array of its own for each lease: numpy gives every view the outermost array as its base, so that a
         # finalizer on a slice of a shared one would run while views of it live.
-        root: NDArray[np.uint8] = np.frombuffer(self._segments[number].view, np.uint8)
+        segment = self._segments.get(number)
+        view = memoryview(b"") if segment is None else segment.view
+        if not view:
+            raise LoaderClosedError("the loader was closed before this batch was taken")
+        root: NDArray[np.uint8] = np.frombuffer(view, np.uint8)
         self._out.add(number)
         weakref.finalize(root, _end, self._out, number, self._give_back).atexit = False
         return root
@@ -165,3 +194,11 @@ class Views:
 def _end(out: set[int], number: int, give_back: Callable[[int], Any]) -> None:
     out.discard(number)
     give_back(number)
+
+
+def _after_fork() -> None:
+    for views in list(_views):
+        views.after_fork()
+
+
+os.register_at_fork(after_in_parent=_after_fork)

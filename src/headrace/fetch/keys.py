@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -11,6 +12,16 @@ import anyio
 from headrace.tasks import Failure, Flow, PackedPart
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
+
+
+# What a user's coroutine may raise, to be raised again in the trainer; out of a task the last two would end the loop.
+USERS_OWN = (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether this task itself was cancelled; what a user's coroutine waits for may be cancelled without that."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 class _Expectation:
@@ -74,7 +85,14 @@ class KeySource:
                 count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
                 expected = self._expected.of(count)
                 await flow.turn(expected, position)
-                self._add(_Chunk(position, self._keys(position, position + count), expected))
+                try:
+                    keys = self._keys(position, position + count)
+                except Exception as error:
+                    error.add_note(f"stage: plan; keys of the samples from {position} of the epoch on")
+                    failures = [Failure(self._pack_error(error))] * count
+                    flow.put(position, flow.part_of(failures, expected))
+                else:
+                    self._add(_Chunk(position, keys, expected))
                 position += count
                 while self._outstanding > self._concurrency + self._chunk:
                     self._less = anyio.Event()
@@ -114,7 +132,9 @@ class KeySource:
     async def _one(self, chunk: _Chunk, k: int) -> Any:
         try:
             return await self._get(chunk.keys[k])
-        except Exception as error:
+        except USERS_OWN as error:
+            if is_ours(error):
+                raise
             error.add_note(f"stage: fetch; sample {chunk.position + k} of the epoch; key {chunk.keys[k]!r}")
             return Failure(self._pack_error(error))
 
@@ -125,7 +145,9 @@ class KeySource:
             if len(samples) != len(chunk.keys):
                 raise ValueError(f"aget_many gave {len(samples)} samples for {len(chunk.keys)} keys")
             return samples
-        except Exception as error:
+        except USERS_OWN as error:
+            if is_ours(error):
+                raise
             error.add_note(
                 f"stage: fetch; samples from {chunk.position} of the epoch on; keys {list(chunk.keys)!r:.200}"
             )
@@ -192,7 +214,9 @@ class IterSource:
                 samples.append(await anext(iterator))
         except StopAsyncIteration:
             return samples, True
-        except Exception as error:
+        except USERS_OWN as error:
+            if is_ours(error):
+                raise
             error.add_note(f"stage: fetch; sample {position + len(samples)} of the epoch")
             return [*samples, Failure(self._pack_error(error))], True
         return samples, False

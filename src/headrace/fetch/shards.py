@@ -18,6 +18,7 @@ from headrace.tasks import Failure, Flow, ListPart, Part, RawPart
 from headrace.types import Ints, Reads, Rows, Span
 
 SHARDS_AT_ONCE = 8
+SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
 _BLOCK = 512
 
 
@@ -102,7 +103,7 @@ class ShardSource:
         todo = deque(enumerate(self._urls))
         try:
             while todo or ahead:
-                while todo and len(ahead) < SHARDS_AT_ONCE:
+                while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST):
                     ordinal, url = todo.popleft()
                     send, receive = anyio.create_memory_object_stream[Part](float("inf"))
                     ahead.append(receive)
@@ -156,9 +157,18 @@ class ShardSource:
                 held.release()
             ranges.release()
 
-    def first_bytes(self) -> int:
-        """How much to ask a shard for first, before its size is known: no more than the largest one so far had."""
-        return min(self._range_bytes, -(-self._largest // _BLOCK) * _BLOCK or self._range_bytes)
+    def range_bytes(self, ordinal: int, offset: int) -> int:
+        """How much to ask a shard for at `offset`.
+
+        The epoch's first requests are small, so that its first samples come soon; and a shard whose size is not known
+        yet is asked for no more than the largest one so far had.
+        """
+        size = self._range_bytes
+        if ordinal == 0 and offset < size:
+            size = max(size // 4, offset)
+        if offset == 0 and self._largest:
+            size = min(size, self._largest)
+        return -(-size // _BLOCK) * _BLOCK
 
     def _address(self, size: int) -> int:
         """A place for a shard in the epoch's address space."""
@@ -225,7 +235,7 @@ class _Ranges:
 
     async def read(self) -> AsyncGenerator[tuple[int, Lease, bool], None]:
         """(offset, the bytes, whether they are the last) of each range."""
-        first = await self._lease(0, self._source.first_bytes())
+        first = await self._lease(0, self._source.range_bytes(self._ordinal, 0))
         span = await self._read(0, first)
         self.size, self._etag = span.size, span.etag
         self._group.start_soon(self._request_rest, span.stop)
@@ -254,7 +264,7 @@ class _Ranges:
     async def _request_rest(self, offset: int) -> None:
         """Ask for the other ranges, in order, as fast as there is room for them."""
         while offset < self.size:
-            size = min(self._source._range_bytes, self.size - offset)
+            size = min(self._source.range_bytes(self._ordinal, offset), self.size - offset)
             lease = await self._lease(offset, size)
             self._group.start_soon(self._fetch, offset, lease)
             offset += size

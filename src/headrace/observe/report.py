@@ -8,6 +8,7 @@ from typing import Literal
 from headrace.observe.stats import Stats
 
 _ENOUGH_BATCHES = 3
+_ENOUGH_S = 0.2
 _FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
 _BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
 
@@ -32,7 +33,7 @@ def verdict(stats: Stats) -> Verdict:
     """What bounds the loader whose snapshot this is, first batches left out."""
     deliver, work = stats.deliver, stats.work
     loop_s = deliver.wait_s + deliver.trainer_s
-    if deliver.batches < _ENOUGH_BATCHES or loop_s <= 0:
+    if deliver.batches < _ENOUGH_BATCHES or loop_s < _ENOUGH_S:
         return Verdict("unknown", "Too few batches have come to tell what bounds the loader.")
     waiting = deliver.wait_s / loop_s
     if waiting < _FREE_SHARE:
@@ -41,19 +42,25 @@ def verdict(stats: Stats) -> Verdict:
             f"The trainer is the limit: it waits {waiting:.0%} of its time for batches. Nothing to gain in the loader.",
         )
     busy = sum(work.busy_s.values())
-    share = busy / max(1e-9, work.workers * stats.elapsed_s)
-    if share < _BUSY_SHARE:
+    share = stats.busy_share
+    reading = stats.fetch.reading_s / max(1e-9, deliver.active_s)
+    if share < _BUSY_SHARE and reading > share:
         return Verdict(
             "fetch",
             f"Reading is the limit: the trainer waits {waiting:.0%} of its time while the workers are busy only "
             f"{share:.0%} of theirs. Try a larger fetch_concurrency or memory_budget, or data that is nearer.",
         )
-    collate = work.busy_s.get("collate", 0.0) + work.busy_s.get("write", 0.0)
-    if collate > busy / 2:
+    if not busy:
+        return Verdict("unknown", "The workers have done nothing yet.")
+    collate, write = work.busy_s.get("collate", 0.0), work.busy_s.get("write", 0.0)
+    if collate + write > busy / 2:
+        advice = "Try the default collate_fn with samples of one shape: they are written straight into place."
+        if write > collate:
+            advice = (
+                "It is copying samples into batches: try smaller ones (uint8 in place of float32), or fewer copies."
+            )
         return Verdict(
-            "collate",
-            f"Collating is the limit: {collate / busy:.0%} of the workers' time. Try the default collate_fn with "
-            "samples of one shape, which are written straight into place, or more workers and a larger prefetch_factor.",
+            "collate", f"Collating is the limit: {(collate + write) / busy:.0%} of the workers' time. {advice}"
         )
     slowest = max((s for s in work.busy_s if s not in ("collate", "write")), key=lambda s: work.busy_s[s])
     return Verdict(
@@ -66,16 +73,14 @@ def verdict(stats: Stats) -> Verdict:
 def report(stats: Stats) -> str:
     """A table of the stages and the verdict."""
     fetch, work, deliver = stats.fetch, stats.work, stats.deliver
-    busy = sum(work.busy_s.values())
-    share = busy / max(1e-9, work.workers * stats.elapsed_s)
     loop_s = max(1e-9, deliver.wait_s + deliver.trainer_s)
-    rate = deliver.samples / max(1e-9, stats.elapsed_s)
+    rate = deliver.samples / max(1e-9, deliver.active_s)
     again = f"{fetch.requests:,} requests ({fetch.retries:,} again) in {fetch.active_s:.1f} s"
     done = f"{deliver.samples:,} samples in {deliver.batches:,} batches"
     lines = [
-        f"headrace: {done}, {stats.elapsed_s:.1f} s, {rate:,.0f} samples/s",
+        f"headrace: {done}, {deliver.active_s:.1f} s, {rate:,.0f} samples/s",
         f"  fetch    {again}, {_size(fetch.bytes)}",
-        f"  work     {work.workers} workers, busy {share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
+        f"  work     {work.workers} workers, busy {stats.busy_share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
         f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {deliver.wait_s / loop_s:.0%} of it",
         f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}",
     ]

@@ -16,6 +16,7 @@ class FetchStats:
         bytes: received.
         in_flight: requests under way now.
         active_s: seconds with at least one request under way.
+        reading_s: seconds in which samples were being read, by us or by a data set's own coroutines.
         input_bytes: bytes of inputs held now.
     """
 
@@ -25,6 +26,7 @@ class FetchStats:
     bytes: int = 0
     in_flight: int = 0
     active_s: float = 0.0
+    reading_s: float = 0.0
     input_bytes: int = 0
 
 
@@ -64,6 +66,11 @@ class DeliverStats:
     ready: int = 0
     begun: int = 0
 
+    @property
+    def active_s(self) -> float:
+        """Seconds spent in loops over the loader, waiting or not."""
+        return self.first_wait_s + self.wait_s + self.trainer_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -86,6 +93,12 @@ class Stats:
     budget_bytes: int
     started_s: float | None
 
+    @property
+    def busy_share(self) -> float:
+        """The share of their time that workers are busy, while a loop is running and since they stand ready."""
+        time_s = self.work.workers * (self.deliver.active_s - (self.started_s or 0.0))
+        return min(1.0, sum(self.work.busy_s.values()) / max(1e-9, time_s))
+
 
 class LoaderMeters:
     """Where all stages of a loader count; work and epochs on the engine's loop, `next` in the trainer's threads."""
@@ -99,6 +112,8 @@ class LoaderMeters:
         self.wait_s = self.first_wait_s = self.trainer_s = 0.0
         self.began: float | None = None
         self.started_s: float | None = None
+        self.reading_s = 0.0
+        self._reading_since: float | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -119,6 +134,13 @@ class LoaderMeters:
 
     def count_batch(self, samples: int) -> None:
         self.samples += samples
+
+    def set_reading(self, is_reading: bool) -> None:
+        if is_reading != (self._reading_since is not None):
+            now = time.perf_counter()
+            if self._reading_since is not None:
+                self.reading_s += now - self._reading_since
+            self._reading_since = now if is_reading else None
 
     def set_depths(self, *, ready: int, open_batches: int) -> None:
         self.ready, self.begun = ready, open_batches

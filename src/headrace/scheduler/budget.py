@@ -42,9 +42,17 @@ class Budget:
         self._numbers = itertools.count()
         self._ahead = RAMP_BYTES
 
-    def widen(self, at_least: int = 0) -> None:
-        """Allow more to be read ahead: it starts small, so that the first batch does not wait for the tenth's bytes."""
-        self._ahead = min(max(2 * self._ahead, at_least), max(AHEAD_BYTES, at_least))
+    def widen(self, ahead: int) -> None:
+        """Allow at least `ahead` bytes to be read ahead."""
+        self._ahead = max(self._ahead, ahead)
+
+    def starved(self) -> None:
+        """The workers have nothing to do. If reads wait only for the right to read ahead, that was too small.
+
+        It starts small: the first batch does not wait for the tenth's bytes, and memory is used again and again.
+        """
+        if self._waiting and not self._waiting[0].is_early():
+            self._ahead = max(self._ahead, min(2 * self._ahead, AHEAD_BYTES))
 
     async def admit(
         self,
@@ -71,15 +79,32 @@ class Budget:
     def changed(self) -> None:
         """Something was released, delivered or asked for: let in whom there is room for."""
         while self._waiting:
-            first = self._waiting[0]
-            if not first.future.done():
-                if not first.is_urgent() and (first.is_early() or not self._has_room(first.size)):
-                    return
+            entry = self._next()
+            if entry is None:
+                return
+            self._waiting.remove(entry)
+            heapq.heapify(self._waiting)
+            if not entry.future.done():
                 try:
-                    first.future.set_result(first.grant())
+                    entry.future.set_result(entry.grant())
                 except MemoryError as error:
-                    first.future.set_exception(error)
-            heapq.heappop(self._waiting)
+                    entry.future.set_exception(error)
+
+    def _next(self) -> _Waiting | None:
+        """Who is let in now, if anyone is."""
+        first = self._waiting[0]
+        if first.future.done() or first.is_urgent():
+            return first
+        is_early = first.is_early()
+        if not is_early and self._has_room(first.size):
+            return first
+        # The first may be of an epoch that nobody reads: it must not keep the others out.
+        able = (
+            entry
+            for entry in self._waiting[1:]
+            if entry.is_urgent() or (is_early and not entry.is_early() and self._has_room(entry.size))
+        )
+        return min(able, default=None)
 
     def _has_room(self, size: int) -> bool:
         return self._held() + size <= self.limit and self._inputs() + size <= self._ahead

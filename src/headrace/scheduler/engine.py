@@ -164,7 +164,17 @@ def _has_uvloop() -> bool:
     return importlib.util.find_spec("uvloop") is not None
 
 
+def is_exiting() -> bool:
+    """Whether the interpreter is ending. Threads that still wait for a batch are daemons: nobody tells them."""
+    return _is_exiting
+
+
+_is_exiting = False
+
+
 @atexit.register
 def _close_all() -> None:
+    global _is_exiting
+    _is_exiting = True
     for engine in list(_engines):
         engine.close()

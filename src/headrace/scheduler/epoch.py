@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from headrace.errors import LoaderClosedError
 from headrace.memory import Arena, Lease
 from headrace.scheduler.budget import Budget
+from headrace.scheduler.engine import is_exiting
 from headrace.tasks import Delivery, Failure, Finish, ListPart, PackedPart, Part, Reply, Source, Task
 from headrace.types import EpochMeters, Rows, Sender
 
@@ -52,9 +53,9 @@ class WorkStage:
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps that the event loop does: all samples of a part at once."""
+    """Steps that the event loop does: all samples of a part, with their positions, at once."""
 
-    run: Callable[[Part, int], Awaitable[Part]]
+    run: Callable[[Part, Sequence[int]], Awaitable[tuple[Part, Sequence[int]]]]
 
 
 @dataclass(slots=True)
@@ -66,9 +67,11 @@ class Recipe:
         chain: the last stage's chain: it collates.
         batch_size: samples in a batch.
         chunk: samples in one task, at most.
+        workers: who share a batch's samples.
         drop_last: leave a short last batch out.
         keeps_count: whether each sample put by the source becomes one sample of a batch.
         limit: how many samples an epoch has at most, counted where batches are cut.
+        look_ahead: how many samples may lie ready beyond the batches that may be sent.
         in_order: whether batches come in plan order.
         spec: the form of a sample, once a worker has told it.
         use_slots: whether samples are written into slots; False once it has shown that they cannot.
@@ -78,9 +81,11 @@ class Recipe:
     chain: int
     batch_size: int
     chunk: int
+    workers: int
     drop_last: bool
     keeps_count: bool
     limit: int | None
+    look_ahead: int
     in_order: bool
     use_slots: bool
     spec: bytes | None = None
@@ -108,6 +113,7 @@ class _Batch:
         self.written = 0
         self.under_way = 0
         self.use_slots = True
+        self.is_left_out = False  # as a last one that is short: only errors in it are told
         self.slab: Lease | None = None
         self.slab_lock = asyncio.Lock()
         self.columns: dict[int, list[list[Any]]] = {}
@@ -150,13 +156,16 @@ class Epoch:
         self._batches: dict[int, _Batch] = {}
         self._next_delivery = 0
         self._frontier = 0  # positions below are past the inner stages (where those may change the count)
-        self._put = 0  # how many samples the source has put
+        self._put = 0  # the positions that the source has put end here
+        self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
         self._is_cut = False  # and all of them are in batches
         self._loading: set[Lease] = set()
+        self._under_way = 0  # tasks that workers have
         self._inner_done: dict[int, tuple[int, Part]] = {}
         self._inner_under_way = 0
+        self._inside = 0  # samples in the inner stages
         self._reserved = 0
         self._is_done = False  # every batch was delivered
         self._finished = anyio.Event()
@@ -171,16 +180,17 @@ class Epoch:
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
         except Exception as error:
-            self._sender.fail(self._pack_error(error.exceptions[0] if isinstance(error, ExceptionGroup) else error))
+            self._sender.fail(self._pack_error(_first(error)))
         finally:
-            if not self._is_done:
+            if not self._is_done and not is_exiting():
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
                 self._sender.fail(self._pack_error(closed))
             for batch in self._batches.values():
                 self._drop_batch(batch)
             for _, part in self._inner_done.values():
                 part.release()
-            self._sender.close()
+            if not is_exiting():
+                self._sender.close()
             for delivery in self._sender.take_back():
                 self._slabs.returned(delivery.segment)
 
@@ -196,6 +206,7 @@ class Epoch:
         def grant() -> Lease:
             granted.append(self._arena.lease(size))
             self._loading.add(granted[0])
+            self._meters.set_reading(True)
             return granted[0]
 
         try:
@@ -208,13 +219,14 @@ class Epoch:
             raise
 
     def drop(self, lease: Lease) -> None:
-        self._loading.discard(lease)
+        self._end_loading(lease)
         lease.release()
         self._budget.changed()
 
     async def turn(self, size: int, position: int) -> None:
         def grant() -> None:
             self._reserved += size
+            self._meters.set_reading(True)
 
         await self._budget.admit(
             size + self._reserved,
@@ -229,10 +241,12 @@ class Epoch:
 
     def part_of(self, samples: list[Any], expected: int) -> Part:
         self._reserved -= expected
+        self._meters.set_reading(bool(self._loading or self._reserved))
         return self._wrap(samples)
 
     def put(self, start: int, part: Part) -> None:
         self._put = max(self._put, start + part.count)
+        self._count += part.count
         if self._recipe.keeps_count and not self._recipe.inner:
             self._arrive(start, part)
             return
@@ -240,6 +254,7 @@ class Epoch:
         for a in range(0, part.count, self._recipe.chunk):
             b = min(a + self._recipe.chunk, part.count)
             self._inner_under_way += 1
+            self._inside += b - a
             self._group.start_soon(self._through_inner, start + a, part.cut(a, b))
         part.release()
 
@@ -248,11 +263,15 @@ class Epoch:
         try:
             reply = await self._work(task, _no_place)
         finally:
-            self._loading.discard(lease)
+            self._end_loading(lease)
         if reply.kind == "failed":
             return Rows.empty(), Failure(reply.errors[0][1])
         rows, scanner = reply.value
         return rows, scanner
+
+    def _end_loading(self, lease: Lease) -> None:
+        self._loading.discard(lease)
+        self._meters.set_reading(bool(self._loading or self._reserved))
 
     # Between source and batches.
 
@@ -260,19 +279,24 @@ class Epoch:
         try:
             await self._source.run(self)
         except Exception as error:
+            if self._count < self._put:
+                raise  # samples before it are missing, and nobody gets them any more
             # What came before is delivered first; the error has the next position.
-            self.put(self._put, ListPart([Failure(self._pack_error(error))]))
+            self.put(self._put, ListPart([Failure(self._pack_error(_first(error)))]))
         self._is_fed = True
         self._check_end()
 
     async def _through_inner(self, start: int, part: Part) -> None:
         count = part.count
+        positions: Sequence[int] = range(start, start + count)
         for stage in self._recipe.inner:
             if isinstance(stage, LoopStage):
-                part = await stage.run(part, start)
+                part, positions = await stage.run(part, positions)
             else:
-                part = await self._through_workers(stage.chain, start, part)
+                part, positions = await self._through_workers(stage.chain, start, part, positions)
         self._inner_under_way -= 1
+        self._inside -= count
+        self._budget.changed()
         if self._recipe.keeps_count:
             self._arrive(start, part)
             self._check_end()
@@ -284,9 +308,10 @@ class Epoch:
             self._arrive(self._cut, part)
         self._check_end()
 
-    async def _through_workers(self, chain: int, start: int, part: Part) -> Part:
-        task = Task(chain, self._key, start // self._recipe.batch_size, Finish.SAMPLES, [part], position=start)
-        count = part.count
+    async def _through_workers(
+        self, chain: int, start: int, part: Part, positions: Sequence[int]
+    ) -> tuple[Part, Sequence[int]]:
+        task = Task(chain, self._key, start // self._recipe.batch_size, Finish.SAMPLES, [part], start, positions)
         room: list[Lease] = []
 
         async def find_room(reply: Reply) -> Lease:
@@ -302,10 +327,11 @@ class Epoch:
                 lease.release()
             raise
         if reply.kind == "written":
-            return PackedPart(room[0], reply.lengths, 0, reply.kept)
+            kept = [positions[k] for k in reply.kept]
+            return PackedPart(room[0], reply.lengths, 0, len(kept)), kept
         for lease in room:
             lease.release()
-        return ListPart([Failure(reply.errors[0][1])] * count)
+        return ListPart([Failure(reply.errors[0][1])] * len(positions)), positions
 
     def _arrive(self, start: int, part: Part) -> None:
         """Samples that count: cut them into batches, and those into tasks."""
@@ -338,6 +364,8 @@ class Epoch:
         batch.state = BatchState.FILLING
         if batch.use_slots:
             chunk = self._recipe.chunk
+            if self._recipe.spec is None:  # the first samples are made by all workers at once
+                chunk = min(chunk, -(-part.count // self._recipe.workers))
             for a in range(0, part.count, chunk):
                 piece = part.cut(a, min(a + chunk, part.count))
                 batch.under_way += 1
@@ -386,6 +414,7 @@ class Epoch:
 
     async def _work(self, task: Task, find_place: Callable[[Reply], Awaitable[Lease | None]]) -> Reply:
         """Have a task worked on to its end, with a place found for what is made before it has one."""
+        self._under_way += 1
         try:
             reply = await self._works.run(task)
             while reply.kind == "held":
@@ -398,6 +427,9 @@ class Epoch:
             self._works.abandon(task)
             raise
         finally:
+            self._under_way -= 1
+            if not self._under_way and self._next_delivery:
+                self._budget.starved()
             self._budget.changed()
         return reply
 
@@ -407,7 +439,7 @@ class Epoch:
                 old, batch.slab = batch.slab, None
                 if old is not None:
                     old.release()
-                is_urgent = lambda: batch.number == self._next_delivery
+                is_urgent = lambda: batch.number <= self._next_delivery
                 batch.slab = await self._slabs.acquire(size, batch.number, is_urgent)
         return batch.slab
 
@@ -415,7 +447,9 @@ class Epoch:
         """The next step of a batch of which something has changed."""
         if batch.under_way or batch.seen < batch.expected or batch.state is not BatchState.FILLING:
             return
-        if batch.use_slots:
+        if batch.use_slots and batch.is_left_out and not batch.errors:
+            self._leave_out(batch)
+        elif batch.use_slots:
             self._finish(batch, self._slots_delivery(batch))
         else:
             assert self._group is not None
@@ -429,7 +463,8 @@ class Epoch:
         parts = [part for _, part in sorted(batch.parts.items(), key=lambda item: item[0])]
         batch.parts = {}
         position = batch.number * recipe.batch_size
-        task = Task(recipe.chain, self._key, batch.number, Finish.BATCH, parts, position)
+        finish = Finish.CHECK if batch.is_left_out else Finish.BATCH
+        task = Task(recipe.chain, self._key, batch.number, finish, parts, position)
         if batch.slab is not None:
             task.place = batch.slab.retain()
 
@@ -437,9 +472,12 @@ class Epoch:
             return (await self._slab(batch, reply.size)).retain()
 
         reply = await self._work(task, find_slab)
-        if reply.kind == "failed":
+        if reply.errors:
             batch.errors.update(reply.errors)
             self._finish(batch, self._error_delivery(batch))
+            return
+        if batch.is_left_out:
+            self._leave_out(batch)
             return
         assert batch.slab is not None
         self._finish(
@@ -501,7 +539,6 @@ class Epoch:
                 self._slabs.hand_out(batch.slab)
             self._sender.send(batch.delivery)
             self._meters.count_batch(batch.expected)
-            self._budget.widen()
         self._meters.set_depths(
             ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)
         )
@@ -518,17 +555,19 @@ class Epoch:
         number, rest = divmod(self._cut, self._recipe.batch_size)
         last = self._batches.get(number)
         if rest and last is not None and last.expected != rest:
-            if self._recipe.drop_last:
-                self._drop_batch(self._batches.pop(number))
-            else:
-                last.expected = rest
-                self._collate_if_due(last)
+            last.expected = rest
+            last.is_left_out = self._recipe.drop_last
+            self._collate_if_due(last)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
         if self._is_cut and not self._batches:
             self._is_done = True
             self._finished.set()
+
+    def _leave_out(self, batch: _Batch) -> None:
+        self._drop_batch(self._batches.pop(batch.number))
+        self._end_if_done()
 
     def _drop_batch(self, batch: _Batch) -> None:
         for part in batch.parts.values():
@@ -559,10 +598,19 @@ class Epoch:
         return batch is None or batch.seen < batch.expected
 
     def _is_early(self, position: int | None) -> bool:
-        """Whether nobody has asked for it yet, of a loader that makes nothing before it is asked for."""
+        """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
+        recipe = self._recipe
         if self._sender.depth:
-            return False
-        return position is None or position >= self._sender.granted * self._recipe.batch_size
+            ahead = self._cut + self._inside - self._sender.granted * recipe.batch_size
+            return position is not None and ahead >= recipe.look_ahead
+        return position is None or position >= self._sender.granted * recipe.batch_size
+
+
+def _first(error: Exception) -> Exception:
+    """The trainer sees one exception, never a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _no_place(_: Reply) -> Lease | None:

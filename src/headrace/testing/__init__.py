@@ -6,6 +6,7 @@ for.
 
 from __future__ import annotations
 
+from headrace.testing.channels import ChannelContract
 from headrace.testing.stores import StoreContract
 
-__all__ = ["StoreContract"]
+__all__ = ["ChannelContract", "StoreContract"]

@@ -171,6 +171,9 @@ class Spec:
                 values.append(list(next(column)))
                 continue
             size = leaf.nbytes * count
+            if not size:
+                values.append(torch.empty((count, *leaf.shape), dtype=leaf.dtype))
+                continue
             tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.dtype).view(count, *leaf.shape)
             offset += _aligned(leaf.nbytes * capacity)
             values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
@@ -264,6 +267,9 @@ def _build(template: Node | int, values: list[Any]) -> Any:
     children = [_build(child, values) for child in template.children]
     if template.kind == "dict":
         return dict(zip(template.keys, children, strict=True))
+    for k, child in enumerate(template.children):
+        if isinstance(child, int) and type(children[k]) is list:
+            children[k] = tuple(children[k])  # torch transposes sequences, and leaves strings as that gives them
     if template.kind == "namedtuple":
         return template.cls(*children)
     return children  # torch makes a list of a tuple too

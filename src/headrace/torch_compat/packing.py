@@ -5,6 +5,8 @@ Classes and functions of the user's script travel by value (cloudpickle), and co
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import io
 import pickle
 import traceback
@@ -18,6 +20,7 @@ import torch
 from headrace.types import Buffer
 
 _ALIGNMENT = 64
+_SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
@@ -112,16 +115,60 @@ class WorkerTraceback(Exception):
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception with its traceback's text, its notes and its attributes; what does not pickle travels as text."""
+    """An exception with its traceback's text, its notes and its attributes; what of it does not pickle, as text."""
     text = "".join(traceback.format_exception(error))
+    if isinstance(error, _SIGNALS):
+        error = _as_error(error)
     notes = list(getattr(error, "__notes__", ()))
+    for form in (error, _Parts(error)):
+        try:
+            blob = pack_bytes((form, notes, text))
+            back = unpack_bytes(blob)[0]  # some exceptions pickle and do not come back, or come back as others
+            if isinstance(back, BaseException) and (form is not error or back.args == error.args):
+                return blob
+        except Exception:
+            continue
+    told = "".join(traceback.format_exception_only(error)).strip()
+    return pack_bytes((RuntimeError(f"{told} (the exception itself cannot be pickled)"), notes, text))
+
+
+class _Parts:
+    """An exception that is put together again without a call of its class, which may want other arguments."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        args = tuple(value if _packs(value) else repr(value) for value in error.args)
+        state = {name: value for name, value in error.__dict__.items() if _packs(value)}
+        return _put_together, (type(error), args, state)
+
+
+def _put_together(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    with contextlib.suppress(Exception):
+        builtin.__init__(error, *args)  # for what those of Python itself keep beside: errno, encoding, …
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _packs(value: Any) -> bool:
     try:
-        blob = pack_bytes((error, notes, text))
-        unpack_bytes(blob)  # some exceptions pickle and do not come back
+        unpack_bytes(pack_bytes(value))
     except Exception:
-        stand_in = RuntimeError(f"{type(error).__name__}: {error} (the exception itself cannot be pickled)")
-        blob = pack_bytes((stand_in, notes, text))
-    return blob
+        return False
+    return True
+
+
+def _as_error(signal: BaseException) -> RuntimeError:
+    """What would be taken for an end of the epoch, or for a wish of the trainer's, where it is raised again."""
+    error = RuntimeError(f"{type(signal).__name__} was raised: {signal}")
+    for note in getattr(signal, "__notes__", ()):
+        error.add_note(note)
+    return error
 
 
 def unpack_error(blob: bytes) -> BaseException:

@@ -68,6 +68,11 @@ class _Worker:
         self.segments: set[int] = set()
 
 
+def _load(worker: _Worker) -> int:
+    """How much a worker has to do before another task; finding samples takes much less time than making them."""
+    return sum(1 if entry.task.finish is Finish.SCAN else 1 + 4 * entry.task.count for entry in worker.tasks.values())
+
+
 class _Entry:
     """A task in the pool's books, with whoever waits for its reply."""
 
@@ -102,11 +107,16 @@ class ProcessWorkers:
         self._progress = Segment.create(16 * count)
         self._starter: Starter | None = None
         self._starting: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
         self._is_closed = False
 
     async def open(self) -> None:
         """Start the workers; tasks may be given before they stand."""
-        self._starter = HelperStarter(self._helper, self._on_exit)
+        try:
+            self._starter = HelperStarter(self._helper, self._on_exit)
+        except OSError as error:
+            self._fail_all(error)
+            return
         for number in range(self._count):
             self._start(number)
 
@@ -116,7 +126,13 @@ class ProcessWorkers:
         Raises:
             Exception: whatever pickling the functions raises.
         """
-        parts = packing.pack(chain)
+        try:
+            parts = packing.pack(chain)
+        except Exception as error:
+            error.add_note(f"stage: work; {_unpackable(chain)} cannot be sent to the workers")
+            raise
+        if number in self._chains:
+            self._chains[number][0].close()
         segment = Segment.create(packing.packed_size(parts))
         self._chains[number] = segment, packing.write(parts, segment.view)
         for worker in self._workers:
@@ -215,6 +231,10 @@ class ProcessWorkers:
 
     def _queue(self, entry: _Entry) -> None:
         entry.worker = None
+        if self._failure is not None:
+            if not entry.reply.done():
+                entry.reply.set_exception(self._failure)
+            return
         first = 0 if entry.task.finish is Finish.SCAN else 1
         heapq.heappush(self._ready, (first, entry.task.batch, entry.number, entry))
         self._hand_out()
@@ -227,7 +247,7 @@ class ProcessWorkers:
                 return
             entry = heapq.heappop(self._ready)[3]
             if not entry.is_abandoned:
-                self._give(min(able, key=lambda w: len(w.tasks)), entry)
+                self._give(min(able, key=_load), entry)
 
     def _give(self, worker: _Worker, entry: _Entry) -> None:
         assert worker.wire is not None
@@ -283,12 +303,21 @@ class ProcessWorkers:
         for number, spec in self._specs.items():
             worker.wire.send(("spec", number, spec))
         worker.state = WorkerState.IDLE
+        self._meters.count_started()
         self._hand_out()
 
-    def _fail_all(self, error: Exception) -> None:
+    def _fail_all(self, error: OSError) -> None:
+        """No worker can be started any more: whoever waits, or will, must not wait for ever."""
+        pid, code = self._helper.process.pid, self._helper.process.poll()
+        self._failure = WorkerDiedError(
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it is the helper process that starts the workers "
+            f"({told(code)}; {error}); make a new loader",
+            pid=pid,
+            exitcode=code,
+        )
         for entry in list(self._entries.values()):
             if not entry.reply.done():
-                entry.reply.set_exception(error)
+                entry.reply.set_exception(self._failure)
 
     def _on_message(self, worker: _Worker, message: tuple[int, Reply]) -> None:
         number, reply = message
@@ -371,6 +400,17 @@ class ProcessWorkers:
         words[2 * worker.number], words[2 * worker.number + 1] = 0, -1
 
 
+def _unpackable(chain: Chain) -> str:
+    """The name of what of a chain does not pickle."""
+    functions = [(step.name, step.fn) for step in (*chain.steps, *chain.after)]
+    for name, function in (*functions, ("collate_fn", chain.collate), ("worker_init_fn", chain.init)):
+        try:
+            packing.pack(function)
+        except Exception:
+            return name
+    return "what is done in them"
+
+
 def order_of(number: int, task: Task, parts: list[Any]) -> dict[str, Any]:
     """A task in the form that goes to a worker."""
     return {
@@ -381,6 +421,7 @@ def order_of(number: int, task: Task, parts: list[Any]) -> dict[str, Any]:
         "finish": task.finish,
         "parts": parts,
         "position": task.position,
+        "positions": task.positions,
         "slot": task.slot,
         "capacity": task.capacity,
         "place": _address(task.place),
@@ -408,7 +449,12 @@ def told(code: int | None) -> str:
 def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
     """The error of a sample that has ended as many workers as one may."""
     key, url = _origin(task, sample)
-    which = f"sample {task.position + max(sample, 0)} of the epoch" + (f", key {key!r}" if key is not None else "")
+    if sample >= 0:
+        position = task.position + sample if task.positions is None else task.positions[sample]
+        which = f"sample {position} of the epoch" + (f", key {key!r}" if key is not None else "")
+    else:
+        which = f"batch {task.batch} of the epoch, before or after its samples' own steps"
+        which += f" (its first key: {key!r})" if key is not None else ""
     where = f" of {url}" if url else ""
     return WorkerDiedError(
         f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}); {_DEATHS} did so, all on {which}{where}",

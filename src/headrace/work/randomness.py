@@ -26,7 +26,7 @@ def rng() -> np.random.Generator:
     Its numbers depend on the loader's seed, the epoch and the sample's position in the epoch, and on nothing else: they
     are the same for any number of workers. Outside a loader it is seeded by the system, once for each thread.
 
-    Example:
+    Examples:
         >>> import headrace as hr
         >>> def flip(image):
         ...     return image[:, ::-1] if hr.rng().random() < 0.5 else image

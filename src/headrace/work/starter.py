@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class Starter(Protocol):
 class Helper:
     """The helper process: `acquire` starts it in the background or shares it, the last `release` ends it."""
 
-    _lock = threading.Lock()
+    _lock = threading.RLock()  # a collection of garbage while it is held may release the helper of another loader
     _shared: Helper | None = None
 
     def __init__(self) -> None:
@@ -43,20 +44,27 @@ class Helper:
         ours, theirs = socket.socketpair()
         with theirs:
             code = _BOOT.format(path=json.dumps([str(p) for p in sys.path]), fd=theirs.fileno(), pid=self.owner)
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+            # Ctrl-C before the helper can ignore it is no business of its own either: it inherits our mask.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", code], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._control = ours
 
     @classmethod
     def acquire(cls) -> Helper:
         """The helper of this process, which keeps running until it is released as often as it was acquired."""
         with cls._lock:
-            shared = cls._shared
-            if shared is None or shared.owner != os.getpid() or shared.process.poll() is not None:
-                shared = cls._shared = cls()
-            shared.users += 1
-            return shared
+            while True:
+                shared = cls._shared
+                if shared is None or shared.owner != os.getpid() or shared.process.poll() is not None:
+                    shared = cls._shared = cls()
+                shared.users += 1
+                if shared is cls._shared:  # and was not released as its last user's garbage was collected just now
+                    return shared
 
     def release(self) -> None:
         """One user less; the last one ends the process and waits for its end, some milliseconds."""
@@ -127,7 +135,7 @@ class HelperStarter:
             self._loop.remove_reader(self._sock.fileno())
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(OSError("the helper process that starts workers has ended"))
+                    waiting.set_exception(OSError("the helper process has ended"))
             return
         message = got[0]
         if "forked" in message:

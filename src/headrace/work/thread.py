@@ -7,11 +7,14 @@ import contextlib
 import heapq
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+from headrace.errors import LoaderClosedError
 from headrace.memory import Lease
 from headrace.tasks import Chain, Finish, Reply, Task
+from headrace.torch_compat.packing import pack_error
 from headrace.types import Meters
 from headrace.work.pool import order_of
 from headrace.work.workbench import Workbench, untold
@@ -42,10 +45,19 @@ class ThreadWorker:
         """Start the thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._meters.count_started()
 
     def learn(self, number: int, chain: Chain) -> None:
-        """Make a chain known."""
-        self._bench.learn(number, lambda: chain)
+        """Make a chain known, without keeping it: its functions may refer to the loader, which may be forgotten."""
+        known = weakref.ref(chain)
+
+        def load() -> Chain:
+            found = known()
+            if found is None:
+                raise LoaderClosedError("the loader is gone")
+            return found
+
+        self._bench.learn(number, load)
 
     def learn_spec(self, number: int, spec: bytes) -> None:
         """Make known in which form a chain's samples are written into slots."""
@@ -102,7 +114,11 @@ class ThreadWorker:
         self._under_way.add(task)
 
         def job() -> None:
-            self._tell(self._finish, task, future, work())
+            try:
+                reply = work()
+            except BaseException as error:  # a SystemExit of the user's ends this thread no more than another error
+                reply = Reply("failed", errors=[(task.slot, pack_error(error))])
+            self._tell(self._finish, task, future, reply)
 
         with self._wake:
             first = 0 if task.finish is Finish.SCAN else 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.errors import CollateError, StageError
-from headrace.tasks import Chain, Description, Failure, Finish, Part, Reply, Step, member_pieces
+from headrace.tasks import Chain, Description, Failure, Finish, Made, Part, Reply, Step, member_pieces
 from headrace.torch_compat import collate, packing
-from headrace.types import Rows
+from headrace.types import Buffer, Rows
 from headrace.work.randomness import begin_sample
 
 # A task as workers see it: leases have become (segment's number, offset, size).
@@ -34,7 +35,6 @@ class Workbench:
         self._number = number
         self._segments: dict[int, memoryview] = {}
         self._chains: dict[int, Callable[[], Chain]] = {}
-        self._loaded: dict[int, Chain] = {}
         self._specs: dict[int, collate.Spec] = {}
         self._held: dict[int, tuple[Order, Any]] = {}
 
@@ -47,7 +47,7 @@ class Workbench:
         self._segments.pop(number, None)
 
     def learn(self, number: int, load: Callable[[], Chain]) -> None:
-        """Make a chain known; `load` gives it when it is needed first."""
+        """Make a chain known; `load` gives it whenever it is needed."""
         self._chains[number] = load
 
     def learn_spec(self, number: int, spec: bytes) -> None:
@@ -56,8 +56,8 @@ class Workbench:
 
     def unlearn(self, number: int) -> None:
         """Forget a chain."""
-        for known in (self._chains, self._loaded, self._specs):
-            known.pop(number, None)
+        self._chains.pop(number, None)
+        self._specs.pop(number, None)
 
     def work(self, order: Order) -> Reply:
         """Carry out one task. Whatever goes wrong is in the reply."""
@@ -65,21 +65,22 @@ class Workbench:
         try:
             if order["finish"] is Finish.SCAN:
                 return self._scan(order)
-            chain = self._chain(order["chain"])
+            chain = self._chains[order["chain"]]()
             made = self._make(chain, order, busy)
             if order["finish"] is Finish.BATCH:
                 made = self._collate(chain, made, order, busy)
                 if isinstance(made, Failure):
                     return Reply("failed", errors=[(order["slot"], made.blob)], busy_s=busy)
-                made = packing.pack(made)
+                made = _packed_batch(made, order["batch"])
             elif order["finish"] is Finish.SAMPLES:
-                kept = [m for m in made if m is not _DROPPED]
-                order["kept"] = len(kept)
-                made = packing.pack(kept)
+                order["kept"] = [k for k, m in enumerate(made) if m is not _DROPPED]
+                made = _packed_samples([made[k] for k in order["kept"]], chain)
+            elif order["finish"] is Finish.CHECK:
+                errors = [(order["slot"] + k, m.blob) for k, m in enumerate(made) if isinstance(m, Failure)]
+                return Reply("written", errors=errors, busy_s=busy)
         except Exception as error:
+            self._progress(-1)  # what ends the process instead, such as a SystemExit, leaves it at the sample
             return Reply("failed", errors=[(order["slot"], packing.pack_error(error))], busy_s=busy)
-        finally:
-            self._progress(-1)
         return self._write(order, made, busy)
 
     def place(self, task: int, place: tuple[int, int, int]) -> Reply:
@@ -91,14 +92,6 @@ class Workbench:
     def let_go(self, task: int) -> None:
         """Forget what is held for a task, if anything is."""
         self._held.pop(task, None)
-
-    def _chain(self, number: int) -> Chain:
-        if number not in self._loaded:
-            chain = self._chains[number]()
-            if chain.init is not None:
-                chain.init(self._number)
-            self._loaded[number] = chain
-        return self._loaded[number]
 
     def _write(self, order: Order, made: Any, busy: dict[str, float]) -> Reply:
         began = time.perf_counter()
@@ -117,7 +110,7 @@ class Workbench:
             self._held[order["task"]] = order, parts
             return Reply("held", size=size, busy_s=busy)
         lengths = packing.write(parts, self._view(place))
-        return Reply("written", lengths=lengths, kept=order.get("kept", 0), busy_s=busy)
+        return Reply("written", lengths=lengths, kept=order.get("kept", ()), busy_s=busy)
 
     def _write_slots(self, order: Order, made: list[Any], busy: dict[str, float]) -> Reply:
         slot = order["slot"]
@@ -149,18 +142,25 @@ class Workbench:
     def _make(self, chain: Chain, order: Order, busy: dict[str, float]) -> list[Any]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
         made: list[Any] = []
-        failures, key, position = order["failures"], order["key"], order["position"]
-        for index, sample in enumerate(self.samples(order["parts"], busy)):
+        failures, key, positions = order["failures"], order["key"], order["positions"]
+        if positions is None:
+            positions = itertools.count(order["position"])
+        for index, (sample, position) in enumerate(zip(self.samples(order["parts"], busy), positions, strict=False)):
             if index in failures:
                 made.append(Failure(failures[index]))
                 continue
             self._progress(index)
-            made.append(self._apply(chain.steps, sample, key, position + index, busy))
+            made.append(self._apply(chain.steps, sample, key, position, busy))
+        self._progress(-1)  # what follows is no sample's doing
+        if order["finish"] is Finish.SLOTS:
+            _remember(order["parts"], made)
         return made
 
     def _apply(self, steps: Sequence[Step], sample: Any, key: int, position: int, busy: dict[str, float]) -> Any:
         if isinstance(sample, Failure):
             return sample
+        if isinstance(sample, Made):
+            return sample.value
         is_begun = False
         name, source = "", sample
         try:
@@ -201,7 +201,7 @@ class Workbench:
         """The samples of the described parts, in order."""
         for kind, *rest in parts:
             began = time.perf_counter()
-            ways: dict[str, Callable[..., list[Any]]] = {"raw": self._raw, "packed": self._packed, "list": list}
+            ways: dict[str, Callable[..., list[Any]]] = {"raw": self._raw, "packed": self._packed, "list": _listed}
             samples = ways[kind](*rest)
             busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
             yield from samples
@@ -235,6 +235,46 @@ class Workbench:
     def _view(self, place: tuple[int, ...]) -> memoryview:
         number, offset, size = place
         return self._segments[number][offset : offset + size]
+
+
+def _packed_batch(batch: Any, number: int) -> list[Buffer]:
+    try:
+        return packing.pack(batch)
+    except Exception as error:
+        error.add_note(f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer")
+        raise
+
+
+def _packed_samples(samples: list[Any], chain: Chain) -> list[Buffer]:
+    """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
+    try:
+        return packing.pack(samples)
+    except Exception:
+        return packing.pack([_sendable(sample, chain) for sample in samples])
+
+
+def _sendable(sample: Any, chain: Chain) -> Any:
+    try:
+        packing.pack(sample)
+    except Exception as error:
+        name = next((step.name for step in reversed(chain.steps) if step.kind == "map"), "fetch")
+        told = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
+        key = _key_of(sample)
+        error.add_note(told + ("" if key is None else f"; key {key!r}"))
+        return Failure(packing.pack_error(error))
+    return sample
+
+
+def _listed(samples: list[Any], start: int, stop: int) -> list[Any]:
+    return samples[start:stop]
+
+
+def _remember(parts: Sequence[Description], made: Sequence[Any]) -> None:
+    """Should the batch be made in another way, the same objects must not go through the steps a second time."""
+    ((kind, *rest),) = parts
+    if kind == "list":
+        samples, start, stop = rest
+        samples[start:stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
 
 
 def untold(_: int) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import socket
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
-from headrace.tasks import Reply
+from headrace.memory import mapped
+from headrace.tasks import Chain, Reply
 from headrace.torch_compat import packing
 from headrace.work.wire import BlockingWire
 from headrace.work.workbench import Workbench
@@ -18,6 +19,8 @@ from headrace.work.workbench import Workbench
 class _Worker:
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.wire = BlockingWire(sock)
+        self.number = number
+        self.is_begun = False
         self.progress: memoryview | None = None
         self.slot = 0
         self.bench = Workbench(everywhere=True, progress=self._on_progress, number=number)
@@ -44,8 +47,7 @@ class _Worker:
                 self.bench.detach(*rest)
             elif kind == "chain":
                 number, size, lengths = rest
-                view = self._map(size)
-                self.bench.learn(number, partial(packing.unpack, view, lengths, copy=True))
+                self.bench.learn(number, cache(partial(self._load, self._map(size), lengths)))
             elif kind == "spec":
                 self.bench.learn_spec(*rest)
             elif kind == "unlearn":
@@ -57,9 +59,16 @@ class _Worker:
     def _map(self, size: int) -> memoryview:
         fd = self.wire.take_descriptor()
         try:
-            return memoryview(mmap.mmap(fd, size))
+            return mapped(fd, size)
         finally:
             os.close(fd)
+
+    def _load(self, view: memoryview, lengths: Sequence[int]) -> Chain:
+        chain: Chain = packing.unpack(view, lengths, copy=True)
+        if chain.init is not None and not self.is_begun:
+            chain.init(self.number)
+        self.is_begun = True
+        return chain
 
     def _begin(self, task: int) -> None:
         if self.progress is not None:

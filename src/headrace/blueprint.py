@@ -1,0 +1,290 @@
+"""What a loader runs: the chains of its workers, how samples become batches, and the source of each epoch.
+
+It holds the user's data set and functions. It belongs to the loader and its iterators alone: what runs in the engine's
+thread must not keep alive what may refer to the loader itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+import numpy as np
+
+from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
+from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Shuffle, Take, is_async
+from headrace.datasets.stream import Files, Pipeline, Shards
+from headrace.errors import OptionError
+from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
+from headrace.fetch.shards import ShardSource, Window
+from headrace.formats.tar import TarScanner
+from headrace.machinery import Machinery
+from headrace.options import Settings
+from headrace.plan import draw, permutation, window_order
+from headrace.scheduler.epoch import LoopStage, Recipe, WorkStage
+from headrace.tasks import Chain, Failure, Part, Source, Step
+from headrace.torch_compat import packing
+from headrace.types import Reads
+from headrace.work.workbench import note_origin, open_part
+
+_FINAL = 1  # the number of the chain that makes batches
+_PLANNED_AT_ONCE = 4096
+_MAX_CHUNK = 256
+_LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
+
+
+class Blueprint:
+    """A pipeline with its settings.
+
+    Args:
+        wrap: makes a part of Python objects.
+
+    Attributes:
+        chains: what workers do, by number.
+        recipe: how samples become batches.
+    """
+
+    def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part]) -> None:
+        self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
+        self._prefix, self.chains, inner = _stages(pipeline, settings)
+        count = math.ceil(settings.batch_size / (2 * max(1, settings.num_workers)))
+        self.recipe = Recipe(
+            inner=tuple(self._inner_stage(stage) for stage in inner),
+            chain=_FINAL,
+            batch_size=settings.batch_size,
+            chunk=max(1, min(_MAX_CHUNK, count)),
+            workers=max(1, settings.num_workers),
+            drop_last=settings.drop_last,
+            keeps_count=pipeline.keeps_count,
+            limit=pipeline.limit,
+            look_ahead=_LOOK_AHEAD * settings.fetch_concurrency,
+            in_order=settings.in_order,
+            use_slots=settings.use_slots,
+        )
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        """What the source's store is told."""
+        source = self._pipeline.source
+        return source.storage_options if isinstance(source, Shards | Files) else None
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How many bytes a source must be able to hold: two windows of a shuffle."""
+        is_shuffled = any(isinstance(operator, Shuffle) for operator in self._pipeline.order)
+        return 2 * WINDOW_BYTES if is_shuffled and isinstance(self._pipeline.source, Shards) else 0
+
+    @property
+    def opens(self) -> AsyncDataset | AsyncIterableDataset | None:
+        """The data set that is opened and closed on the engine's loop, if there is one."""
+        source = self._pipeline.source
+        return None if isinstance(source, Shards) else source
+
+    def _inner_stage(self, stage: int | tuple[Step, ...]) -> WorkStage | LoopStage:
+        return WorkStage(stage) if isinstance(stage, int) else LoopStage(partial(self._through_loop, stage))
+
+    async def _through_loop(
+        self, steps: Sequence[Step], part: Part, positions: Sequence[int]
+    ) -> tuple[Part, Sequence[int]]:
+        """All samples of a part through asynchronous steps, at once."""
+        samples: list[Any] = open_part(part)
+        part.release()
+        kept = [True] * len(samples)
+
+        async def one(k: int) -> None:
+            samples[k], kept[k] = await _apply(steps, samples[k], positions[k])
+
+        async with anyio.create_task_group() as group:
+            for k in range(len(samples)):
+                group.start_soon(one, k)
+        left = [k for k, keep in enumerate(kept) if keep]
+        return self._wrap([samples[k] for k in left]), [positions[k] for k in left]
+
+    async def prepare(self, machinery: Machinery) -> None:
+        """Teach the workers their chains, and open the data set; on the engine's loop, before the first epoch."""
+        for number, chain in self.chains.items():
+            machinery.learn(number, chain)
+        machinery.read_ahead(self.ahead_bytes)
+        if self.opens is not None:
+            await machinery.open(self.opens)
+
+    def source(self, epoch: int, reader: Reads, caller: asyncio.AbstractEventLoop | None) -> Source:
+        """The samples of an epoch.
+
+        Args:
+            reader: reads bytes.
+            caller: the loop of an `async for`.
+        """
+        source, settings = self._pipeline.source, self._settings
+        if isinstance(source, Shards):
+            return self._shard_source(source, epoch, reader)
+        chunk = self.recipe.chunk
+        if isinstance(source, AsyncDataset):
+            order = _Order(self._pipeline.order, len(source), settings.seed, epoch)
+            many = getattr(source, "aget_many", None) if not self._prefix else None
+            get = source.aget if not self._prefix else partial(_get_through, source.aget, self._prefix)
+            keys = source.keys()
+            if len(keys) != len(source):
+                raise OptionError(f"{type(source).__name__} has {len(source)} samples, but its keys() are {len(keys)}")
+            left_out = order.count % settings.batch_size if settings.drop_last and self.recipe.keeps_count else 0
+            return KeySource(
+                order.count - left_out,
+                lambda start, stop: [keys[k] for k in order.at(start, stop)],
+                get,
+                many,
+                concurrency=settings.fetch_concurrency,
+                batch_size=settings.batch_size,
+                chunk=chunk,
+                pack_error=packing.pack_error,
+            )
+        samples = source.aiter
+        if source.loop == "caller":
+            if caller is None:
+                raise OptionError(f"{type(source).__name__}.loop is 'caller': it can be used with `async for` only")
+            samples = partial(_from_caller, source.aiter, caller)
+        if self._prefix:
+            samples = partial(_iterate_through, samples, self._prefix)
+        return IterSource(
+            samples,
+            take=_taken(self._pipeline.order),
+            batch_size=settings.batch_size,
+            chunk=chunk,
+            pack_error=packing.pack_error,
+        )
+
+    def _shard_source(self, source: Shards, epoch: int, reader: Reads) -> ShardSource:
+        settings, urls = self._settings, list(source.urls)
+        window = None
+        for operator in self._pipeline.order:
+            if isinstance(operator, Shuffle):
+                seed = settings.seed if operator.seed is None else operator.seed
+                urls = [urls[k] for k in permutation(np.arange(len(urls)), len(urls), draw("shards", seed, epoch))]
+                samples = operator.window or WINDOW_SAMPLES
+                window = Window(samples, WINDOW_BYTES, lambda n, k, seed=seed: window_order(n, seed, epoch, k))  # type: ignore[misc]
+        return ShardSource(
+            urls,
+            reader,
+            TarScanner,
+            range_bytes=settings.fetch.range_bytes,
+            window=window,
+            take=_taken(self._pipeline.order),
+            pack_error=packing.pack_error,
+        )
+
+
+class _Order:
+    """The keys' numbers in the order of an epoch; planned some thousand positions at a time."""
+
+    def __init__(self, operators: Sequence[Shuffle | Take], count: int, seed: int, epoch: int) -> None:
+        self._permutations: list[tuple[int, int]] = []
+        for number, operator in enumerate(operators):
+            if isinstance(operator, Take):
+                count = min(count, operator.count)
+            else:
+                own = seed if operator.seed is None else operator.seed
+                self._permutations.append((count, draw("keys", own, epoch, number)))
+        self.count = count
+        self._start, self._block = 0, list[int]()
+
+    def at(self, start: int, stop: int) -> list[int]:
+        """The numbers at positions [start, stop)."""
+        if not self._start <= start <= stop <= self._start + len(self._block):
+            self._start = start
+            positions = np.arange(start, min(self.count, max(stop, start + _PLANNED_AT_ONCE)))
+            for count, key in reversed(self._permutations):
+                positions = permutation(positions, count, key)
+            self._block = positions.tolist()
+        return self._block[start - self._start : stop - self._start]
+
+
+def _taken(operators: Sequence[Shuffle | Take]) -> int | None:
+    return min((operator.count for operator in operators if isinstance(operator, Take)), default=None)
+
+
+def _stages(
+    pipeline: Pipeline, settings: Settings
+) -> tuple[tuple[Step, ...], dict[int, Chain], list[int | tuple[Step, ...]]]:
+    """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
+    groups = [(color, tuple(steps)) for color, steps in itertools.groupby(pipeline.steps, lambda s: is_async(s.fn))]
+    prefix: tuple[Step, ...] = ()
+    if groups and groups[0][0] and not isinstance(pipeline.source, Shards):
+        is_map = all(step.kind == "map" for step in groups[0][1])
+        prefix = groups.pop(0)[1] if is_map else ()
+    last: tuple[Step, ...] = ()
+    if groups and not groups[-1][0] and pipeline.keeps_count:
+        last = groups.pop()[1]
+    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init)}
+    inner: list[int | tuple[Step, ...]] = []
+    for number, (is_on_loop, steps) in enumerate(groups, _FINAL + 1):
+        if is_on_loop:
+            inner.append(steps)
+        else:
+            chains[number] = Chain(steps, init=settings.init)
+            inner.append(number)
+    return prefix, chains, inner
+
+
+async def _apply(steps: Sequence[Step], sample: Any, position: int) -> tuple[Any, bool]:
+    """A sample through asynchronous steps: (what became of it, whether it is kept)."""
+    if isinstance(sample, Failure):
+        return sample, True
+    name, source = "", sample
+    try:
+        for step in steps:
+            name = step.name
+            result = await step.fn(sample)
+            if step.kind == "map":
+                sample = result
+            elif not result:
+                return None, False
+    except USERS_OWN as error:
+        if is_ours(error):
+            raise
+        note_origin(error, name, source, position, None)
+        return Failure(packing.pack_error(error)), True
+    return sample, True
+
+
+async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any) -> Any:
+    sample = await get(key)
+    for step in steps:
+        sample = await step.fn(sample)
+    return sample
+
+
+async def _iterate_through(samples: Callable[[], AsyncIterator[Any]], steps: Sequence[Step]) -> AsyncIterator[Any]:
+    async for sample in samples():
+        made = sample
+        for step in steps:
+            made = await step.fn(made)
+        yield made
+
+
+async def _from_caller(
+    samples: Callable[[], AsyncIterator[Any]], loop: asyncio.AbstractEventLoop
+) -> AsyncIterator[Any]:
+    """Samples of an iterator that belongs to another loop."""
+    iterator = samples()
+
+    async def following() -> Any:
+        return await anext(iterator, _END)
+
+    async def close() -> None:
+        with contextlib.suppress(RuntimeError):  # what it is in the middle of was cancelled, and ends it
+            await iterator.aclose()  # type: ignore[attr-defined]
+
+    try:
+        while (sample := await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(following(), loop))) is not _END:
+            yield sample
+    finally:
+        if hasattr(iterator, "aclose") and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(close(), loop)  # not awaited: the caller may be waiting for us
+
+
+_END = object()

@@ -1,0 +1,393 @@
+"""What every channel promises, as tests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import anyio
+
+from headrace.deliver.channel import ChannelFailedError
+from headrace.types import Receiver, Sender
+from headrace.wakeup import is_readable
+
+_DEADLINE_S = 20.0
+
+
+class ChannelContract:
+    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `headrace.types.Sender` and `Receiver`.
+
+        class TestQueue(ChannelContract):
+            def open_channel(self, depth):
+                return queue_channel(depth)
+
+    Where the sender lives in another process, give in its place an object that has the real one do what it is told.
+
+    Attributes:
+        depths: how many messages may be granted beforehand.
+        large: bytes of a message that no buffer on the way holds at once.
+        interleavings: how many random orders of steps are tried.
+    """
+
+    depths: ClassVar[tuple[int, ...]] = (0, 1, 2, 5)
+    large: ClassVar[int] = 3_000_000
+    interleavings: ClassVar[int] = 60
+
+    def open_channel(self, depth: int) -> tuple[Sender, Receiver]:
+        """Both ends of a new channel; whatever they hold goes when the test is over."""
+        raise NotImplementedError
+
+    def test_messages_come_once_each_and_in_order(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            got = []
+            for number in range(3 * depth + 10):
+                receiver.request()
+                _send(sender, {"number": number})
+                if depth < 2 or number % depth == depth - 1:
+                    got += _all_that_came(receiver, depth or 1)
+            sender.close()
+            got += _rest(receiver)
+            assert got == [{"number": number} for number in range(3 * depth + 10)], f"depth {depth}"
+
+    def test_depth_is_granted_beforehand_and_no_more(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            assert (sender.depth, sender.granted) == (depth, depth)
+            for number in range(depth):
+                sender.send(number)
+            assert _is_refused(sender), f"depth {depth}: more was sent than the receiver has granted"
+            assert [_next(receiver) for _ in range(depth)] == list(range(depth))
+
+    def test_each_message_received_grants_another(self) -> None:
+        for depth in filter(None, self.depths):
+            sender, receiver = self.open_channel(depth)
+            for number in range(depth):
+                sender.send(number)
+            for number in range(7):
+                assert _next(receiver) == number
+                _eventually(lambda number=number: sender.granted == depth + number + 1)  # type: ignore[misc]
+                sender.send(depth + number)
+                assert _is_refused(sender)
+
+    def test_asking_grants_nothing_beyond_the_depth(self) -> None:
+        for depth in filter(None, self.depths):
+            sender, receiver = self.open_channel(depth)
+            for _ in range(3):
+                receiver.request()
+            for number in range(depth):
+                sender.send(number)
+            assert _is_refused(sender)
+            assert sender.granted == depth
+
+    def test_depth_0_sends_nothing_before_it_is_asked_for(self) -> None:
+        sender, receiver = self.open_channel(0)
+        assert _is_refused(sender)
+        for number in range(5):
+            for _ in range(3):
+                receiver.request()  # a message that is granted already is not granted again
+            _send(sender, number)
+            assert _is_refused(sender)
+            assert sender.granted == number + 1
+            assert _next(receiver) == number
+            assert _is_refused(sender)
+
+    def test_receiver_that_has_nothing_would_block(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            assert _would_block(receiver)
+            receiver.request()
+            _send(sender, "one")
+            assert _next(receiver) == "one"
+            assert _would_block(receiver)
+
+    def test_sender_is_called_when_more_is_granted(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            calls: list[int] = []
+            sender.on_credit(lambda calls=calls: calls.append(1))  # type: ignore[misc]
+            for number in range(3):
+                seen = len(calls)
+                receiver.request()
+                _send(sender, number)
+                assert _next(receiver) == number
+                if depth == 0:
+                    receiver.request()
+                _eventually(lambda sender=sender, n=number, d=depth: sender.granted >= max(d, 1) + n + 1)  # type: ignore[misc]
+                _eventually(lambda calls=calls, seen=seen: len(calls) > seen)  # type: ignore[misc]
+
+    def test_end_comes_after_all_messages_and_stays(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            receiver.request()
+            count = max(depth, 1)
+            for number in range(count):
+                _send(sender, number)
+            sender.close()
+            assert _rest(receiver) == list(range(count))
+            for _ in range(3):
+                assert is_readable(receiver.fileno(), 0), "the end is there: nobody may wait for it"
+                assert _ending(receiver) is anyio.EndOfStream
+
+    def test_channel_that_is_closed_unused_ends(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            sender.close()
+            assert _rest(receiver) == []
+
+    def test_failure_comes_after_all_messages_and_once(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            receiver.request()
+            count = max(depth, 1)
+            for number in range(count):
+                _send(sender, number)
+            sender.fail(b"what went wrong")
+            sender.close()
+            assert [_next(receiver) for _ in range(count)] == list(range(count))
+            try:
+                _next(receiver)
+            except ChannelFailedError as error:
+                assert error.blob == b"what went wrong"
+            else:
+                raise AssertionError("the failure was not told")
+            assert _ending(receiver) is anyio.EndOfStream
+
+    def test_first_end_counts(self) -> None:
+        sender, receiver = self.open_channel(2)
+        sender.send("message")
+        sender.close()
+        sender.close()
+        sender.fail(b"too late")
+        assert _rest(receiver) == ["message"]
+        assert _ending(receiver) is anyio.EndOfStream
+
+    def test_close_and_failure_wake_who_waits(self) -> None:
+        endings: list[Callable[[Sender, Receiver], Any]] = [
+            lambda sender, _: sender.close(),
+            lambda sender, _: sender.fail(b"failed"),
+            lambda _, receiver: receiver.close(),
+        ]
+        expected = [anyio.EndOfStream, ChannelFailedError, anyio.ClosedResourceError]
+        for end, kind in zip(endings, expected, strict=True):
+            sender, receiver = self.open_channel(1)
+            assert _while_waiting(receiver, lambda end=end, s=sender, r=receiver: end(s, r)) is kind  # type: ignore[misc]
+
+    def test_message_wakes_a_thread_that_waits(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            receiver.request()
+            assert _while_waiting(receiver, lambda sender=sender: _send(sender, "come")) == "come"  # type: ignore[misc]
+
+    def test_message_wakes_a_task_that_waits(self) -> None:
+        async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[Any]:
+            got: list[Any] = []
+            sending = asyncio.ensure_future(asyncio.to_thread(_send_all, sender, range(20)))
+            while True:
+                try:
+                    got.append(receiver.receive_nowait())
+                except anyio.WouldBlock:
+                    receiver.request()
+                    with anyio.fail_after(_DEADLINE_S):
+                        await anyio.wait_readable(receiver.fileno())
+                except anyio.EndOfStream:
+                    await sending
+                    return got
+
+        for depth in self.depths:
+            assert asyncio.run(wait_and_receive(*self.open_channel(depth))) == list(range(20))
+
+    def test_closed_receiver_gets_nothing_more(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            receiver.request()
+            _send(sender, "late")
+            receiver.close()
+            for _ in range(2):
+                assert _ending(receiver) is anyio.ClosedResourceError
+            sender.close()
+            assert _ending(receiver) is anyio.ClosedResourceError
+
+    def test_what_a_closed_receiver_did_not_take_is_known(self) -> None:
+        for depth in self.depths:
+            for received in range(max(depth, 1) + 1):
+                sender, receiver = self.open_channel(depth)
+                receiver.request()
+                count = max(depth, 1)
+                for number in range(count):
+                    _send(sender, number)
+                for _ in range(received):
+                    _next(receiver)
+                assert not sender.take_back(), "messages were taken back while the receiver may still take them"
+                left = list(receiver.close())
+                sender.close()
+                _eventually(lambda s=sender, l=left, n=count - received: len(_extended(l, s.take_back())) >= n)  # type: ignore[misc]
+                assert left == list(range(received, count)), f"depth {depth}, {received} received"
+                assert not sender.take_back(), "they were told twice"
+
+    def test_large_message_comes_whole(self) -> None:
+        sender, receiver = self.open_channel(2)
+        body = random.Random(5).randbytes(self.large)
+        sending = threading.Thread(target=_send_all, args=(sender, [body, "small"]))
+        sending.start()
+        try:
+            assert _next(receiver) == body
+            assert _rest(receiver) == ["small"]
+        finally:
+            sending.join()
+
+    def test_many_messages_between_two_threads(self) -> None:
+        for depth in self.depths:
+            sender, receiver = self.open_channel(depth)
+            sending = threading.Thread(target=_send_all, args=(sender, range(1000)))
+            sending.start()
+            try:
+                assert _rest(receiver) == list(range(1000)), f"depth {depth}"
+            finally:
+                sending.join()
+
+    def test_any_interleaving_keeps_order_count_and_grants(self) -> None:
+        for seed in range(self.interleavings):
+            _interleave(*self.open_channel(seed % 6), random.Random(seed), f"seed {seed}")
+
+
+def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, told: str) -> None:
+    """Random steps on both ends, against a model of two numbers."""
+    depth, sent, received, granted = sender.depth, 0, 0, sender.depth
+    for _ in range(draws.randrange(80)):
+        step = draws.choice(("send", "send", "receive", "receive", "request"))
+        if step == "request":
+            receiver.request()
+            if not depth:
+                granted = max(granted, received + 1)
+        elif step == "send" and sent < granted:
+            _send(sender, sent)
+            sent += 1
+        elif step == "send":
+            assert _is_refused(sender), told
+        elif received < sent:
+            assert _next(receiver, asks=False) == received, told
+            received += 1
+            granted += 1 if depth else 0
+        else:
+            assert _would_block(receiver), told
+    fails = draws.random() < 0.5
+    if fails:
+        sender.fail(b"end")
+    sender.close()
+    for number in range(received, sent):
+        assert _next(receiver) == number, told
+    try:
+        _next(receiver)
+    except ChannelFailedError:
+        assert fails, told
+    except anyio.EndOfStream:
+        assert not fails, told
+    else:
+        raise AssertionError(f"{told}: a message too many")
+
+
+def _eventually(condition: Callable[[], Any]) -> None:
+    """Wait until `condition()` is true: what one end does may take a while to be seen at the other."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.0005)
+
+
+def _send(sender: Sender, message: Any) -> None:
+    """Send what is granted, or is about to be."""
+
+    def is_sent() -> bool:
+        try:
+            sender.send(message)
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    _eventually(is_sent)
+
+
+def _send_all(sender: Sender, messages: Sequence[Any]) -> None:
+    for message in messages:
+        _send(sender, message)
+    sender.close()
+
+
+def _is_refused(sender: Sender) -> bool:
+    try:
+        sender.send("too many")
+    except anyio.WouldBlock:
+        return True
+    return False
+
+
+def _would_block(receiver: Receiver) -> bool:
+    try:
+        receiver.receive_nowait()
+    except anyio.WouldBlock:
+        return True
+    return False
+
+
+def _next(receiver: Receiver, *, asks: bool = True) -> Any:
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        try:
+            return receiver.receive_nowait()
+        except anyio.WouldBlock:
+            if asks:
+                receiver.request()
+            assert is_readable(receiver.fileno(), deadline - time.monotonic()), "nothing came"
+
+
+def _rest(receiver: Receiver) -> list[Any]:
+    got = []
+    while True:
+        try:
+            got.append(_next(receiver))
+        except anyio.EndOfStream:
+            return got
+
+
+def _all_that_came(receiver: Receiver, count: int) -> list[Any]:
+    return [_next(receiver) for _ in range(count)]
+
+
+def _ending(receiver: Receiver) -> type[BaseException]:
+    try:
+        message = _next(receiver)
+    except Exception as error:
+        return type(error)
+    raise AssertionError(f"{message!r} came, where nothing more may come")
+
+
+def _while_waiting(receiver: Receiver, act: Callable[[], Any]) -> Any:
+    """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
+    results: list[Any] = []
+    is_blocked = threading.Event()
+
+    def wait() -> None:
+        assert _would_block(receiver)
+        is_blocked.set()
+        try:
+            results.append(_next(receiver))
+        except Exception as error:
+            results.append(type(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    is_blocked.wait(_DEADLINE_S)
+    act()
+    waiting.join(_DEADLINE_S)
+    assert results, "the thread still waits"
+    return results[0]
+
+
+def _extended(messages: list[Any], more: Sequence[Any]) -> list[Any]:
+    messages.extend(more)
+    return messages
