@@ -257,6 +257,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if self.regime == "headrace":
             self._peeked = None
             self._machinery.close()
+            self._finalizer.detach()
 
     async def aclose(self) -> None:
         """As `close`, without blocking the caller's loop."""

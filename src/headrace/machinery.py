@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -109,10 +110,14 @@ class Machinery:
             packing.pack_error,
         )
 
+        running = weakref.ref(run)  # whose source may refer to the iterator
+
         def end() -> None:
             for delivery in receiver.close():
-                mailbox.post(self._slabs.returned, delivery.segment)
-            mailbox.post(run.stop)
+                mailbox.post(slabs.returned, delivery.segment)
+            epoch = running()
+            if epoch is not None:
+                mailbox.post(epoch.stop)
 
         def refused() -> None:
             sender.fail(packing.pack_error(LoaderClosedError("the loader was closed")))
@@ -223,8 +228,9 @@ class Machinery:
     async def _end(self) -> None:
         try:
             await self._workers.close()
-            if self._opened is not None:
-                await self._opened.aclose()
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                await opened.aclose()
         finally:
             if self._reader is not None:
                 await self._reader.aclose()

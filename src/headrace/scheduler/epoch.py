@@ -219,9 +219,8 @@ class Epoch:
             raise
 
     def drop(self, lease: Lease) -> None:
-        self._end_loading(lease)
         lease.release()
-        self._budget.changed()
+        self._end_loading(lease)
 
     async def turn(self, size: int, position: int) -> None:
         def grant() -> None:
@@ -272,6 +271,7 @@ class Epoch:
     def _end_loading(self, lease: Lease) -> None:
         self._loading.discard(lease)
         self._meters.set_reading(bool(self._loading or self._reserved))
+        self._budget.changed()  # who waits may be urgent now: nothing is on its way any more
 
     # Between source and batches.
 
