@@ -19,7 +19,7 @@ from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
 from headrace.scheduler.budget import Budget
-from headrace.scheduler.engine import Engine
+from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch, Recipe
 from headrace.tasks import Chain, Failure, ListPart, PackedPart, Part, Source
 from headrace.torch_compat import packing
@@ -47,8 +47,8 @@ class Machinery:
         self.meters = LoaderMeters()
         self._fetch_meter = Meter()
         self._reader: Reader | None = None
-        self._arena = Arena(forget=self._forget)
-        self._slabs = Slabs(forget=self._forget, may_grow=lambda size: self._in_use() + size <= settings.memory_budget)
+        self._arena = Arena(forget=self._forget, budget=settings.memory_budget)
+        self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
         self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
         self._workers = self._make_workers()
 
@@ -207,6 +207,13 @@ class Machinery:
     def _held(self) -> int:
         return self._arena.segment_bytes + self._slabs.nbytes
 
+    def _may_grow(self, size: int) -> bool:
+        room = self._settings.memory_budget - size
+        if self._in_use() > room:
+            return False
+        self._arena.shrink(room - self._slabs.nbytes)
+        return True
+
     def _in_use(self) -> int:
         return self._held() - self._arena.spare_bytes
 
@@ -235,7 +242,8 @@ class Machinery:
             if self._reader is not None:
                 await self._reader.aclose()
             self._arena.close()
-            self._slabs.close()
+            if not is_exiting():  # a daemon thread may be taking a batch
+                self._slabs.close()
 
     async def _run(
         self, epoch: Epoch, prepare: Callable[[Machinery], Awaitable[None]], fail: Callable[[bytes], None]

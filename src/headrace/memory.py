@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _numbers = itertools.count(1)
+_LEAST_BYTES = 2**20
 
 
 def mapped(fd: int, size: int) -> memoryview:
@@ -36,8 +37,8 @@ class Segment:
     __slots__ = ("__weakref__", "fd", "number", "size", "view")
 
     def __init__(self, number: int, fd: int, size: int) -> None:
-        self.number, self.fd, self.size = number, fd, size
         self.view = mapped(fd, size)
+        self.number, self.fd, self.size = number, fd, size
 
     @classmethod
     def create(cls, size: int) -> Segment:
@@ -57,6 +58,10 @@ class Segment:
         except OSError as error:
             os.close(fd)
             raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}") from error
+
+    def __del__(self) -> None:
+        if getattr(self, "fd", -1) >= 0:
+            os.close(self.fd)
 
     def close(self) -> None:
         """Close the descriptor. The memory itself goes with its last view."""
@@ -105,13 +110,16 @@ class Arena:
     """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
 
     One thread uses an arena. `forget` is called with the number of a segment that is gone, so that workers unmap it.
+    `budget` is what its user means to hold at most, in bytes; it is not enforced here.
     """
 
     SEGMENT_BYTES = 16 * 2**20
     SPARE_SEGMENTS = 8
     ALIGNMENT = 64
 
-    def __init__(self, forget: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, forget: Callable[[int], None] = lambda _: None, budget: int | None = None) -> None:
+        # A segment is held until the last of its leases ends: of a small budget each must be a small part.
+        self._size = self.SEGMENT_BYTES if budget is None else min(self.SEGMENT_BYTES, max(_LEAST_BYTES, budget // 16))
         self.leased_bytes = 0
         self.segment_bytes = 0
         self._forget = forget
@@ -124,7 +132,7 @@ class Arena:
     @property
     def spare_bytes(self) -> int:
         """Bytes of segments that nothing lies in; leases to come are cut from them first."""
-        return len(self._spare) * self.SEGMENT_BYTES
+        return len(self._spare) * self._size
 
     def lease(self, size: int) -> Lease:
         """`size` bytes of shared memory, held once.
@@ -144,6 +152,11 @@ class Arena:
             self._filled = lease.offset + _aligned(size)
         lease.size = size
 
+    def shrink(self, size: int) -> None:
+        """Let spare segments go until no more than `size` bytes are held, as far as that can be."""
+        while self._spare and self.segment_bytes > size:
+            self._discard(self._spare.pop())
+
     def close(self) -> None:
         """Close every segment; views that are still alive keep their memory."""
         for segment in self._segments.values():
@@ -154,13 +167,13 @@ class Arena:
         self.segment_bytes = 0
 
     def _place(self, size: int) -> tuple[Segment, int]:
-        if size > self.SEGMENT_BYTES:
+        if size > self._size:
             while self._spare:
                 self._discard(self._spare.pop())
             return self._new(size), 0
         if self._open is None or self._filled + size > self._open.size:
             full = self._open
-            self._open = self._spare.pop() if self._spare else self._new(self.SEGMENT_BYTES)
+            self._open = self._spare.pop() if self._spare else self._new(self._size)
             self._filled = 0
             if full is not None and not self._live[full.number]:
                 self._retire(full)
@@ -189,7 +202,7 @@ class Arena:
             self._retire(segment)
 
     def _retire(self, segment: Segment) -> None:
-        if segment.size == self.SEGMENT_BYTES and len(self._spare) < self.SPARE_SEGMENTS:
+        if segment.size == self._size and len(self._spare) < self.SPARE_SEGMENTS:
             self._spare.append(segment)
         else:
             self._discard(segment)

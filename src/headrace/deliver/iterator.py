@@ -197,7 +197,8 @@ class BatchIterator(Generic[B]):
         except ChannelFailedError as error:
             self._is_exhausted = True  # nothing more comes; but the epoch was not used up
             self._end()
-            raise packing.unpack_error(error.blob)
+            failure = packing.unpack_error(error.blob)
+            raise failure from failure.__cause__
         now = time.perf_counter()
         self._meters.count_next(now - began, None if self._left is None else began - self._left)
         try:

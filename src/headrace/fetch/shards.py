@@ -85,8 +85,9 @@ class ShardSource:
         self._pending: list[RawPart] = []
 
     async def run(self, flow: Flow) -> None:
+        ahead: deque[MemoryObjectReceiveStream[Part]] = deque()
         try:
-            async with anyio.create_task_group() as group, aclosing(self._in_order(flow, group)) as parts:
+            async with anyio.create_task_group() as group, aclosing(self._in_order(flow, group, ahead)) as parts:
                 async for part in parts:
                     self._give(flow, part)
                     if self._take is not None and self._position >= self._take:
@@ -96,43 +97,45 @@ class ShardSource:
         finally:
             for part in self._pending:
                 part.release()
-
-    async def _in_order(self, flow: Flow, group: TaskGroup) -> AsyncGenerator[Part, None]:
-        """The parts of all shards, in order; some shards ahead are read already."""
-        ahead: deque[MemoryObjectReceiveStream[Part]] = deque()
-        todo = deque(enumerate(self._urls))
-        try:
-            while todo or ahead:
-                while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST):
-                    ordinal, url = todo.popleft()
-                    send, receive = anyio.create_memory_object_stream[Part](float("inf"))
-                    ahead.append(receive)
-                    group.start_soon(self._read_shard, flow, ordinal, url, send)
-                async for part in ahead[0]:
-                    yield part
-                ahead.popleft().close()
-        finally:
-            for receive in ahead:
+            for receive in ahead:  # nobody sends any more
                 while receive.statistics().current_buffer_used:
                     receive.receive_nowait().release()
                 receive.close()
 
+    async def _in_order(
+        self, flow: Flow, group: TaskGroup, ahead: deque[MemoryObjectReceiveStream[Part]]
+    ) -> AsyncGenerator[Part, None]:
+        """The parts of all shards, in order; some shards ahead are read already."""
+        todo = deque(enumerate(self._urls))
+        while todo or ahead:
+            while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST):
+                ordinal, url = todo.popleft()
+                send, receive = anyio.create_memory_object_stream[Part](float("inf"))
+                ahead.append(receive)
+                group.start_soon(self._read_shard, flow, ordinal, url, send)
+            async for part in ahead[0]:
+                yield part
+            ahead.popleft().close()
+
     async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: MemoryObjectSendStream[Part]) -> None:
         async with send:
+            group = anyio.create_task_group()
+            ranges = _Ranges(self, flow, group, ordinal, url)
             try:
-                async with anyio.create_task_group() as group:
-                    await self._scan_shard(flow, group, ordinal, url, send)
+                async with group:
+                    await self._scan_shard(flow, ranges, ordinal, url, send)
                     group.cancel_scope.cancel()
             except Exception as error:
                 first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
                 send.send_nowait(ListPart([Failure(self._pack_error(first))]))
+            finally:
+                ranges.release()  # not before the last read has ended: it would write into what is others' by then
 
     async def _scan_shard(
-        self, flow: Flow, group: TaskGroup, ordinal: int, url: str, send: MemoryObjectSendStream[Part]
+        self, flow: Flow, ranges: _Ranges, ordinal: int, url: str, send: MemoryObjectSendStream[Part]
     ) -> None:
         scanner: Any = self._scanner(url)
         base, spans = 0, dict[int, Lease]()
-        ranges = _Ranges(self, flow, group, ordinal, url)
         try:
             async with aclosing(ranges.read()) as each:
                 async for offset, lease, is_last in each:
@@ -155,7 +158,6 @@ class ShardSource:
         finally:
             for held in spans.values():
                 held.release()
-            ranges.release()
 
     def range_bytes(self, ordinal: int, offset: int) -> int:
         """How much to ask a shard for at `offset`.

@@ -74,7 +74,12 @@ class Budget:
         entry = _Waiting(rank, next(self._numbers), size, grant, is_urgent, is_early, future)
         heapq.heappush(self._waiting, entry)
         self.changed()
-        return await future
+        try:
+            return await future
+        finally:
+            if entry in self._waiting:  # cancelled: it must not keep its epoch, and all that it knows
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
 
     def changed(self) -> None:
         """Something was released, delivered or asked for: let in whom there is room for."""

@@ -19,7 +19,7 @@ _DEADLINE_S = 20.0
 
 
 class ChannelContract:
-    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `headrace.types.Sender` and `Receiver`.
+    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `Sender` and `Receiver` in types.py.
 
         class TestQueue(ChannelContract):
             def open_channel(self, depth):
@@ -70,7 +70,7 @@ class ChannelContract:
                 sender.send(number)
             for number in range(7):
                 assert _next(receiver) == number
-                _eventually(lambda number=number: sender.granted == depth + number + 1)  # type: ignore[misc]
+                _until_granted(sender, depth + number + 1)
                 sender.send(depth + number)
                 assert _is_refused(sender)
 
@@ -117,7 +117,7 @@ class ChannelContract:
                 assert _next(receiver) == number
                 if depth == 0:
                     receiver.request()
-                _eventually(lambda sender=sender, n=number, d=depth: sender.granted >= max(d, 1) + n + 1)  # type: ignore[misc]
+                _until_granted(sender, max(depth, 1) + number + 1)
                 _eventually(lambda calls=calls, seen=seen: len(calls) > seen)  # type: ignore[misc]
 
     def test_end_comes_after_all_messages_and_stays(self) -> None:
@@ -149,12 +149,7 @@ class ChannelContract:
             sender.fail(b"what went wrong")
             sender.close()
             assert [_next(receiver) for _ in range(count)] == list(range(count))
-            try:
-                _next(receiver)
-            except ChannelFailedError as error:
-                assert error.blob == b"what went wrong"
-            else:
-                raise AssertionError("the failure was not told")
+            assert _failure(receiver) == b"what went wrong"
             assert _ending(receiver) is anyio.EndOfStream
 
     def test_first_end_counts(self) -> None:
@@ -225,7 +220,7 @@ class ChannelContract:
                 assert not sender.take_back(), "messages were taken back while the receiver may still take them"
                 left = list(receiver.close())
                 sender.close()
-                _eventually(lambda s=sender, l=left, n=count - received: len(_extended(l, s.take_back())) >= n)  # type: ignore[misc]
+                _take_back(sender, left, count - received)
                 assert left == list(range(received, count)), f"depth {depth}, {received} received"
                 assert not sender.take_back(), "they were told twice"
 
@@ -299,6 +294,11 @@ def _eventually(condition: Callable[[], Any]) -> None:
         time.sleep(0.0005)
 
 
+def _until_granted(sender: Sender, count: int) -> None:
+    _eventually(lambda: sender.granted >= count)
+    assert sender.granted == count
+
+
 def _send(sender: Sender, message: Any) -> None:
     """Send what is granted, or is about to be."""
 
@@ -366,6 +366,14 @@ def _ending(receiver: Receiver) -> type[BaseException]:
     raise AssertionError(f"{message!r} came, where nothing more may come")
 
 
+def _failure(receiver: Receiver) -> bytes:
+    try:
+        message = _next(receiver)
+    except ChannelFailedError as error:
+        return error.blob
+    raise AssertionError(f"{message!r} came in the place of a failure")
+
+
 def _while_waiting(receiver: Receiver, act: Callable[[], Any]) -> Any:
     """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
     results: list[Any] = []
@@ -388,6 +396,11 @@ def _while_waiting(receiver: Receiver, act: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def _extended(messages: list[Any], more: Sequence[Any]) -> list[Any]:
-    messages.extend(more)
-    return messages
+def _take_back(sender: Sender, left: list[Any], count: int) -> None:
+    """Add to `left` what the sender knows was not received, until it has `count` messages."""
+
+    def is_complete() -> bool:
+        left.extend(sender.take_back())
+        return len(left) >= count
+
+    _eventually(is_complete)

@@ -126,7 +126,7 @@ def pack_error(error: BaseException) -> bytes:
             back = unpack_bytes(blob)[0]  # some exceptions pickle and do not come back, or come back as others
             if isinstance(back, BaseException) and (form is not error or back.args == error.args):
                 return blob
-        except Exception:
+        except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
             continue
     told = "".join(traceback.format_exception_only(error)).strip()
     return pack_bytes((RuntimeError(f"{told} (the exception itself cannot be pickled)"), notes, text))
@@ -149,7 +149,8 @@ def _put_together(cls: type[BaseException], args: tuple[Any, ...], state: dict[s
     error = cls.__new__(cls, *args)
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     with contextlib.suppress(Exception):
-        builtin.__init__(error, *args)  # for what those of Python itself keep beside: errno, encoding, …
+        # For what those of Python itself keep beside: errno, encoding, …
+        builtin.__init__(error, *args)  # type: ignore[misc]
     error.args = args
     error.__dict__.update(state)
     return error

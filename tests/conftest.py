@@ -1,0 +1,268 @@
+"""What holds for every test: nothing may stay behind.
+
+After each test there may be no thread, process, file descriptor, shared mapping, /dev/shm entry, temporary file or
+unfinished asyncio task that was not there before it. Things that end by themselves are waited for, some seconds long.
+
+What may stay is declared, never ignored for everyone:
+
+* by a fixture that lives longer than one test, for what it serves with (`leaves` is a session fixture):
+      leaves.allow(threads="process_request_thread", descriptors=f"tcp 127.0.0.1:{port} ", reason="the S3 server")
+* by a test: `@pytest.mark.may_leave(processes="sleep", reason="...")`.
+
+The values are regular expressions, searched for in the description that the failure prints. A test that failed is not
+checked: its traceback keeps things alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib.util
+import os
+import re
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+KINDS = ("threads", "processes", "descriptors", "mappings", "shm", "files", "tasks")
+DEADLINE_S = 5.0
+_MARK = "HEADRACE_TEST_RUN"
+_failed = pytest.StashKey[bool]()
+
+
+class Leaves:
+    """What is allowed to stay: (kind, pattern) pairs, each with its reason."""
+
+    def __init__(self, allowed: dict[tuple[str, str], str] | None = None) -> None:
+        self.allowed = dict(allowed or {})
+
+    def allow(self, *, reason: str, **patterns: str) -> None:
+        for kind, pattern in patterns.items():
+            assert kind in KINDS, f"{kind!r} is none of {KINDS}"
+            self.allowed[kind, pattern] = reason
+
+    def covers(self, kind: str, description: str) -> bool:
+        return any(kind == k and re.search(pattern, description) for k, pattern in self.allowed)
+
+
+@pytest.fixture(scope="session")
+def leaves() -> Leaves:
+    """Declare here what a fixture that outlives a test leaves behind."""
+    return Leaves()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator[None]:
+    """Start what libraries keep for the life of a process before the first test looks at what is there."""
+    os.environ[_MARK] = uuid.uuid4().hex  # workers carry it, whoever their parent is by now
+    private = tmp_path_factory.mktemp("temporary")  # so that other programs' temporary files are not taken for ours
+    before = {name: os.environ.get(name) for name in ("TMPDIR",)}
+    os.environ["TMPDIR"] = tempfile.tempdir = str(private)
+    leaves.allow(files="^torchinductor_", reason="torch's optimizers make its compiler's cache folder on first use")
+
+    import hypothesis  # noqa: F401  # it asks the collector for referrers, and those of frozen objects are hidden
+    import torch
+
+    torch.ones(8) @ torch.ones(8)
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        uvloop.new_event_loop().close()  # libuv keeps a pipe for signals
+
+    async def start_the_runtime_of_obstore() -> None:
+        import obstore
+        from obstore.store import MemoryStore
+
+        await obstore.put_async(MemoryStore(), "a", b"a")
+
+    asyncio.run(start_the_runtime_of_obstore())
+    gc.collect()
+    gc.freeze()  # libraries are garbage of no test; the collections after each one stay short
+    yield
+    tempfile.tempdir = None
+    for name, value in before.items():
+        os.environ.pop(name)
+        if value is not None:
+            os.environ[name] = value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
+    report = yield
+    if call.excinfo is not None and call.when in ("setup", "call"):
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Iterator[None]:
+    may_leave = Leaves(leaves.allowed)
+    gc.collect()
+    before = {kind: set(look()) for kind, look in LOOKS.items()}
+    yield
+    if request.node.stash.get(_failed, False):
+        return
+    may_leave.allowed.update(leaves.allowed)
+    for marker in request.node.iter_markers("may_leave"):
+        may_leave.allow(**marker.kwargs)
+    left = _what_is_left(before, may_leave)
+    if left:
+        pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str]:
+    """Descriptions of what is still there when everything that ends by itself has had its time."""
+    deadline = time.monotonic() + DEADLINE_S
+    pause_s = 0.005
+    while True:
+        gc.collect()
+        left = [
+            (kind, thing, description)
+            for kind, look in LOOKS.items()
+            for thing, description in look().items()
+            if thing not in before[kind] and not may_leave.covers(kind, description)
+        ]
+        remaining_s = deadline - time.monotonic()
+        if not left or remaining_s <= 0:
+            return [f"{kind}: {description}" for kind, _, description in left]
+        thread = next((thing for _, thing, _ in left if isinstance(thing, threading.Thread)), None)
+        if thread is not None:
+            thread.join(min(remaining_s, 0.5))
+        else:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.1)
+
+
+def _threads() -> dict[object, str]:
+    return {t: f"{t.name}{' (daemon)' if t.daemon else ''}" for t in threading.enumerate()}
+
+
+def _tasks() -> dict[object, str]:
+    return {id(o): repr(o) for o in gc.get_objects() if issubclass(type(o), asyncio.Task) and not o.done()}
+
+
+def _files() -> dict[object, str]:
+    return {name: name for name in _names(tempfile.gettempdir())}
+
+
+def _shm() -> dict[object, str]:
+    """Entries of /dev/shm, without those of a torch in a live process that is none of ours."""
+    ours = {str(pid) for pid, _ in _processes()} | {str(os.getpid())}
+    found = {}
+    for name in _names("/dev/shm"):
+        torchs = re.match(r"torch_(\d+)_", name)
+        if torchs and torchs[1] not in ours and Path("/proc", torchs[1]).exists():
+            continue
+        found[name] = f"/dev/shm/{name}"
+    return found
+
+
+def _mappings() -> dict[object, str]:
+    """Shared memory that is still mapped though its descriptor may be closed."""
+    found: dict[object, str] = {}
+    for line in _text("/proc/self/maps").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/")):
+            found[fields[0], fields[4], fields[5]] = f"{fields[5]} inode {fields[4]}"
+    return found
+
+
+def _descriptors() -> dict[object, str]:
+    addresses = _addresses()
+    found: dict[object, str] = {}
+    for fd in set(_names("/proc/self/fd")) - {"0", "1", "2"}:  # pytest points those elsewhere while it captures
+        with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
+            target = str(Path("/proc/self/fd", fd).readlink())
+            found[fd, target] = f"{fd} -> {target} {addresses.get(target, '')}".rstrip()
+    return found
+
+
+def _addresses() -> dict[str, str]:
+    """Of each TCP socket by its inode: "tcp 127.0.0.1:5000 -> 127.0.0.1:43210"."""
+    found = {}
+    for family, path in ((socket.AF_INET, "/proc/self/net/tcp"), (socket.AF_INET6, "/proc/self/net/tcp6")):
+        for line in _text(path).splitlines()[1:]:
+            fields = line.split()
+            local, remote = (_address(family, field) for field in fields[1:3])
+            found[f"socket:[{fields[9]}]"] = f"tcp {local} -> {remote}"
+    return found
+
+
+def _address(family: socket.AddressFamily, field: str) -> str:
+    host, port = field.split(":")
+    words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+    return f"{socket.inet_ntop(family, struct.pack(f'={len(words)}I', *words))}:{int(port, 16)}"
+
+
+def _processes() -> dict[object, str]:
+    """Our descendants, and those that carry the mark of this run though their parents are gone; zombies too."""
+    parents: dict[int, int] = {}
+    started: dict[int, str] = {}
+    for name in _names("/proc"):
+        if name.isdigit():
+            # The name in parentheses may hold spaces and parentheses itself.
+            fields = _text(f"/proc/{name}/stat").rpartition(")")[2].split()
+            if len(fields) > 19:
+                parents[int(name)], started[int(name)] = int(fields[1]), fields[19]
+    mark = f"{_MARK}={os.environ.get(_MARK, '')}".encode()
+    ours: dict[object, str] = {}
+    for pid in parents:
+        if pid != os.getpid() and (_descends(pid, parents) or _carries(pid, mark)):
+            command = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:200]
+            state = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
+            ours[pid, started[pid]] = f"{pid} {command or '(no command line)'} state {''.join(state) or 'gone'}"
+    return ours
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid := parents.get(pid, 0):
+        if parents.get(pid) == os.getpid():
+            return True
+    return False
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(folder)]
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+LOOKS: dict[str, Callable[[], dict[object, str]]] = {"threads": _threads, "tasks": _tasks, "files": _files}
+if sys.platform == "linux":
+    LOOKS |= {"processes": _processes, "descriptors": _descriptors, "mappings": _mappings, "shm": _shm}
+
+
+@pytest.fixture(scope="session")
+def digits() -> ModuleType:
+    """The module that the examples share; they run as scripts, so it is no part of a package."""
+    path = Path(__file__).parents[1] / "examples" / "digits.py"
+    spec = importlib.util.spec_from_file_location("digits", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,172 @@
+"""Every store of ours keeps the contract of stores."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import boto3
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.spec import AbstractFileSystem
+from moto.server import ThreadedMotoServer
+from network.fault_server import FaultServer
+
+from headrace.fetch import memory
+from headrace.fetch.stores import open_store, split
+from headrace.options import FetchOptions
+from headrace.testing import StoreContract
+from headrace.types import Store
+
+
+class _Prefixed:
+    """A store asked for paths as the reader would ask for them under `base`."""
+
+    def __init__(self, base: str, storage_options: dict[str, Any] | None = None, *, quoted: bool = False) -> None:
+        scheme, root, _ = split(f"{base}/x")
+        self._store = open_store(root, scheme, FetchOptions(), storage_options or {})
+        self._base, self._quoted = base, quoted
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Any:
+        url = f"{self._base}/{quote(path) if self._quoted else path}"
+        return await self._store.get(split(url)[2], start, stop, if_match=if_match)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
+class TestMemory(StoreContract):
+    def open_store(self) -> Store:
+        return _Prefixed("memory://contract")
+
+    def put(self, path: str, data: bytes) -> None:
+        memory.put(f"memory://contract/{path}", data)
+        self.written.add(path)
+
+    @pytest.fixture(autouse=True)
+    def emptied(self) -> Iterator[None]:
+        self.written: set[str] = set()
+        yield
+        for path in self.written:
+            memory.remove(f"memory://contract/{path}")
+
+
+class TestFiles(StoreContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path) -> None:
+        self.place = tmp_path
+
+    def open_store(self) -> Store:
+        return _Prefixed(str(self.place))
+
+    def put(self, path: str, data: bytes) -> None:
+        (self.place / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.place / path).write_bytes(data)
+
+
+class TestFileAddresses(TestFiles):
+    def open_store(self) -> Store:
+        return _Prefixed(f"file://{self.place}", quoted=True)
+
+
+class TestWeb(StoreContract):
+    @pytest.fixture(autouse=True)
+    def server(self) -> Iterator[None]:
+        with FaultServer() as self.web:
+            yield
+
+    def open_store(self) -> Store:
+        return _Prefixed(self.web.url, quoted=True)
+
+    def put(self, path: str, data: bytes) -> None:
+        self.web.add(path, data)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[tuple[str, Any]]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{host}:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    client.create_bucket(Bucket="contract")
+    yield f"http://{host}:{port}", client
+    client.close()
+    server.stop()
+
+
+class TestS3(StoreContract):
+    settings: ClassVar[dict[str, Any]] = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+
+    @pytest.fixture(autouse=True)
+    def server(self, s3: tuple[str, Any]) -> None:
+        self.endpoint, self.client = s3
+
+    def open_store(self) -> Store:
+        return _Prefixed("s3://contract", {**self.settings, "endpoint": self.endpoint})
+
+    def put(self, path: str, data: bytes) -> None:
+        self.client.put_object(Bucket="contract", Key=path, Body=data)
+
+
+_shelf: dict[str, bytes] = {}
+
+
+def _about(path: str) -> dict[str, Any]:
+    if path not in _shelf:
+        raise FileNotFoundError(path)
+    return {"name": path, "size": len(_shelf[path]), "type": "file", "ETag": f'"{hash(_shelf[path])}"'}
+
+
+class ShelfFileSystem(AbstractFileSystem):
+    protocol = "shelf"
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return _about(path)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        return _shelf[path][start:end]
+
+
+class AsyncShelfFileSystem(AsyncFileSystem):
+    protocol = "ashelf"
+
+    async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return _about(path)
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
+        await asyncio.sleep(0)
+        return _shelf[path][start:end]
+
+
+class TestFsspecInThreads(StoreContract):
+    scheme: ClassVar[str] = "shelf"
+
+    @pytest.fixture(autouse=True)
+    def registered(self) -> Iterator[None]:
+        fsspec.register_implementation("shelf", ShelfFileSystem, clobber=True)
+        fsspec.register_implementation("ashelf", AsyncShelfFileSystem, clobber=True)
+        yield
+        _shelf.clear()
+
+    def open_store(self) -> Store:
+        return _Prefixed(f"{self.scheme}://top")
+
+    def put(self, path: str, data: bytes) -> None:
+        _shelf[f"top/{path}"] = data
+
+
+class TestFsspecOnTheLoop(TestFsspecInThreads):
+    scheme: ClassVar[str] = "ashelf"

@@ -1,0 +1,61 @@
+"""Small shards made in the test, and what their samples are."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from headrace.fetch import memory
+
+Fields = dict[str, bytes]
+
+
+def tar(samples: Sequence[tuple[str, Fields]]) -> bytes:
+    """An archive as tools write it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for key, fields in samples:
+            for field, body in fields.items():
+                member = tarfile.TarInfo(f"{key}.{field}")
+                member.size = len(body)
+                archive.addfile(member, io.BytesIO(body))
+    return out.getvalue()
+
+
+def numbered_samples(first: int, count: int, size: int = 700) -> list[tuple[str, Fields]]:
+    """Samples whose bytes tell their number; their sizes differ."""
+    return [
+        (f"{n:06d}", {"bin": bytes([n % 251]) * (size + 37 * (n % 11)), "cls": str(n).encode()})
+        for n in range(first, first + count)
+    ]
+
+
+def put_shards(name: str, counts: Sequence[int], size: int = 700) -> list[str]:
+    """Shards of so many samples each in memory; their addresses."""
+    urls, first = [], 0
+    for k, count in enumerate(counts):
+        urls.append(f"memory://{name}/{k}.tar")
+        memory.put(urls[-1], tar(numbered_samples(first, count, size)))
+        first += count
+    return urls
+
+
+def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
+    return {"__key__": key, "__url__": url, **fields}
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two batches are equal, tensors byte by byte."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)

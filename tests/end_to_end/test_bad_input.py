@@ -1,0 +1,432 @@
+"""Whatever is wrong with the input is one clear error, in its place in the order, and the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.tars import numbered_samples, put_shards, tar
+from network.fault_server import Fault, FaultServer
+
+import headrace as hr
+from headrace.fetch import memory
+
+pytestmark = pytest.mark.usefixtures("warm_helper")
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+QUICK = hr.FetchOptions(attempts=2, backoff_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as running:
+        yield running
+
+
+def run(data: Any, **options: Any) -> list[Any]:
+    """Each batch, or the error in its place, of a loop that goes on after errors."""
+    options.setdefault("fetch", QUICK)
+    got: list[Any] = []
+    with hr.DataLoader(data, timeout=30, **options) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return got
+            except Exception as error:
+                got.append(error)
+            else:
+                got.append(batch)
+
+
+def run_async(data: Any, **options: Any) -> list[Any]:
+    async def main() -> list[Any]:
+        got: list[Any] = []
+        async with hr.DataLoader(data, fetch=QUICK, timeout=30, **options) as loader:
+            batches = aiter(loader)
+            while True:
+                try:
+                    got.append(await anext(batches))
+                except StopAsyncIteration:
+                    return got
+                except Exception as error:
+                    got.append(error)
+
+    return asyncio.run(main())
+
+
+def label(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+def values(got: list[Any]) -> list[Any]:
+    """Batches as lists of numbers, errors as their types."""
+    return [type(g) if isinstance(g, Exception) else g.tolist() for g in got]
+
+
+def words(error: BaseException) -> str:
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def with_bad_shard(name: str, data: bytes | None) -> list[str]:
+    """Shards of 4, bad, 4 samples."""
+    urls = put_shards(name, [4, 1, 4])
+    memory.remove(urls[1])
+    if data is not None:
+        memory.put(urls[1], data)
+    return urls
+
+
+GOOD = tar(numbered_samples(0, 8))
+BAD_SHARDS: dict[str, tuple[bytes | None, type[Exception], str]] = {
+    "missing": (None, hr.ObjectMissingError, "bytes 0 to"),
+    "empty": (b"", hr.FormatError, "empty"),
+    "html": (b"<!DOCTYPE html><html>no such page</html>", hr.FormatError, "not a tar archive"),
+    "gzip": (gzip.compress(GOOD, mtime=0), hr.FormatError, "gzip"),
+    "zeros of another kind": (b"x" * 5000, hr.FormatError, "byte 0"),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize(("data", "kind", "said"), BAD_SHARDS.values(), ids=BAD_SHARDS.keys())
+def test_a_bad_shard_is_an_error_between_its_neighbours(
+    data: bytes | None, kind: type[Exception], said: str, num_workers: int
+) -> None:
+    urls = with_bad_shard("bad-shard", data)
+    got = run(hr.stream(urls).map(label), batch_size=2, num_workers=num_workers)
+    assert values(got) == [[0, 1], [2, 3], kind, [6, 7], [8]]
+    error = got[2]
+    assert error.url == urls[1]
+    assert urls[1] in str(error)
+    assert said in str(error)
+    assert error.stage in ("fetch", "scan")
+    if isinstance(error, hr.StorageError):
+        assert error.attempts >= 1
+        assert error.start == 0
+
+
+@WORKERS
+@pytest.mark.parametrize("cut", [600, 2048, 4096 + 100])
+def test_a_truncated_shard_gives_its_whole_samples_and_then_the_error(cut: int, num_workers: int) -> None:
+    urls = with_bad_shard("truncated", GOOD[:cut])
+    got = run(hr.stream(urls).map(label), batch_size=None, num_workers=num_workers)
+    errors = [k for k, g in enumerate(got) if isinstance(g, Exception)]
+    assert len(errors) == 1
+    error = got[errors[0]]
+    assert type(error) is hr.FormatError
+    assert "truncated" in str(error)
+    assert error.url == urls[1]
+    assert error.offset is not None
+    assert [int(g) for k, g in enumerate(got) if k != errors[0]][-4:] == [5, 6, 7, 8]
+
+
+def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
+    urls = put_shards("bad-end", [4, 1])
+    memory.remove(urls[1])
+    for collate in (None, list):
+        got = run(hr.stream(urls).map(label), batch_size=2, drop_last=True, collate_fn=collate)
+        assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
+    got = run(hr.stream(urls).filter(lambda s: True).map(label), batch_size=2, drop_last=True)
+    assert [type(g) for g in got[2:]] == [hr.ObjectMissingError]
+    shuffled = run(hr.stream(urls).shuffle().map(label), batch_size=2, drop_last=True)
+    assert sum(isinstance(g, hr.ObjectMissingError) for g in shuffled) == 1
+
+
+def test_http_errors_say_status_range_and_attempts(server: FaultServer) -> None:
+    forbidden = server.add("forbidden.tar", GOOD, Fault("403", None))
+    busy = server.add("busy.tar", GOOD, Fault("503", None))
+    good = server.add("good.tar", GOOD)
+    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(label), batch_size=8)
+    assert [type(g) for g in got] == [torch.Tensor, hr.AccessDeniedError]
+    got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(label), batch_size=None)
+    denied, throttled, missing = got[8:]
+    assert (type(denied), denied.attempts, denied.status) == (hr.AccessDeniedError, 1, 403)
+    assert isinstance(throttled, hr.StorageError)
+    assert throttled.attempts == 2
+    assert (type(missing), missing.attempts) == (hr.ObjectMissingError, 1)
+    for error, url in ((denied, forbidden), (throttled, busy), (missing, f"{server.url}/missing.tar")):
+        assert url in str(error)
+        assert "bytes 0 to" in str(error)
+        assert "attempt" in str(error)
+
+
+@WORKERS
+def test_a_missing_field_names_the_sample_and_what_it_has(num_workers: int) -> None:
+    samples = numbered_samples(0, 6)
+    samples[3] = ("000003", {"bin": b"x", "txt": b"y"})
+    memory.put("memory://field/0.tar", tar(samples))
+    data = hr.stream("memory://field/0.tar").to_tuple("cls").map(lambda t: int(t[0]))
+    got = run(data, batch_size=2, num_workers=num_workers)
+    assert values(got) == [[0, 1], hr.FormatError, [4, 5]]
+    error = got[1]
+    assert (error.key, error.url, error.stage) == ("000003", "memory://field/0.tar", "to_tuple")
+    for said in ("'cls'", "bin, txt", "000003", "memory://field/0.tar"):
+        assert said in str(error)
+
+
+@WORKERS
+def test_an_image_that_does_not_decode_names_sample_and_field(num_workers: int) -> None:
+    samples = [(f"{k}", {"png": b"not an image", "cls": b"1"}) for k in range(3)]
+    memory.put("memory://image/0.tar", tar(samples))
+    got = run(hr.stream("memory://image/0.tar").decode("rgb8"), batch_size=1, num_workers=num_workers)
+    assert [type(g) for g in got] == [hr.DecodeError] * 3
+    assert (got[1].key, got[1].field, got[1].url, got[1].stage) == ("1", "png", "memory://image/0.tar", "decode")
+    assert "stage: decode(rgb8)" in words(got[1])
+
+
+class UsersError(Exception):
+    """The user's own."""
+
+
+def stumble(n: int) -> int:
+    if n == 5:
+        raise UsersError("five is too much")
+    return n
+
+
+async def astumble(n: int) -> int:
+    return stumble(n)
+
+
+STUMBLES: dict[str, tuple[Callable[[hr.Stream], hr.Stream], str]] = {
+    "map": (lambda s: s.map(stumble), "stage: map(stumble)"),
+    "filter": (lambda s: s.filter(lambda n: stumble(n) >= 0), "stage: filter("),
+    "async map": (lambda s: s.map(astumble), "stage: map(astumble)"),
+    "map, async map": (lambda s: s.map(abs).map(astumble), "stage: map(astumble)"),
+    "async map, map": (lambda s: s.map(astumble).map(abs), "stage: map(astumble)"),
+    "async filter": (lambda s: s.filter(astumble_or_true), "stage: filter(astumble_or_true)"),
+}
+
+
+async def astumble_or_true(n: int) -> bool:
+    return stumble(n) >= 0
+
+
+@WORKERS
+@pytest.mark.parametrize(("step", "note"), STUMBLES.values(), ids=STUMBLES.keys())
+def test_what_a_users_function_raises_is_raised_in_its_place(
+    step: Callable[[hr.Stream], hr.Stream], note: str, num_workers: int
+) -> None:
+    urls = put_shards("stumble", [8])
+    got = run(step(hr.stream(urls).map(label)), batch_size=2, num_workers=num_workers)
+    assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
+    assert type(got[2]).__name__ == "UsersError"
+    assert str(got[2]) == "five is too much"
+    assert note in words(got[2])
+    assert "sample 5 of the epoch" in words(got[2])
+    assert "in stumble" in str(got[2].__cause__)
+
+
+@WORKERS
+def test_a_function_of_raw_samples_is_told_with_key_and_url(num_workers: int) -> None:
+    urls = put_shards("raw", [3])
+
+    def fail(sample: dict[str, Any]) -> int:
+        return 1 // int(sample["cls"])
+
+    got = run(hr.stream(urls).map(fail), batch_size=1, num_workers=num_workers)
+    assert [type(g) for g in got] == [ZeroDivisionError, torch.Tensor, torch.Tensor]
+    for said in ("key '000000'", f"url {urls[0]}", "fail", "stage: map("):
+        assert said in words(got[0])
+
+
+@WORKERS
+def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int) -> None:
+    def collate(samples: list[int]) -> int:
+        return stumble(samples[1])
+
+    got = run(
+        hr.stream(put_shards("collate", [8])).map(label), batch_size=2, collate_fn=collate, num_workers=num_workers
+    )
+    assert [g for g in got if not isinstance(g, Exception)] == [1, 3, 7]
+    assert type(got[2]).__name__ == "UsersError"
+    assert "stage: collate; batch 2" in words(got[2])
+
+
+@WORKERS
+def test_samples_that_make_no_batch_are_told_with_their_forms(num_workers: int) -> None:
+    data = hr.stream(put_shards("shapes", [8])).map(lambda s: torch.zeros(2 if s["cls"] == b"5" else 3))
+    got = run(data, batch_size=2, num_workers=num_workers)
+    assert [type(g) for g in got] == [torch.Tensor, torch.Tensor, hr.CollateError, torch.Tensor]
+    error = got[2]
+    assert (error.stage, error.batch) == ("collate", 2)
+    assert "Tensor[2]" in str(error)
+    assert "Tensor[3]" in str(error)
+
+
+class Getting(hr.AsyncDataset):
+    def __init__(self, get: Callable[[int], Any]) -> None:
+        self.get = get
+
+    def __len__(self) -> int:
+        return 8
+
+    async def aget(self, key: int) -> Any:
+        await asyncio.sleep(0)
+        return self.get(key)
+
+
+def stop_async(n: int) -> int:
+    if n == 5:
+        raise StopAsyncIteration
+    return n
+
+
+def cancel(n: int) -> int:
+    if n == 5:
+        raise asyncio.CancelledError
+    return n
+
+
+def stop(n: int) -> int:
+    if n == 5:
+        raise StopIteration
+    return n
+
+
+@WORKERS
+@pytest.mark.parametrize("get", [stumble, stop_async, cancel, stop])
+def test_what_aget_raises_is_an_error_whatever_it_is(get: Callable[[int], Any], num_workers: int) -> None:
+    for way in (run, run_async):
+        got = way(Getting(get), batch_size=2, num_workers=num_workers)
+        assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
+        assert isinstance(got[2], Exception)
+        assert "key 5" in words(got[2])
+        assert "stage: fetch" in words(got[2])
+
+
+@WORKERS
+@pytest.mark.parametrize("fail", [stumble, stop_async, cancel, stop])
+def test_what_an_async_step_raises_is_an_error_whatever_it_is(fail: Callable[[int], Any], num_workers: int) -> None:
+    async def step(n: int) -> int:
+        return fail(n)
+
+    for data in (Getting(abs).map(step), Getting(abs).map(abs).map(step)):
+        for way in (run, run_async):
+            got = way(data, batch_size=2, num_workers=num_workers)
+            assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
+            assert isinstance(got[2], Exception)
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_exception_of_a_function_ends_the_thread_that_works(error: type[BaseException]) -> None:
+    def fail(n: int) -> int:
+        if n == 3:
+            raise error
+        return n
+
+    with hr.DataLoader(Getting(fail_at_none).map(fail), batch_size=1, timeout=20) as loader:
+        batches = iter(loader)
+        assert [int(next(batches)) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises((RuntimeError, error)) as caught:
+            next(batches)
+        assert "timed out" not in str(caught.value)
+        assert [int(b) for b in batches] == [4, 5, 6, 7]
+
+
+def fail_at_none(n: int) -> int:
+    return n
+
+
+@WORKERS
+def test_what_aiter_raises_ends_the_epoch_in_its_place(num_workers: int) -> None:
+    class Breaks(hr.AsyncIterableDataset):
+        async def aiter(self) -> AsyncIterator[int]:
+            for n in range(20):
+                yield stumble(n)
+
+    for drop_last in (False, True):
+        got = run(Breaks(), batch_size=2, num_workers=num_workers, drop_last=drop_last)
+        assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3]]
+        assert type(got[2]).__name__ == "UsersError"
+        assert "sample 5 of the epoch" in words(got[2])
+        assert len(got) == 3
+
+
+def test_an_aiter_that_is_no_generator_is_told() -> None:
+    class Forgot(hr.AsyncIterableDataset):
+        def aiter(self) -> Any:
+            return 3
+
+    got = run(Forgot(), batch_size=2)
+    assert [type(g) for g in got] == [TypeError]
+
+
+def test_an_aiter_that_raises_at_once_is_told() -> None:
+    class Raises(hr.AsyncIterableDataset):
+        def aiter(self) -> Any:
+            raise UsersError("at once")
+
+    got = run(Raises(), batch_size=2)
+    assert [type(g) for g in got] == [UsersError]
+
+
+@WORKERS
+def test_samples_that_cannot_be_sent_or_delivered_are_told(num_workers: int) -> None:
+    import threading
+
+    got = run(Getting(lambda n: threading.Lock() if n == 5 else n), batch_size=2, num_workers=num_workers)
+    assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
+    assert "lock" in words(got[2]).lower()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"), [("nosuch://bucket/a.tar", "nosuch"), ("pipe:cat a.tar", "shell"), ("http://[1/a.tar", "address")]
+)
+def test_addresses_that_mean_nothing_are_told(url: str, said: str) -> None:
+    try:
+        got = run(hr.stream(url, format="tar"), batch_size=2)
+    except hr.OptionError as error:
+        got = [error]
+    assert [type(g) for g in got] == [hr.OptionError]
+    assert said in str(got[0])
+
+
+def test_a_url_pattern_of_nothing_is_told_while_building() -> None:
+    for urls in ([], "", "{,}"):
+        with pytest.raises(hr.OptionError, match="names no object"):
+            hr.stream(urls)
+
+
+def test_missing_files_are_told_one_by_one() -> None:
+    memory.put("memory://some/1.txt", b"1")
+    got = run(hr.files("memory://some/{0..2}.txt"), batch_size=None)
+    assert [type(g) for g in got] == [hr.ObjectMissingError, dict, hr.ObjectMissingError]
+    assert got[2].url == "memory://some/2.txt"
+    assert "key 2" in words(got[2])
+
+
+def test_the_first_error_of_a_batch_is_told_and_the_rest_of_it_is_gone() -> None:
+    def fail(n: int) -> int:
+        if n in (2, 3, 5):
+            raise UsersError(str(n))
+        return n
+
+    for workers in (0, 2):
+        got = run(Getting(fail_at_none).map(fail), batch_size=4, num_workers=workers)
+        assert [str(g) for g in got] == ["2", "5"]
+
+
+def test_errors_everywhere_leave_nothing_behind() -> None:
+    urls = with_bad_shard("everywhere", b"no tar")
+
+    def fail(sample: Any) -> Any:
+        raise UsersError
+
+    with hr.DataLoader(hr.stream(urls).map(fail), batch_size=2, fetch=QUICK) as loader:
+        for _ in range(20):
+            errors = 0
+            batches: Any = iter(loader)
+            while True:
+                try:
+                    next(batches)
+                except StopIteration:
+                    break
+                except Exception:
+                    errors += 1
+            assert errors == 5
+        assert loader.stats().fetch.input_bytes == 0

@@ -1,0 +1,546 @@
+"""Data sets of the user's own: coroutines by key, asynchronous iterators, files, and what loaders promise for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+from headrace.fetch import memory
+
+pytestmark = pytest.mark.usefixtures("warm_helper")
+
+
+class Keys(hr.AsyncDataset):
+    """Counts what is asked of it; all of that happens on one thread."""
+
+    def __init__(self, count: int = 10, *, is_slow: bool = False) -> None:
+        self.count = count
+        self.is_slow = is_slow
+        self.calls: list[str] = []
+        self.got: list[int] = []
+        self.threads: set[str] = set()
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aopen(self) -> None:
+        self.calls.append("open")
+        self.threads.add(threading.current_thread().name)
+        self.loop = asyncio.get_running_loop()
+
+    async def aclose(self) -> None:
+        self.calls.append("close")
+        self.threads.add(threading.current_thread().name)
+        assert asyncio.get_running_loop() is self.loop
+
+    async def aget(self, key: int) -> int:
+        self.got.append(key)
+        self.threads.add(threading.current_thread().name)
+        assert asyncio.get_running_loop() is self.loop
+        if self.is_slow:
+            await asyncio.sleep(0)
+        return key
+
+
+class Many(Keys):
+    def __init__(self, count: int = 10) -> None:
+        super().__init__(count)
+        self.chunks: list[list[int]] = []
+
+    async def aget_many(self, keys: Sequence[int]) -> list[int]:
+        self.chunks.append(list(keys))
+        return [key * 10 for key in keys]
+
+
+def flat(batches: Any) -> list[int]:
+    return [int(n) for batch in batches for n in batch]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_are_got_on_the_engines_loop_and_the_data_set_is_opened_once(num_workers: int) -> None:
+    data = Keys(is_slow=True)
+    with hr.DataLoader(data, batch_size=4, num_workers=num_workers) as loader:
+        assert data.calls == []
+        for _ in range(3):
+            assert flat(loader) == list(range(10))
+        assert data.calls == ["open"]
+    assert data.calls == ["open", "close"]
+    assert data.threads == {"headrace-engine"}
+    assert sorted(data.got) == sorted([*range(10)] * 3)
+
+
+def test_a_loader_that_was_not_used_opens_nothing() -> None:
+    data = Keys()
+    with hr.DataLoader(data):
+        pass
+    assert data.calls == []
+
+
+def test_breaking_off_closes_too() -> None:
+    data = Keys(1000)
+    with hr.DataLoader(data, batch_size=4) as loader:
+        for batch in loader:
+            assert batch.tolist() == [0, 1, 2, 3]
+            break
+    assert data.calls == ["open", "close"]
+
+
+def test_a_failure_to_open_is_raised_and_opening_is_tried_again() -> None:
+    class Shy(Keys):
+        async def aopen(self) -> None:
+            await super().aopen()
+            if len(self.calls) == 1:
+                raise ConnectionError("not yet")
+
+    data = Shy()
+    with hr.DataLoader(data, batch_size=4) as loader:
+        with pytest.raises(ConnectionError, match="not yet"):
+            next(iter(loader))
+        assert flat(loader) == list(range(10))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_samples_are_got_together_where_the_data_set_can(num_workers: int) -> None:
+    data = Many(10)
+    with hr.DataLoader(data, batch_size=4, shuffle=True, num_workers=num_workers) as loader:
+        assert sorted(flat(loader)) == [10 * k for k in range(10)]
+    assert data.got == []
+    assert sorted(k for chunk in data.chunks for k in chunk) == list(range(10))
+
+
+def test_a_wrong_number_of_samples_is_told() -> None:
+    class Short(Many):
+        async def aget_many(self, keys: Sequence[int]) -> list[int]:
+            return list(keys)[1:]
+
+    with hr.DataLoader(Short(), batch_size=4) as loader, pytest.raises(ValueError, match="aget_many gave 1 samples"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_keys_may_be_anything(num_workers: int) -> None:
+    class Named(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 4
+
+        def keys(self) -> list[Any]:
+            return ["a", "b", ("c", 1), "d"]
+
+        async def aget(self, key: Any) -> str:
+            return f"got {key}"
+
+    with hr.DataLoader(Named(), batch_size=2, num_workers=num_workers) as loader:
+        assert list(loader) == [["got a", "got b"], ["got ('c', 1)", "got d"]]
+    with hr.DataLoader(Named(), batch_size=4, shuffle=True, seed=3) as loader:
+        assert sorted(next(iter(loader))) == ["got ('c', 1)", "got a", "got b", "got d"]
+
+
+def test_keys_that_are_fewer_than_the_samples_are_told() -> None:
+    class Torn(Keys):
+        def keys(self) -> list[int]:
+            return [1, 2]
+
+    with hr.DataLoader(Torn(10)) as loader, pytest.raises(hr.OptionError, match="10 samples, but its keys"):
+        iter(loader)
+
+
+def test_a_key_that_cannot_be_had_is_an_error_in_its_place() -> None:
+    class Holes(Sequence[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, k: Any) -> Any:
+            if k == 5:
+                raise LookupError("no key there")
+            return k
+
+    class Torn(Keys):
+        def keys(self) -> Sequence[int]:
+            return Holes()
+
+    with hr.DataLoader(Torn(8), batch_size=2) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist(), next(batches).tolist()] == [[0, 1], [2, 3]]
+        with pytest.raises(LookupError, match="no key there"):
+            next(batches)
+        assert next(batches).tolist() == [6, 7]
+
+
+def test_samples_are_got_outside_of_a_loader_too() -> None:
+    data = Keys()
+    assert data[3] == 3
+    assert data.calls == ["open", "close"]
+
+
+def test_shuffled_by_key_globally() -> None:
+    with hr.DataLoader(Keys(100), batch_size=10, shuffle=True, seed=4) as loader:
+        epochs = [flat(loader) for _ in range(2)]
+    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    with hr.DataLoader(Keys(100).take(30).shuffle(seed=4), batch_size=10) as loader:
+        assert sorted(flat(loader)) == list(range(30))
+    with hr.DataLoader(Keys(100).shuffle(seed=4).take(30), batch_size=10) as loader:
+        assert flat(loader) == epochs[0][:30]
+
+
+class Feed(hr.AsyncIterableDataset):
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count
+        self.given = 0
+        self.ended = 0
+        self.threads: set[str] = set()
+
+    async def aiter(self) -> AsyncIterator[int]:
+        n = 0
+        try:
+            while self.count is None or n < self.count:
+                self.threads.add(threading.current_thread().name)
+                self.given += 1
+                yield n
+                n += 1
+        finally:
+            self.ended += 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterable_runs_on_the_engines_loop(num_workers: int) -> None:
+    data = Feed(10)
+    with hr.DataLoader(data.map(lambda n: n + 1), batch_size=4, num_workers=num_workers) as loader:
+        assert [flat(loader), flat(loader)] == [list(range(1, 11))] * 2
+    assert data.threads == {"headrace-engine"}
+    assert data.ended == 2
+
+
+def test_an_endless_iterable_is_taken_from() -> None:
+    data = Feed()
+    with hr.DataLoader(data.take(10), batch_size=4) as loader:
+        assert flat(loader) == list(range(10))
+    assert data.given == 10
+    assert data.ended == 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_endless_iterable_is_not_run_ahead_of(num_workers: int) -> None:
+    data = Feed()
+    options = {"batch_size": 4, "num_workers": num_workers, "fetch_concurrency": 8, "prefetch_factor": 2}
+    with hr.DataLoader(data, **options) as loader:
+        batches = iter(loader)
+        assert flat(next(batches) for _ in range(5)) == list(range(20))
+        made_at_most = 4 * (5 + 2) + 2 * 8 + 4
+        loader._machinery._engine.call(_turns)
+        assert data.given <= made_at_most
+    assert data.ended == 1
+
+
+async def _turns() -> None:
+    for _ in range(2000):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_of_any_length_starts_at_once_and_is_not_run_ahead_of(num_workers: int) -> None:
+    data = Keys(10**9)
+    options = {"batch_size": 4, "num_workers": num_workers, "fetch_concurrency": 8, "prefetch_factor": 2}
+    with hr.DataLoader(data, shuffle=True, **options) as loader:
+        assert len(loader) == 250_000_000
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        loader._machinery._engine.call(_turns)
+        assert len(data.got) <= 4 * (5 + 2) + 2 * 8 + 8 + 4
+
+
+class Caller(hr.AsyncIterableDataset):
+    """Samples out of a queue of the caller's program."""
+
+    loop = "caller"
+
+    def __init__(self, queue: asyncio.Queue[int | None]) -> None:
+        self.queue = queue
+        self.ended = asyncio.Event()
+
+    async def aiter(self) -> AsyncIterator[int]:
+        try:
+            while (n := await self.queue.get()) is not None:
+                yield n
+        finally:
+            self.ended.set()
+
+
+def test_a_queue_of_the_callers_program_is_a_data_set() -> None:
+    async def main() -> list[int]:
+        queue: asyncio.Queue[int | None] = asyncio.Queue(2)
+
+        async def produce() -> None:
+            for n in [*range(10), None]:
+                await queue.put(n)
+
+        producing = asyncio.create_task(produce())
+        data = Caller(queue)
+        async with hr.DataLoader(data.map(lambda n: n * 2), batch_size=3) as loader:
+            got = [int(n) async for batch in loader for n in batch]
+        await producing
+        await data.ended.wait()
+        return got
+
+    assert asyncio.run(main()) == [2 * n for n in range(10)]
+
+
+def test_breaking_off_ends_the_callers_iterator() -> None:
+    async def main() -> None:
+        queue: asyncio.Queue[int | None] = asyncio.Queue()
+        for n in range(5):
+            queue.put_nowait(n)
+        data = Caller(queue)
+        async with hr.DataLoader(data, batch_size=2) as loader:
+            async for batch in loader:
+                assert batch.tolist() == [0, 1]
+                break
+        async with asyncio.timeout(10):
+            await data.ended.wait()
+
+    asyncio.run(main())
+
+
+def test_the_callers_loop_is_needed_for_it() -> None:
+    async def main() -> None:
+        with hr.DataLoader(Caller(asyncio.Queue())) as loader, pytest.raises(hr.OptionError, match="async for"):
+            iter(loader)
+
+    asyncio.run(main())
+
+
+def test_files_are_samples() -> None:
+    for k in range(5):
+        memory.put(f"memory://files/{k:02d}.Txt", b"%d" % k)
+    memory.put("memory://files/bare", b"x")
+    samples = list(hr.files("memory://files/{00..04}.Txt"))
+    assert samples[3] == {"__key__": "03", "__url__": "memory://files/03.Txt", "txt": b"3"}
+    assert list(hr.files(["memory://files/bare"])) == [
+        {"__key__": "bare", "__url__": "memory://files/bare", "data": b"x"}
+    ]
+    with hr.DataLoader(hr.files("memory://files/{00..04}.Txt").decode().to_tuple("txt"), batch_size=5) as loader:
+        assert next(iter(loader)) == [("0", "1", "2", "3", "4")]
+
+
+def test_reads_of_a_data_set_go_through_the_loader() -> None:
+    memory.put("memory://reads/a", bytes(range(100)))
+
+    class Reads(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 10
+
+        async def aget(self, key: int) -> bytes:
+            return await hr.read("memory://reads/a", key, key + 5)
+
+    with hr.DataLoader(Reads(), batch_size=5) as loader:
+        assert [b for batch in loader for b in batch] == [bytes(range(k, k + 5)) for k in range(10)]
+        assert loader.stats().fetch.requests == 10
+        assert loader.stats().fetch.bytes == 50
+    assert asyncio.run(hr.read("memory://reads/a", 3, 6)) == bytes([3, 4, 5])
+
+
+class Listed(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, k: int) -> int:
+        assert not threading.current_thread().name.startswith("headrace-engine")
+        return k * k
+
+
+@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+def test_other_data_sets_join_this_regime() -> None:
+    with hr.DataLoader(hr.from_map(Listed()), batch_size=3) as loader:
+        assert loader.regime == "headrace"
+        assert len(loader) == 3
+        assert flat(loader) == [k * k for k in range(7)]
+    with hr.DataLoader(hr.from_iterable(range(7)), batch_size=3) as loader:
+        assert [flat(loader), flat(loader)] == [list(range(7))] * 2
+
+
+def test_iterators_of_one_loader_are_independent() -> None:
+    with hr.DataLoader(Keys(20), batch_size=4) as loader:
+        one, two = iter(loader), iter(loader)
+        assert next(one).tolist() == next(two).tolist() == [0, 1, 2, 3]
+        assert flat(one) == list(range(4, 20))
+        assert flat(two) == list(range(4, 20))
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 1])
+@pytest.mark.parametrize("budget", ["1KiB", "auto"])
+def test_an_iterator_that_nobody_reads_does_not_stop_another(prefetch_factor: int, budget: str) -> None:
+    data = Keys(40).map(lambda n: torch.full((3000,), n))
+    options = {"batch_size": 4, "prefetch_factor": prefetch_factor, "memory_budget": budget, "timeout": 20}
+    with hr.DataLoader(data, **options) as loader:
+        unread, half = iter(loader), iter(loader)
+        next(half)
+        assert len(list(loader)) == 10
+        assert len(list(half)) == 9
+        assert len(list(unread)) == 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_nothing_is_made_before_it_is_asked_for(num_workers: int) -> None:
+    data = Keys(100)
+    with hr.DataLoader(data, batch_size=4, prefetch_factor=0, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        for k in range(5):
+            loader._machinery._engine.call(_turns)
+            assert len(data.got) == 4 * k
+            assert next(batches).tolist() == list(range(4 * k, 4 * k + 4))
+        loader._machinery._engine.call(_turns)
+        assert len(data.got) == 20
+
+
+def test_what_is_not_ready_is_told_and_not_lost() -> None:
+    may_go = threading.Event()
+
+    class Gate(Keys):
+        async def aget(self, key: int) -> int:
+            await asyncio.get_running_loop().run_in_executor(None, may_go.wait)
+            return key
+
+    with hr.DataLoader(Gate(4), batch_size=2) as loader:
+        batches = iter(loader)
+        with pytest.raises(hr.NotReady):
+            batches.try_next()
+        may_go.set()
+        assert next(batches).tolist() == [0, 1]
+        assert next(batches).tolist() == [2, 3]
+        with pytest.raises(StopIteration):
+            while True:
+                with pytest.raises(hr.NotReady):
+                    batches.try_next()
+
+
+def test_peeking_consumes_nothing() -> None:
+    with hr.DataLoader(Keys(6), batch_size=2) as loader:
+        assert loader.peek().tolist() == loader.peek().tolist() == [0, 1]
+        assert flat(loader) == list(range(6))
+        batches = iter(loader)
+        assert next(batches).tolist() == [0, 1]
+        assert batches.peek().tolist() == [2, 3]
+        assert batches.try_next().tolist() == [2, 3]
+        assert batches.batches == 2
+
+        async def rest() -> list[int]:
+            return [int(n) async for batch in loader for n in batch]
+
+        assert loader.peek().tolist() == [0, 1]
+        assert asyncio.run(rest()) == list(range(6))
+
+
+def test_closed_iterators_and_loaders_say_so_and_batches_stay() -> None:
+    loader = hr.DataLoader(Keys(100).map(lambda n: torch.full((50_000,), n)), batch_size=2)
+    batches = iter(loader)
+    kept = next(batches)
+    batches.close()
+    with pytest.raises(hr.LoaderClosedError, match="iterator was closed"):
+        next(batches)
+    other = iter(loader)
+    next(other)
+    loader.close()
+    loader.close()
+    with pytest.raises(hr.LoaderClosedError):
+        list(other)
+    with pytest.raises(hr.LoaderClosedError):
+        iter(loader)
+    assert kept[0].eq(0).all()
+    assert kept[1].eq(1).all()
+
+
+def test_a_loader_closes_with_its_async_block() -> None:
+    async def main() -> hr.DataLoader[Any]:
+        async with hr.DataLoader(Keys(100), batch_size=2) as loader:
+            async for batch in loader:
+                assert batch.tolist() == [0, 1]
+                return loader
+        raise AssertionError
+
+    loader = asyncio.run(main())
+    with pytest.raises(hr.LoaderClosedError):
+        iter(loader)
+
+
+def test_an_ordinary_loop_works_where_a_loop_is_running() -> None:
+    async def cell() -> list[int]:
+        with hr.DataLoader(Keys(10), batch_size=4) as loader:
+            return [*flat(loader), Keys(10)[3]]
+
+    assert asyncio.run(cell()) == [*range(10), 3]
+
+
+def test_concurrent_tasks_share_an_iterator() -> None:
+    async def main() -> list[int]:
+        got: list[int] = []
+        async with hr.DataLoader(Keys(40), batch_size=2) as loader:
+            batches = aiter(loader)
+
+            async def consume() -> None:
+                async for batch in batches:
+                    got.extend(batch.tolist())
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(*(consume() for _ in range(4)))
+        return got
+
+    assert sorted(asyncio.run(main())) == list(range(40))
+
+
+def test_a_cancelled_wait_loses_no_batch() -> None:
+    async def main() -> list[int]:
+        got: list[int] = []
+        async with hr.DataLoader(Keys(30, is_slow=True), batch_size=2) as loader:
+            batches = aiter(loader)
+            for _ in range(5):
+                waiting = asyncio.ensure_future(anext(batches))
+                await asyncio.sleep(0)
+                waiting.cancel()
+                (result,) = await asyncio.gather(waiting, return_exceptions=True)
+                if not isinstance(result, BaseException):
+                    got.extend(result.tolist())
+            async for batch in batches:
+                got.extend(batch.tolist())
+        return got
+
+    assert asyncio.run(main()) == list(range(30))
+
+
+def test_samples_are_changed_once_however_their_batch_is_made() -> None:
+    class Odd(dict[str, Any]):
+        pass
+
+    class Dicts(Keys):
+        def __init__(self, kind: type[dict[str, Any]]) -> None:
+            super().__init__(8)
+            self.kind = kind
+
+        async def aget(self, key: int) -> dict[str, Any]:
+            return self.kind(n=float(key) if key % 2 else key, t=torch.zeros(2))
+
+    def change(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["n"] += 1
+        sample["t"].add_(1)
+        return sample
+
+    for kind in (dict, Odd):
+        with hr.DataLoader(Dicts(kind).map(change), batch_size=4) as loader:
+            for batch in loader:
+                assert batch["t"].eq(1).all()
+                assert batch["n"].dtype == torch.float32 or batch["n"].dtype == torch.float64
+            assert batch["n"].tolist() == [5, 6, 7, 8]
+
+
+def test_delivered_tensors_own_just_their_bytes() -> None:
+    data = Keys(8).map(lambda n: {"image": torch.full((3, 100, 100), float(n)), "n": n})
+    with hr.DataLoader(data, batch_size=4) as loader:
+        for batch in loader:
+            for tensor in batch.values():
+                assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -1,0 +1,142 @@
+"""Shared memory stays within the budget, and no budget is so small that nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.tars import tar
+
+import headrace as hr
+from headrace.fetch import memory
+
+pytestmark = pytest.mark.usefixtures("warm_helper")
+MiB = 2**20
+RANGE = 4 * MiB  # what the oldest batch lacks is read even over the budget, one range at a time
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+@pytest.fixture(scope="module")
+def big() -> Iterator[list[str]]:
+    """Eight shards of 24 MiB, with samples of 2 MiB."""
+    urls = []
+    for k in range(8):
+        samples = [(f"{k}{n:03d}", {"bin": bytes([10 * k + n]) * 2 * MiB, "cls": b"1"}) for n in range(12)]
+        urls.append(f"memory://big/{k}.tar")
+        memory.put(urls[-1], tar(samples))
+    yield urls
+    for url in urls:
+        memory.remove(url)
+
+
+def as_array(sample: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(sample["bin"], np.uint8).copy()
+
+
+class Sampler(threading.Thread):
+    """Looks at a loader's memory as often as it can."""
+
+    def __init__(self, loader: hr.DataLoader[Any]) -> None:
+        super().__init__(name="sampler")
+        self.loader = loader
+        self.most = 0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(0.001):
+            self.most = max(self.most, self.loader.stats().shared_bytes)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.join()
+
+
+@WORKERS
+@pytest.mark.parametrize("budget", [48 * MiB, 96 * MiB])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_shared_memory_stays_within_the_budget(big: list[str], budget: int, shuffled: bool, num_workers: int) -> None:
+    data = hr.stream(big).map(as_array)
+    data = data.shuffle(window=8) if shuffled else data
+    options = {"batch_size": 2, "memory_budget": budget, "num_workers": num_workers, "timeout": 30}
+    with hr.DataLoader(data, **options) as loader:
+        count = 0
+        with Sampler(loader) as sampler:
+            for batch in loader:
+                count += len(batch)
+        batch_bytes = 2 * 2 * MiB
+        window_bytes = 8 * 2 * MiB if shuffled else 0
+        assert count == 96
+        assert sampler.most > 0
+        assert sampler.most <= budget + RANGE + batch_bytes + window_bytes
+
+
+@WORKERS
+def test_a_sample_larger_than_the_budget_gets_through(big: list[str], num_workers: int) -> None:
+    data = hr.stream(big[:2]).map(as_array)
+    options = {"memory_budget": "1MiB", "num_workers": num_workers, "timeout": 30}
+    for ranges in (512 * 200, 4 * MiB):
+        fetch = hr.FetchOptions(range_bytes=ranges)
+        with hr.DataLoader(data, batch_size=3, fetch=fetch, **options) as loader:
+            firsts = [int(row[0]) for batch in loader for row in batch]
+        assert firsts == [10 * k + n for k in range(2) for n in range(12)]
+
+
+@WORKERS
+def test_a_trainer_that_keeps_every_batch_is_served_to_the_end(big: list[str], num_workers: int) -> None:
+    data = hr.stream(big[:3]).map(as_array)
+    with hr.DataLoader(data, batch_size=2, memory_budget="1MiB", num_workers=num_workers, timeout=30) as loader:
+        batches = list(loader)
+        assert [int(row[0]) for batch in batches for row in batch] == [10 * k + n for k in range(3) for n in range(12)]
+    assert [int(row[-1]) for batch in batches for row in batch] == [10 * k + n for k in range(3) for n in range(12)]
+
+
+@pytest.mark.parametrize("budget", [9 * MiB, 20 * MiB])
+def test_a_slow_first_sample_does_not_lock_up_later_batches(budget: int) -> None:
+    is_others_turn = threading.Event()
+
+    class Late(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 6
+
+        async def aget(self, key: int) -> int:
+            if key == 0:
+                await asyncio.get_running_loop().run_in_executor(None, is_others_turn.wait, 20)
+            return key
+
+    data = Late().map(lambda n: torch.full((1_000_000,), float(n)))
+    with hr.DataLoader(data, batch_size=1, in_order=False, memory_budget=budget, timeout=30) as loader:
+        got = []
+        for batch in loader:
+            got.append(int(batch[0, 0]))
+            is_others_turn.set()
+    assert sorted(got) == list(range(6))
+    assert got[0] != 0
+
+
+def test_views_of_a_batch_keep_it_as_it_was() -> None:
+    class Rows(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 60
+
+        async def aget(self, key: int) -> torch.Tensor:
+            return torch.full((40_000,), float(key))
+
+    with hr.DataLoader(Rows(), batch_size=4, prefetch_factor=2) as loader:
+        views = []
+        for number, batch in enumerate(loader):
+            view = [batch[1], batch.numpy()[2], batch.view(2, -1).T, torch.from_dlpack(batch)][number % 4]
+            views.append((number, view))
+            if len(views) > 5:
+                views.pop(0)
+            for k, kept in views:
+                flat = np.asarray(kept).ravel()
+                assert set(np.unique(flat).tolist()) <= {4.0 * k + n for n in range(4)}

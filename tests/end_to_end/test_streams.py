@@ -1,0 +1,399 @@
+"""Streams of tar shards give the same batches by every way of asking for them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.tars import numbered_samples, put_shards, same, tar, wanted_sample
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from network.fault_server import FaultServer
+
+import headrace as hr
+from headrace.fetch import memory
+
+COUNTS = (7, 1, 12, 5)
+TOTAL = sum(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def urls() -> list[str]:
+    return put_shards("streams", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as running:
+        yield running
+
+
+def wanted(urls: list[str]) -> list[dict[str, Any]]:
+    samples, first = [], 0
+    for url, count in zip(urls, COUNTS, strict=True):
+        samples += [wanted_sample(url, key, fields) for key, fields in numbered_samples(first, count)]
+        first += count
+    return samples
+
+
+def all_of(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **options) as loader:
+        return list(loader)
+
+
+def all_async(data: Any, **options: Any) -> list[Any]:
+    async def main() -> list[Any]:
+        async with hr.DataLoader(data, **options) as loader:
+            return [batch async for batch in loader]
+
+    return asyncio.run(main())
+
+
+def numbers(batches: list[Any]) -> list[int]:
+    return [int(n) for batch in batches for n in batch]
+
+
+def label(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "n": int(sample["cls"]),
+        "head": np.frombuffer(sample["bin"], np.uint8)[:600].copy(),
+        "key": sample["__key__"],
+    }
+
+
+@pytest.mark.parametrize("range_bytes", [512, 1024, 512 * 7, 4 * 2**20])
+@pytest.mark.parametrize("concurrency", [1, 64])
+def test_bytes_are_exact_however_they_are_read(urls: list[str], range_bytes: int, concurrency: int) -> None:
+    options = {"batch_size": None, "fetch": hr.FetchOptions(range_bytes=range_bytes), "fetch_concurrency": concurrency}
+    assert all_of(hr.stream(urls), **options) == wanted(urls)
+
+
+def test_a_stream_is_iterated_by_itself(urls: list[str]) -> None:
+    assert list(hr.stream(urls)) == wanted(urls)
+
+    async def main() -> list[Any]:
+        return [sample async for sample in hr.stream(urls)]
+
+    assert asyncio.run(main()) == wanted(urls)
+
+
+def test_http_gives_the_same_bytes(server: FaultServer) -> None:
+    first, there = 0, []
+    for k, count in enumerate(COUNTS):
+        there.append(server.add(f"{k}.tar", tar(numbered_samples(first, count))))
+        first += count
+    pattern = f"{server.url}/{{0..3}}.tar"
+    options = {"batch_size": None, "fetch": hr.FetchOptions(range_bytes=2048), "fetch_concurrency": 8}
+    assert all_of(hr.stream(pattern), **options) == wanted(there)
+    assert all_async(hr.stream(pattern), **options) == wanted(there)
+    ranges = [r.range for r in server.requests_for("0.tar")]
+    assert len(ranges) > 4
+    assert None not in ranges
+
+
+@pytest.mark.parametrize("prefetch_factor", [None, 0, 1, 4])
+@pytest.mark.parametrize("batch_size", [1, 4, 25, 100])
+def test_batches_equal_torchs_whatever_is_made_ahead(
+    urls: list[str], batch_size: int, prefetch_factor: int | None
+) -> None:
+    data = hr.stream(urls).map(as_arrays)
+    samples = [as_arrays(sample) for sample in wanted(urls)]
+    expected = [
+        torch.utils.data.default_collate(samples[k : k + batch_size]) for k in range(0, len(samples), batch_size)
+    ]
+    for batches in (
+        all_of(data, batch_size=batch_size, prefetch_factor=prefetch_factor),
+        all_async(data, batch_size=batch_size, prefetch_factor=prefetch_factor),
+    ):
+        assert same(batches, expected)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    data = hr.stream(urls).shuffle(seed=5).map(as_arrays)
+    expected = all_of(data, batch_size=4)
+    assert same(all_of(data, batch_size=4, num_workers=num_workers), expected)
+    small = {"fetch": hr.FetchOptions(range_bytes=512 * 3), "prefetch_factor": 1, "fetch_concurrency": 2}
+    assert same(all_async(data, batch_size=4, num_workers=num_workers, **small), expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_short_last_batch_is_left_out_if_wanted(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    data = hr.stream(urls).map(label)
+    assert [len(b) for b in all_of(data, batch_size=4, num_workers=num_workers)] == [4] * 6 + [1]
+    kept = all_of(data, batch_size=4, drop_last=True, num_workers=num_workers)
+    assert numbers(kept) == list(range(24))
+    assert all_of(data, batch_size=26, drop_last=True, num_workers=num_workers) == []
+    assert numbers(all_of(data, batch_size=4, drop_last=True, collate_fn=list, num_workers=num_workers)) == numbers(
+        kept
+    )
+
+
+def test_left_out_batches_leave_no_memory_behind(urls: list[str]) -> None:
+    with hr.DataLoader(hr.stream(urls).map(as_arrays), batch_size=4, drop_last=True) as loader:
+        for _ in range(30):
+            assert len(list(loader)) == 6
+        assert loader.stats().shared_bytes < 2**24 + 10 * 2**14  # one segment of inputs, and no more slabs than in use
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_out_of_order_gives_the_same_batches(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    data = hr.stream(urls).map(label)
+    batches = all_of(data, batch_size=4, in_order=False, num_workers=num_workers)
+    assert sorted(b.tolist() for b in batches) == [b.tolist() for b in all_of(data, batch_size=4)]
+
+
+def test_shuffled_epochs_differ_and_are_the_same_again(urls: list[str]) -> None:
+    def epochs(seed: int | None, count: int = 3) -> list[list[int]]:
+        with hr.DataLoader(hr.stream(urls).shuffle(window=8).map(label), batch_size=4, seed=seed) as loader:
+            return [numbers(list(loader)) for _ in range(count)]
+
+    first = epochs(1)
+    assert first == epochs(1)
+    assert all(sorted(epoch) == list(range(TOTAL)) for epoch in first)
+    assert len({tuple(epoch) for epoch in [*first, *epochs(2), list(range(TOTAL))]}) == 7
+    assert epochs(None) == epochs(0)
+
+
+def test_set_epoch_begins_that_epoch(urls: list[str]) -> None:
+    with hr.DataLoader(hr.stream(urls).shuffle().map(label), batch_size=4) as loader:
+        epochs = [numbers(list(loader)) for _ in range(3)]
+        assert loader.epoch == 3
+        loader.set_epoch(1)
+        assert numbers(list(loader)) == epochs[1]
+        assert loader.epoch == 2
+        assert numbers(list(islice(loader, 2))) == epochs[2][:8]
+        assert loader.epoch == 2
+        assert numbers(list(loader)) == epochs[2]
+        loader.set_epoch(0)
+        assert numbers([loader.peek()]) == epochs[0][:4]
+        loader.set_epoch(1)
+        assert numbers(list(loader)) == epochs[1]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 6, 24, 25, 99])
+def test_take_gives_the_first_ones(urls: list[str], count: int) -> None:
+    taken = hr.stream(urls).take(count)
+    assert numbers(all_of(taken.map(label), batch_size=4)) == list(range(min(count, TOTAL)))
+    shuffled = hr.stream(urls).shuffle(seed=3).map(label)
+    assert numbers(all_of(shuffled.take(count), batch_size=4)) == numbers(all_of(shuffled, batch_size=4))[:count]
+
+
+def is_kept(sample: dict[str, Any]) -> bool:
+    return int(sample["cls"]) % 3 != 1
+
+
+async def is_kept_async(sample: dict[str, Any]) -> bool:
+    await asyncio.sleep(0)
+    return is_kept(sample)
+
+
+KEPT = [n for n in range(TOTAL) if n % 3 != 1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("keep", [is_kept, is_kept_async], ids=["workers", "loop"])
+def test_filter_keeps_batches_full_and_in_order(
+    urls: list[str], keep: Callable[[Any], Any], num_workers: int, warm_helper: None
+) -> None:
+    data = hr.stream(urls).filter(keep).map(label)
+    batches = all_of(data, batch_size=4, num_workers=num_workers)
+    assert [len(b) for b in batches] == [4] * (len(KEPT) // 4) + [len(KEPT) % 4] * bool(len(KEPT) % 4)
+    assert numbers(batches) == KEPT
+    assert numbers(all_of(data.take(5), batch_size=4, num_workers=num_workers)) == KEPT[:5]
+    nothing = hr.stream(urls).filter(lambda s: False).map(label)
+    assert all_of(nothing, batch_size=4, num_workers=num_workers) == []
+    depths = [numbers(all_of(data, batch_size=4, num_workers=num_workers, prefetch_factor=d)) for d in (0, 1)]
+    assert depths == [KEPT, KEPT]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    async def add_one(n: int) -> int:
+        await asyncio.sleep(0)
+        return n + 1
+
+    async def is_even(n: int) -> bool:
+        return n % 2 == 0
+
+    data = hr.stream(urls).map(label).map(add_one).map(lambda n: n * 3).filter(is_even).map(lambda n: n + 1)
+    expected = [3 * (n + 1) + 1 for n in range(TOTAL) if 3 * (n + 1) % 2 == 0]
+    assert numbers(all_of(data, batch_size=4, num_workers=num_workers)) == expected
+    first = hr.stream(urls).map(add_one_to_label).map(lambda n: n * 2)
+    assert numbers(all_of(first, batch_size=4, num_workers=num_workers)) == [2 * (n + 1) for n in range(TOTAL)]
+
+
+async def add_one_to_label(sample: dict[str, Any]) -> int:
+    return int(sample["cls"]) + 1
+
+
+def test_alternatives_of_fields_are_taken_in_their_order() -> None:
+    samples = [("a", {"png": b"1", "cls": b"0"}), ("b", {"JPG": b"2", "cls": b"1"}), ("c", {"jpg": b"3", "png": b"4"})]
+    memory.put("memory://alternatives/0.tar", tar([(k, {"cls": b"9", **f}) for k, f in samples]))
+    data = hr.stream("memory://alternatives/0.tar").to_tuple("jpg;png", "cls")
+    assert list(data) == [(b"1", b"0"), (b"2", b"1"), (b"3", b"9")]
+
+
+def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
+    data = hr.stream(urls).map(label).batch(4).map(lambda batch: batch.sum())
+    assert [int(s) for s in all_of(data)] == [sum(range(k, min(k + 4, TOTAL))) for k in range(0, TOTAL, 4)]
+    assert [int(s) for s in all_of(data, batch_size=None)] == [int(s) for s in all_of(data)]
+    short = hr.stream(urls).map(label).batch(4, drop_last=True)
+    assert numbers(all_of(short)) == list(range(24))
+    assert numbers(list(short)) == list(range(24))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    samples = all_of(hr.stream(urls).map(as_arrays), batch_size=None, num_workers=num_workers)
+    assert [sample["n"] for sample in samples] == list(range(TOTAL))
+    assert isinstance(samples[0]["head"], torch.Tensor)
+    assert samples[0]["head"].shape == (600,)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int, warm_helper: None) -> None:
+    def collate(samples: list[Any]) -> tuple[list[str], int]:
+        assert type(samples) is list
+        return [s["__key__"] for s in samples], sum(len(s["bin"]) for s in samples)
+
+    batches = all_of(hr.stream(urls), batch_size=4, collate_fn=collate, num_workers=num_workers)
+    samples = wanted(urls)
+    assert batches == [collate(samples[k : k + 4]) for k in range(0, TOTAL, 4)]
+
+
+def drawn(sample: dict[str, Any]) -> tuple[int, int]:
+    return int(sample["cls"]), int(hr.rng().integers(2**40))
+
+
+def drawn_everywhere(sample: dict[str, Any]) -> tuple[int, float, float, float, int]:
+    return (
+        int(sample["cls"]),
+        random.random(),
+        float(np.random.rand()),  # noqa: NPY002
+        float(torch.rand(())),
+        int(hr.rng().integers(2**40)),
+    )
+
+
+def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_helper: None) -> None:
+    data = hr.stream(urls).shuffle(seed=2).map(drawn)
+
+    def epochs(num_workers: int, batch_size: int = 4) -> list[list[Any]]:
+        options = {"batch_size": batch_size, "num_workers": num_workers, "collate_fn": list, "seed": 11}
+        with hr.DataLoader(data, **options) as loader:
+            return [[pair for batch in loader for pair in batch] for _ in range(2)]
+
+    expected = epochs(0)
+    assert epochs(1) == epochs(2) == expected
+    assert epochs(0, batch_size=7) == expected
+    numbers_drawn = [n for epoch in expected for _, n in epoch]
+    assert len(set(numbers_drawn)) == 2 * TOTAL
+
+
+def test_global_generators_are_the_samples_own_in_workers(urls: list[str], warm_helper: None) -> None:
+    data = hr.stream(urls).map(drawn_everywhere)
+    one = all_of(data, batch_size=5, num_workers=1, collate_fn=list)
+    assert all_of(data, batch_size=5, num_workers=2, collate_fn=list) == one
+    assert len({value for batch in one for sample in batch for value in sample[1:]}) == 4 * TOTAL
+
+
+def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str]) -> None:
+    random.seed(3)
+    torch.manual_seed(3)
+    before = random.getstate(), torch.get_rng_state()
+    all_of(hr.stream(urls).shuffle().map(drawn), batch_size=4)
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str], warm_helper: None) -> None:
+    async def pass_on(sample: Any) -> Any:
+        return sample
+
+    data = hr.stream(urls).filter(is_kept).map(pass_on).map(drawn)
+    draws = [all_of(data, batch_size=8, num_workers=n, collate_fn=list) for n in (0, 2)]
+    assert draws[0] == draws[1]
+    assert len({n for batch in draws[0] for _, n in batch}) == len(KEPT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    size=st.sampled_from([1, 400, 3000]),
+    batch_size=st.integers(1, 9),
+    range_blocks=st.sampled_from([1, 2, 5, 1000]),
+    concurrency=st.sampled_from([1, 3, 64]),
+    prefetch_factor=st.sampled_from([0, 1, 4]),
+    shuffle=st.booleans(),
+    window=st.integers(1, 20),
+    keep=st.sampled_from([None, 2, 3]),
+    take=st.one_of(st.none(), st.integers(0, 30)),
+    drop_last=st.booleans(),
+    in_order=st.booleans(),
+    budget=st.sampled_from(["auto", "1KiB", "20MiB"]),
+    is_async=st.booleans(),
+)
+def test_every_sample_comes_once_in_the_order_of_the_plan(
+    counts: list[int],
+    size: int,
+    batch_size: int,
+    range_blocks: int,
+    concurrency: int,
+    prefetch_factor: int,
+    shuffle: bool,
+    window: int,
+    keep: int | None,
+    take: int | None,
+    drop_last: bool,
+    in_order: bool,
+    budget: str,
+    is_async: bool,
+) -> None:
+    urls = put_shards(uuid.uuid4().hex, counts, size)
+    data = hr.stream(urls)
+    plan = [f"{n:06d}" for n in range(sum(counts))]
+    if shuffle:
+        data = data.shuffle(window=window)
+        plan = [sample["__key__"] for sample in data]
+        assert sorted(plan) == [f"{n:06d}" for n in range(sum(counts))]
+    if keep is not None:
+        data = data.filter(lambda sample: int(sample["cls"]) % keep == 0)
+        plan = [key for key in plan if int(key) % keep == 0]
+    if take is not None:
+        data, plan = data.take(take), plan[:take]
+    if drop_last:
+        plan = plan[: len(plan) // batch_size * batch_size]
+    batches = (all_async if is_async else all_of)(
+        data,
+        batch_size=batch_size,
+        collate_fn=list,
+        drop_last=drop_last,
+        in_order=in_order,
+        prefetch_factor=prefetch_factor,
+        memory_budget=budget,
+        fetch_concurrency=concurrency,
+        fetch=hr.FetchOptions(range_bytes=512 * range_blocks),
+        timeout=5,
+    )
+    expected = [plan[k : k + batch_size] for k in range(0, len(plan), batch_size)]
+    got = [[sample["__key__"] for sample in batch] for batch in batches]
+    assert got == expected if in_order else sorted(got) == sorted(expected)
+    bodies = dict(numbered_samples(0, sum(counts), size))
+    for batch in batches:
+        for sample in batch:
+            assert {"bin": sample["bin"], "cls": sample["cls"]} == bodies[sample["__key__"]]
+    for url in urls:
+        memory.remove(url)

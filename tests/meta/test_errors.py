@@ -1,0 +1,99 @@
+"""Errors cross processes whole, and the tree in the docstring of `headrace.errors` is the real one."""
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from headrace import errors
+
+VALUES = {
+    "message": "what happened",
+    "stage": "fetch",
+    "url": "s3://bucket/train-0000.tar",
+    "start": 512,
+    "stop": 1024,
+    "attempts": 3,
+    "status": 503,
+    "key": ("a", 7),
+    "batch": 11,
+    "offset": 1536,
+    "field": "jpg",
+    "pid": 4242,
+    "exitcode": -9,
+}
+
+
+def tree(top: type[errors.HeadraceError] = errors.HeadraceError) -> Iterator[type[errors.HeadraceError]]:
+    """All error classes of the package, each before its children."""
+    yield top
+    for child in top.__subclasses__():
+        if child.__module__.startswith("headrace"):
+            yield from tree(child)
+
+
+CLASSES = list(dict.fromkeys(tree()))
+
+
+def make(cls: type[errors.HeadraceError]) -> errors.HeadraceError:
+    """An error of this class in which every attribute has a value that is not its default."""
+    has_own = any("__init__" in vars(c) for c in cls.__mro__ if issubclass(c, errors.HeadraceError))
+    named = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "message")] if has_own else []
+    error = cls(VALUES["message"], **{name: VALUES[name] for name in named})
+    for name in named:
+        assert getattr(error, name) == VALUES[name], f"{cls.__name__} does not keep {name}"
+    error.add_note("sample a/7 of s3://bucket/train-0000.tar, in worker 1")
+    return error
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_survives_pickling_with_attributes_notes_and_cause(
+    cls: type[errors.HeadraceError], protocol: int
+) -> None:
+    error = make(cls)
+    error.__cause__ = make(errors.StorageError)
+
+    again = pickle.loads(pickle.dumps(error, protocol))
+
+    assert type(again) is cls
+    assert (str(again), again.args, vars(again)) == (str(error), error.args, vars(error))
+    assert again.__notes__ == error.__notes__
+    assert type(again.__cause__) is errors.StorageError
+    assert vars(again.__cause__) == vars(error.__cause__)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_survives_pickling_twice_and_copying(cls: type[errors.HeadraceError]) -> None:
+    error = make(cls)
+    for again in (pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(error)))), copy.copy(error)):
+        assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_says_what_it_means(cls: type[errors.HeadraceError]) -> None:
+    assert "__doc__" in vars(cls)
+    assert cls.__doc__
+
+
+def test_docstring_draws_the_tree() -> None:
+    drawn: dict[str, str | None] = {}
+    above: list[tuple[int, str]] = []
+    for indent, name in re.findall(r"^( {4,})([A-Z]\w+)(?:\s|$)", errors.__doc__ or "", re.MULTILINE):
+        while above and above[-1][0] >= len(indent):
+            above.pop()
+        drawn[name] = above[-1][1] if above else None
+        above.append((len(indent), name))
+
+    real = {cls.__name__: cls.__bases__[0].__name__ for cls in CLASSES} | {"HeadraceError": None}
+
+    assert drawn == real
+
+
+def test_docstring_names_the_builtin_base_of_each_error() -> None:
+    for cls in CLASSES:
+        for base in cls.__bases__[1:]:
+            assert re.search(rf"^ +{cls.__name__} \({base.__name__}\)", errors.__doc__ or "", re.MULTILINE)

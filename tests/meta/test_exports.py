@@ -1,0 +1,34 @@
+"""The public names of `headrace` are those of `__all__`, and nothing else."""
+
+import inspect
+
+import pytest
+
+import headrace
+
+NAMES = sorted(headrace.__all__)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_resolves_and_says_what_it_is(name: str) -> None:
+    value = getattr(headrace, name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        assert inspect.getdoc(value), f"headrace.{name} has no docstring"
+
+
+def test_names_are_given_once() -> None:
+    assert len(NAMES) == len(set(NAMES))
+
+
+def test_nothing_else_is_public() -> None:
+    """What the module's own code imports is no name of ours: `dir` does not show it, and a star does not give it."""
+    star: dict[str, object] = {}
+    exec("from headrace import *", star)
+
+    assert {name for name in dir(headrace) if not name.startswith("_")} == set(NAMES)
+    assert star.keys() - {"__builtins__"} == set(NAMES)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        headrace.no_such_name  # noqa: B018

@@ -1,0 +1,407 @@
+"""Whatever a server does, a read is byte-exact or the one right error."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from network.fault_server import Fault, FaultServer, numbered
+
+from headrace.errors import (
+    AccessDeniedError,
+    BadResponseError,
+    LoaderClosedError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OptionError,
+    ReadTimeoutError,
+    ShortReadError,
+    StorageError,
+    ThrottledError,
+)
+from headrace.fetch import Meter, Reader, memory, read
+from headrace.options import FetchOptions
+from headrace.types import Span, running_reader
+
+BODY = numbered(900_000)
+SMALL = numbered(83_000)
+OPTIONS = FetchOptions(attempts=4, first_byte_timeout_s=0.3, stall_timeout_s=0.3, total_timeout_s=20, backoff_s=0.0)
+FOR_EVER = None
+
+on_a_loop = pytest.mark.asyncio
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer(seed=5) as running:
+        yield running
+
+
+def reader_with(**changes: Any) -> Reader:
+    concurrency = changes.pop("concurrency", 4)
+    return Reader(changes.pop("options", OPTIONS), concurrency=concurrency, **changes)
+
+
+PASSING = [
+    ("503", 3),
+    ("500", 2),
+    ("429", 2),
+    ("408", 1),
+    ("reset", 2),
+    ("close", 2),
+    ("cut", 3),
+    ("cut-reset", 3),
+    ("short-chunked", 1),
+    ("stall", 1),
+    ("hang", 1),
+    ("wrong-label", 1),
+    ("shorter", 1),
+    ("gzip", 1),
+    ("whole", 1),
+    ("weak-etag", FOR_EVER),
+    ("no-etag", FOR_EVER),
+]
+
+
+@on_a_loop
+@pytest.mark.parametrize("data", [BODY, SMALL], ids=["long", "short"])
+@pytest.mark.parametrize(("kind", "times"), PASSING, ids=[kind for kind, _ in PASSING])
+async def test_range_is_byte_exact_after_a_passing_fault(
+    server: FaultServer, kind: str, times: int | None, data: bytes
+) -> None:
+    url = server.add(f"{kind}-{len(data)}", data, Fault(kind, times))
+    target = bytearray(len(data))
+    async with reader_with() as reader:
+        span = await reader.read_into(url, 1000, memoryview(target))
+        assert (span.start, span.stop, span.size) == (1000, len(data), len(data))
+        assert target[: len(data) - 1000] == data[1000:]
+        assert reader.meter.retries == (times or 0)
+        assert (reader.meter.in_flight, reader.meter.errors) == (0, 0)
+
+
+@on_a_loop
+@pytest.mark.parametrize("kind", ["503", "500", "reset", "cut", "cut-reset", "stall", "hang"])
+async def test_whole_object_is_byte_exact_after_a_passing_fault(server: FaultServer, kind: str) -> None:
+    url = server.add(f"all-{kind}", BODY, Fault("cut", at=500_000), Fault(kind))
+    async with reader_with() as reader:
+        assert await reader.read(url) == BODY
+
+
+LASTING = [
+    ("503", ThrottledError, 4, 503),
+    ("429", ThrottledError, 4, 429),
+    ("500", StorageError, 4, 500),
+    ("400", StorageError, 1, 400),
+    ("401", AccessDeniedError, 1, 401),
+    ("403", AccessDeniedError, 1, 403),
+    ("404", ObjectMissingError, 1, 404),
+    ("reset", StorageError, 4, None),
+    ("close", StorageError, 4, None),
+    ("hang", ReadTimeoutError, 4, None),
+    ("stall", ReadTimeoutError, 4, None),
+    ("cut", ShortReadError, 4, None),
+    ("short-chunked", BadResponseError, 2, None),
+    ("whole", BadResponseError, 2, None),
+    ("wrong-label", BadResponseError, 2, None),
+    ("shorter", BadResponseError, 2, None),
+    ("gzip", BadResponseError, 2, None),
+]
+
+
+@on_a_loop
+@pytest.mark.parametrize(("kind", "error", "attempts", "status"), LASTING, ids=[row[0] for row in LASTING])
+async def test_lasting_fault_is_the_one_right_error(
+    server: FaultServer, kind: str, error: type[StorageError], attempts: int, status: int | None
+) -> None:
+    name = f"lasting-{kind}"
+    url = server.add(name, SMALL, Fault(kind, FOR_EVER, at=0))
+    async with reader_with() as reader:
+        with pytest.raises(error) as caught:
+            await reader.read(url, 10, 500)
+        assert (reader.meter.in_flight, reader.meter.errors) == (0, 1)
+    assert type(caught.value) is error
+    assert (caught.value.url, caught.value.start, caught.value.stop) == (url, 10, 500)
+    assert (caught.value.attempts, caught.value.status) == (attempts, status)
+    assert str(caught.value).count(url) == 1
+    assert caught.value.__cause__ is not None
+    assert len(server.requests_for(name)) == attempts
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@on_a_loop
+async def test_refused_connection_is_an_error_that_says_so() -> None:
+    async with reader_with() as reader:
+        with pytest.raises(StorageError, match=r"no connection.*refused.*4 attempts"):
+            await reader.read("http://127.0.0.1:9/x")
+
+
+@on_a_loop
+async def test_cut_body_is_continued_at_the_byte_reached(server: FaultServer) -> None:
+    url = server.add("continued", BODY, Fault("cut", at=700_000), Fault("cut", at=10))
+    async with reader_with() as reader:
+        assert await reader.read(url) == BODY
+        assert reader.meter.bytes == len(BODY)
+    first, second, third = server.requests_for("continued")
+    assert first.range is None
+    assert second.range is not None
+    assert second.range == third.range
+    assert 256 * 1024 <= int(second.range.removeprefix("bytes=").partition("-")[0]) <= 700_000
+    assert second.headers["if-match"].startswith('"')
+
+
+@on_a_loop
+@pytest.mark.parametrize("kind", ["new-version", "new-etag"])
+async def test_object_that_changes_during_a_read_is_an_error(server: FaultServer, kind: str) -> None:
+    url = server.add(f"changes-{kind}", BODY, Fault("cut", at=500_000), Fault(kind, FOR_EVER))
+    async with reader_with() as reader:
+        with pytest.raises(ObjectChangedError, match="2 attempts"):
+            await reader.read(url, 0, len(BODY))
+
+
+@on_a_loop
+async def test_other_version_than_the_one_asked_for_is_an_error(server: FaultServer) -> None:
+    url = server.add("versions", SMALL)
+    target = memoryview(bytearray(100))
+    async with reader_with() as reader:
+        span = await reader.read_into(url, 0, target)
+        assert await reader.read_into(url, 100, target, etag=span.etag) == Span(100, 200, len(SMALL), span.etag)
+        server.add("versions", SMALL[::-1])
+        with pytest.raises(ObjectChangedError):
+            await reader.read_into(url, 200, target, etag=span.etag)
+
+
+@on_a_loop
+async def test_range_ends_with_the_object(server: FaultServer) -> None:
+    url, empty = server.add("ends", SMALL), server.add("empty", b"")
+    target = bytearray(b"." * 64)
+    async with reader_with() as reader:
+        span = await reader.read_into(url, len(SMALL) - 10, memoryview(target))
+        assert (span.start, span.stop, span.size) == (len(SMALL) - 10, len(SMALL), len(SMALL))
+        assert target == SMALL[-10:] + b"." * 54
+        for start in (len(SMALL), len(SMALL) + 1000):
+            span = await reader.read_into(url, start, memoryview(target))
+            assert (span.start, span.stop, span.size) == (len(SMALL),) * 3
+        assert await reader.read(url, len(SMALL) + 5, len(SMALL) + 9) == b""
+        assert await reader.read(url, 5, 5) == b""
+        assert await reader.read(url, start=len(SMALL) - 3) == SMALL[-3:]
+        assert await reader.read(empty) == b""
+        span = await reader.read_into(empty, 0, memoryview(target))
+        assert (span.start, span.stop, span.size) == (0, 0, 0)
+
+
+@on_a_loop
+async def test_range_at_the_front_is_read_from_servers_without_ranges(server: FaultServer) -> None:
+    url = server.add("no-ranges", BODY, Fault("whole", FOR_EVER))
+    async with reader_with() as reader:
+        assert await reader.read(url, 0, 300_000) == BODY[:300_000]
+        with pytest.raises(BadResponseError, match="ignores byte ranges"):
+            await reader.read(url, 100, 200)
+
+
+@on_a_loop
+@pytest.mark.parametrize(
+    "target",
+    [
+        "signed.bin?X-Amz-Signature=s%2Fecret%3D&b=c+d",
+        "a%2Fb//c.bin?token=s%2Fecret",
+        "plain%20name.bin",
+        "dir/a~b+c.bin",
+    ],
+)
+async def test_address_is_sent_as_it_is_given(server: FaultServer, target: str) -> None:
+    async with reader_with() as reader:
+        with pytest.raises(ObjectMissingError) as caught:
+            await reader.read(f"{server.url}/{target}")
+    assert server.requests[-1].target == f"/{target}"
+    assert "ecret" not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+
+
+@on_a_loop
+async def test_signed_address_is_read_like_any_other(server: FaultServer) -> None:
+    url = server.add("signed", BODY, Fault("cut"), Fault("503"))
+    async with reader_with() as reader:
+        assert await reader.read(f"{url}?Signature=secret", 0, len(BODY)) == BODY
+    assert {r.target for r in server.requests_for("signed")} == {"/signed?Signature=secret"}
+    assert {r.headers["accept-encoding"] for r in server.requests_for("signed")} == {"identity"}
+
+
+@on_a_loop
+async def test_time_for_a_range_ends_its_attempts(server: FaultServer) -> None:
+    url = server.add("no-time", SMALL, Fault("500", FOR_EVER))
+    ticks = itertools.count(0.0, 9.0)
+    async with reader_with(clock=lambda: next(ticks)) as reader:
+        with pytest.raises(StorageError) as caught:
+            await reader.read(url, 0, 10)
+    assert caught.value.attempts == 1
+
+
+@on_a_loop
+async def test_requests_at_once_are_bounded(server: FaultServer) -> None:
+    urls = [server.add(f"bounded-{n}", SMALL, Fault("hang", FOR_EVER)) for n in range(3)]
+    async with reader_with(concurrency=2, options=FetchOptions()) as reader:
+        tasks = [asyncio.ensure_future(reader.read(url)) for url in urls]
+        assert await asyncio.to_thread(server.wait_until_stalled)
+        assert await asyncio.to_thread(server.wait_until_stalled)
+        assert (reader.meter.in_flight, reader.meter.requests) == (2, 2)
+        tasks[0].cancel()
+        assert await asyncio.to_thread(server.wait_until_stalled)
+        assert (reader.meter.in_flight, reader.meter.requests) == (2, 3)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert reader.meter.in_flight == 0
+
+
+class Longest(random.Random):
+    def random(self) -> float:
+        return 1.0
+
+
+@on_a_loop
+async def test_read_that_waits_for_its_next_attempt_holds_no_slot(server: FaultServer) -> None:
+    failing, good = server.add("failing", SMALL, Fault("503", FOR_EVER)), server.add("good", SMALL)
+    options = FetchOptions(backoff_s=30.0, backoff_cap_s=30.0)
+    async with reader_with(concurrency=1, options=options, rng=Longest()) as reader:
+        waiting = asyncio.ensure_future(reader.read(failing))
+        await asyncio.sleep(0)
+        assert await reader.read(good) == SMALL
+        assert (reader.meter.requests, reader.meter.retries) == (2, 1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert reader.meter.in_flight == 0
+
+
+@on_a_loop
+@pytest.mark.parametrize("kind", ["hang", "stall"])
+async def test_cancelled_read_gives_slot_and_connection_back(kind: str) -> None:
+    with FaultServer() as server:
+        url, good = server.add("x", BODY, Fault(kind, at=300_000)), server.add("good", SMALL)
+        async with reader_with(concurrency=1, options=FetchOptions()) as reader:
+            task = asyncio.ensure_future(reader.read(url))
+            assert await asyncio.to_thread(server.wait_until_stalled)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(server.wait_until_no_connection)
+            assert await reader.read(good) == SMALL
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@on_a_loop
+async def test_read_cancelled_at_any_step_leaves_the_reader_whole(server: FaultServer) -> None:
+    url = server.add("steps", BODY)
+    target = bytearray(len(BODY))
+    async with reader_with(concurrency=1) as reader:
+        for steps in range(25):
+            task = asyncio.ensure_future(reader.read_into(url, 0, memoryview(target)))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert reader.meter.in_flight == 0
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        await reader.read_into(url, 0, memoryview(target))
+    assert target == BODY
+
+
+@on_a_loop
+async def test_failed_read_lets_go_of_its_target(server: FaultServer) -> None:
+    url = server.add("lets-go", SMALL, Fault("500"))
+    target = bytearray(100)
+    async with reader_with() as reader:
+        view = memoryview(target)
+        await reader.read_into(url, 0, view)
+        view.release()
+        target.append(0)  # BufferError while any view of it is alive
+
+
+@on_a_loop
+async def test_meter_counts_requests_bytes_and_time(server: FaultServer) -> None:
+    url = server.add("metered", SMALL, Fault("500"))
+    meter, seconds = Meter(), itertools.count(0.0, 0.001)
+    async with reader_with(meter=meter, clock=lambda: next(seconds)) as reader:
+        await reader.read(url)
+    assert (meter.requests, meter.retries, meter.errors, meter.bytes) == (2, 1, 0, len(SMALL))
+    assert meter.waiting_s > 0
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_many_reads_with_faults_are_exact_on_every_loop(server: FaultServer, loop: str) -> None:
+    factory: Callable[[], asyncio.AbstractEventLoop] = (
+        asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    )
+    kinds = ["cut", "503", "reset", "cut-reset", "short-chunked", "close"]
+    urls = [server.add(f"{loop}-{n}", BODY[n:], Fault(kinds[n % 6]), Fault(kinds[n % 4])) for n in range(40)]
+
+    async def run() -> None:
+        async with reader_with(concurrency=8) as reader:
+            bodies = await asyncio.gather(*(reader.read(url) for url in urls))
+            assert all(body == BODY[n:] for n, body in enumerate(bodies))
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+
+
+@on_a_loop
+async def test_read_outside_a_loader_has_a_reader_of_its_own(server: FaultServer) -> None:
+    assert await read(server.add("own", SMALL), 5, 10) == SMALL[5:10]
+
+
+@on_a_loop
+async def test_read_inside_a_loader_goes_through_the_loaders_reader() -> None:
+    memory.put("memory://inside/a", SMALL)
+    async with reader_with() as reader:
+        token = running_reader.set(reader)
+        assert await read("memory://inside/a") == SMALL
+        running_reader.reset(token)
+        assert reader.meter.requests == 1
+    memory.remove("memory://inside/a")
+
+
+@on_a_loop
+async def test_file_that_is_not_there_is_named_with_the_part_that_is_missing(tmp_path: Path) -> None:
+    async with reader_with() as reader:
+        with pytest.raises(ObjectMissingError, match=r"has no file x\.tar"):
+            await reader.read(str(tmp_path / "x.tar"))
+        with pytest.raises(ObjectMissingError, match="has no folder not-mounted"):
+            await reader.read(str(tmp_path / "not-mounted" / "deep" / "x.tar"))
+        with pytest.raises(ObjectMissingError, match="folder, not a file"):
+            await reader.read(str(tmp_path))
+
+
+@on_a_loop
+async def test_target_may_be_any_writable_buffer() -> None:
+    memory.put("memory://target/a", SMALL)
+    target = np.zeros(1000, np.float64)
+    async with reader_with() as reader:
+        span = await reader.read_into("memory://target/a", 3, memoryview(target))
+    assert (span.start, span.stop) == (3, 8003)
+    assert target.tobytes() == SMALL[3:8003]
+    memory.remove("memory://target/a")
+
+
+@on_a_loop
+async def test_wrong_arguments_are_refused_before_any_request() -> None:
+    with pytest.raises(OptionError, match="concurrency=0"):
+        reader_with(concurrency=0)
+    async with reader_with() as reader:
+        for start, stop in ((-1, 5), (5, 4), (None, -1)):
+            with pytest.raises(OptionError, match="no byte range"):
+                await reader.read("memory://x", start, stop)
+        with pytest.raises(OptionError, match="0 bytes"):
+            await reader.read_into("memory://x", 0, memoryview(b""))
+        with pytest.raises(OptionError, match="shell"):
+            await reader.read("pipe:cat /etc/passwd")
+        with pytest.raises(OptionError, match=r"'nowhere'.*known are s3"):
+            await reader.read("nowhere://x/y")
+        assert reader.meter.requests == 0
+    with pytest.raises(LoaderClosedError):
+        await reader.read("memory://x")

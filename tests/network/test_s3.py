@@ -1,0 +1,110 @@
+"""S3, over a server on loopback that speaks its protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+from network.fault_server import Fault, FaultServer, numbered
+
+from headrace.errors import BadResponseError, ObjectChangedError, ObjectMissingError, OptionError, ThrottledError
+from headrace.fetch import Reader
+from headrace.options import FetchOptions
+
+BODY = numbered(700_000)
+CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Any]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{host}:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    client.create_bucket(Bucket="shelf")
+    yield client
+    client.close()
+    server.stop()
+
+
+def reader_of(client: Any) -> Reader:
+    return Reader(concurrency=4, storage_options={**CREDENTIALS, "endpoint": client.meta.endpoint_url})
+
+
+async def test_object_is_read_whole_and_in_ranges(s3: Any) -> None:
+    s3.put_object(Bucket="shelf", Key="a/b c.tar", Body=BODY)
+    url = "s3://shelf/a/b c.tar"
+    target = bytearray(len(BODY))
+    async with reader_of(s3) as reader:
+        assert await reader.read(url) == BODY
+        ranges = [(n * 100_000, (n + 1) * 100_000) for n in range(7)]
+        assert b"".join(await asyncio.gather(*(reader.read(url, *r) for r in ranges))) == BODY
+        span = await reader.read_into(url, 600_000, memoryview(target))
+        assert (span.start, span.stop, span.size) == (600_000, len(BODY), len(BODY))
+        assert target[:100_000] == BODY[600_000:]
+        assert span.etag == s3.head_object(Bucket="shelf", Key="a/b c.tar")["ETag"]
+
+
+async def test_missing_key_and_bucket_are_errors_that_say_which(s3: Any) -> None:
+    async with reader_of(s3) as reader:
+        with pytest.raises(ObjectMissingError, match=r"NoSuchKey.*s3://shelf/none\.tar"):
+            await reader.read("s3://shelf/none.tar")
+        with pytest.raises(ObjectMissingError, match="NoSuchBucket"):
+            await reader.read("s3://no-shelf/none.tar", 0, 10)
+
+
+async def test_object_that_was_replaced_is_refused(s3: Any) -> None:
+    s3.put_object(Bucket="shelf", Key="replaced", Body=BODY)
+    target = memoryview(bytearray(1000))
+    async with reader_of(s3) as reader:
+        span = await reader.read_into("s3://shelf/replaced", 0, target)
+        s3.put_object(Bucket="shelf", Key="replaced", Body=BODY[::-1])
+        with pytest.raises(ObjectChangedError):
+            await reader.read_into("s3://shelf/replaced", 1000, target, etag=span.etag)
+
+
+async def test_presigned_address_is_read_in_ranges(s3: Any) -> None:
+    s3.put_object(Bucket="shelf", Key="signed/a b.tar", Body=BODY)
+    url = s3.generate_presigned_url("get_object", {"Bucket": "shelf", "Key": "signed/a b.tar"})
+    async with Reader(concurrency=2) as reader:
+        assert await reader.read(url) == BODY
+        assert await reader.read(url, 100, 200) == BODY[100:200]
+
+
+async def test_encoded_object_is_refused(s3: Any) -> None:
+    s3.put_object(Bucket="shelf", Key="encoded", Body=gzip.compress(BODY), ContentEncoding="gzip")
+    async with reader_of(s3) as reader:
+        with pytest.raises(BadResponseError, match="gzip"):
+            await reader.read("s3://shelf/encoded")
+
+
+async def test_throttling_store_is_asked_again_and_then_named() -> None:
+    options = FetchOptions(attempts=3, backoff_s=0.0)
+    with FaultServer() as server:
+        server.add("shelf/slow", BODY, Fault("503", 2))
+        server.add("shelf/slower", BODY, Fault("503", None))
+        settings = {**CREDENTIALS, "endpoint": server.url}
+        async with Reader(options, concurrency=1, storage_options=settings) as reader:
+            assert await reader.read("s3://shelf/slow") == BODY
+            with pytest.raises(ThrottledError, match=r"s3://shelf/slower; 3 attempts"):
+                await reader.read("s3://shelf/slower")
+
+
+@pytest.mark.parametrize("settings", [{"no_such_option": "x"}, {"endpoint": 5}])
+async def test_wrong_storage_option_is_named(settings: dict[str, Any]) -> None:
+    async with Reader(concurrency=1, storage_options=settings) as reader:
+        with pytest.raises(OptionError, match=next(iter(settings))):
+            await reader.read("s3://shelf/x")

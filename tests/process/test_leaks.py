@@ -1,0 +1,355 @@
+"""Loops that end early, in every way: nothing stays behind, and what the trainer keeps is never written over."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from process.waiting import is_running, wait_until, workers_of
+
+import headrace as hr
+from headrace.deliver.iterator import BatchIterator
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, index: int) -> int:
+        return index
+
+
+LARGE = 30_000  # float32 values in a sample: a batch of 4 is a slab, and no copy
+
+
+def large(x: int) -> Any:
+    return np.full(LARGE, x, np.float32)
+
+
+def same(x: int) -> int:
+    return x
+
+
+uses_warm = pytest.mark.may_leave(
+    descriptors="/memfd:headrace", mappings="/memfd:headrace", reason="memory of the loader that these tests share"
+)
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Any]:
+    """A loader of small samples whose workers run."""
+    with hr.DataLoader(Numbers(4000).map(same), batch_size=4, num_workers=2) as loader:
+        for _ in range(3):
+            next(iter(loader))
+        gc.collect()
+        yield loader
+
+
+def is_quiet(loader: Any) -> bool:
+    """No epoch runs, and no worker has anything to do."""
+    gc.collect()
+    machinery = loader._machinery
+    return (
+        not machinery._workers._entries
+        and machinery._arena.leased_bytes == 0
+        and len(machinery._slabs._free) == len(machinery._slabs.segments)
+        and not machinery._slabs._waiting
+        and not machinery._budget._waiting
+    )
+
+
+def proportional_bytes(pid: int) -> int:
+    """Memory of a process; what it shares with n others is counted as a part of n."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+
+
+def counts() -> dict[str, int]:
+    return {
+        "threads": threading.active_count(),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "shm": len(list(Path("/dev/shm").iterdir())),
+        "iterators": sum(isinstance(o, BatchIterator) for o in gc.get_objects()),
+    }
+
+
+@pytest.mark.slow
+@uses_warm
+def test_five_hundred_early_breaks_leave_nothing(warm: Any) -> None:
+    def break_early() -> None:
+        for batch in warm:
+            assert batch.tolist() == [0, 1, 2, 3]
+            break
+
+    for _ in range(30):
+        break_early()
+    wait_until(lambda: is_quiet(warm), "the epochs end")
+    workers = workers_of(warm)
+    before, memory = counts(), [proportional_bytes(pid) for pid in (os.getpid(), *workers)]
+    began = time.perf_counter()
+    for _ in range(500):
+        break_early()
+    each_s = (time.perf_counter() - began) / 500
+    wait_until(lambda: is_quiet(warm), "the epochs end")
+    assert counts() == before
+    assert workers_of(warm) == workers
+    after = [proportional_bytes(pid) for pid in (os.getpid(), *workers)]
+    assert all(b - a < 8 * 2**20 for a, b in zip(memory, after, strict=True)), (memory, after)
+    assert each_s < 0.1  # alone on a machine it is some milliseconds
+    assert warm.stats().work.deaths == 0
+    assert [x for batch in warm for x in batch.tolist()] == list(range(4000))
+
+
+@uses_warm
+def test_iterator_that_is_deleted_in_the_middle_ends_its_epoch(warm: Any) -> None:
+    iterator = iter(warm)
+    next(iterator)
+    del iterator
+    wait_until(lambda: is_quiet(warm), "the epoch ends")
+
+
+@uses_warm
+def test_iterator_that_is_closed_says_so(warm: Any) -> None:
+    iterator = iter(warm)
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    for _ in range(2):
+        with pytest.raises(hr.LoaderClosedError):
+            next(iterator)
+    wait_until(lambda: is_quiet(warm), "the epoch ends")
+
+
+@uses_warm
+def test_exception_in_the_loop_ends_the_epoch(warm: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        for batch in warm:
+            batch.tolist()[0] / 0
+    wait_until(lambda: is_quiet(warm), "the epoch ends")
+
+
+@uses_warm
+def test_task_that_is_cancelled_while_it_waits_leaves_nothing(warm: Any) -> None:
+    async def run(iterator: Any, ticks: int) -> None:
+        got: list[int] = []
+
+        async def loop() -> None:
+            async for batch in iterator:
+                got.extend(batch.tolist())
+
+        task = asyncio.ensure_future(loop())
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < 1
+        async with asyncio.timeout(20):  # nothing was lost: the next task gets what comes next
+            assert (await anext(iterator)).tolist() == list(range(len(got), len(got) + 4))
+
+    for ticks in (0, 1, 2, 3, 5, 8, 20, 100):
+        asyncio.run(run(iter(warm), ticks))
+    wait_until(lambda: is_quiet(warm), "the epochs end")
+
+
+@uses_warm
+def test_event_loop_that_ends_with_a_live_iterator_leaves_nothing(warm: Any) -> None:
+    async def some() -> None:
+        async for _ in warm:
+            return
+
+    async def waiting() -> Any:
+        iterator = aiter(warm)
+        task = asyncio.ensure_future(anext(iterator))  # the loop ends with it
+        await asyncio.sleep(0)
+        return task
+
+    for _ in range(5):
+        asyncio.run(some())
+        asyncio.run(waiting())
+    wait_until(lambda: is_quiet(warm), "the epochs end")
+
+
+def test_loader_that_is_dropped_takes_everything_with_it() -> None:
+    class Owner:
+        """Holds the loader in a cycle, as trainers do, and is used by the loader's own function."""
+
+        def __init__(self) -> None:
+            self.loader = hr.DataLoader(Numbers(4000).map(same), batch_size=4, num_workers=2)
+            self.me = self
+
+    owner = Owner()
+    iterator = iter(owner.loader)
+    next(iterator)
+    gone = weakref.ref(owner.loader)
+    del owner
+    wait_until(lambda: len(workers_of(gone())) == 2, "both workers run")
+    workers = workers_of(gone())
+    gc.collect()
+    assert next(iterator).tolist() == [4, 5, 6, 7], "its iterator keeps it"
+    del iterator
+    gc.collect()
+    assert gone() is None
+    wait_until(lambda: not any(map(is_running, workers)), "its workers are gone")
+
+
+def test_loader_that_was_never_used_takes_its_helper_with_it() -> None:
+    for _ in range(20):
+        hr.DataLoader(Numbers(8), num_workers=2)
+    gc.collect()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_in_another_thread_is_an_error_in_the_thread_that_waits(workers: int) -> None:
+    release = threading.Event()
+
+    class Stuck(Numbers):
+        async def aget(self, index: int) -> int:
+            if index >= 4:
+                await asyncio.Event().wait()
+            return index
+
+    loader = hr.DataLoader(Stuck(100), batch_size=4, num_workers=workers)
+    raised: list[BaseException] = []
+
+    def loop() -> None:
+        try:
+            for _ in loader:
+                release.set()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    assert release.wait(20)
+    loader.close()
+    thread.join(10)
+    assert not thread.is_alive(), "it still waits"
+    assert [type(error) for error in raised] == [hr.LoaderClosedError]
+    raised.clear()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(workers: int) -> None:
+    for ahead in range(12):
+        loader = hr.DataLoader(Numbers(400).map(large), batch_size=4, num_workers=workers)
+        iterator = iter(loader)
+        for _ in range(ahead % 4):
+            next(iterator)
+        if ahead >= 4:
+            wait_until(lambda loader=loader: len(loader._machinery._slabs._out) >= 3, "batches lie ready")
+        if ahead >= 8:
+            loader.close()
+        else:
+            closing = threading.Thread(target=loader.close)
+            closing.start()
+        with pytest.raises(hr.LoaderClosedError):
+            for batch in iterator:
+                assert (batch == batch[:, :1]).all()
+        if ahead < 8:
+            closing.join()
+        with pytest.raises(hr.LoaderClosedError):
+            iter(loader)
+        assert loader.epoch == 0
+
+
+def test_batches_stay_whole_when_the_loader_is_closed() -> None:
+    with hr.DataLoader(Numbers(16).map(large), batch_size=4, num_workers=2) as loader:
+        batches = list(loader)
+    for number, batch in enumerate(batches):
+        assert batch[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
+        assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
+
+
+@pytest.mark.parametrize("mode", ["slots", "batch"])
+def test_all_batches_of_an_epoch_can_be_kept_and_are_independent(mode: str) -> None:
+    collate = (lambda samples: torch.from_numpy(np.stack(samples))) if mode == "batch" else None
+    with hr.DataLoader(
+        Numbers(200).map(large), batch_size=4, num_workers=2, collate_fn=collate, memory_budget="4MiB"
+    ) as loader:
+        first = list(loader)
+        second = list(loader)
+        for batches in (first, second):
+            assert len(batches) == 50
+            for number, batch in enumerate(batches):
+                assert batch[:, 0].tolist() == list(range(4 * number, 4 * number + 4))
+                assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
+        first[7].fill_(-1)
+        assert first[8][0, 0] == 32 and second[7][0, 0] == 28
+        assert len({batch.data_ptr() for batch in first + second}) == 100
+
+
+VIEWS = {
+    "view": lambda batch: batch.view(-1)[100:],
+    "row": lambda batch: batch[2],
+    "transpose": lambda batch: batch.t(),
+    "numpy": lambda batch: batch.numpy(),
+    "numpy slice": lambda batch: batch.numpy()[1:3, ::7],
+    "numpy of view": lambda batch: batch[1:].numpy().T,
+    "detached": lambda batch: batch.detach(),
+    "bytes": lambda batch: batch.view(torch.uint8),
+    "memoryview": lambda batch: memoryview(batch.numpy()),
+    "dlpack": lambda batch: torch.from_dlpack(batch),
+    "numpy dlpack": lambda batch: np.from_dlpack(batch),
+    "storage": lambda batch: batch.untyped_storage(),
+}
+
+
+def content(view: Any) -> bytes:
+    if isinstance(view, torch.UntypedStorage):
+        view = torch.empty(0, dtype=torch.uint8).set_(view)
+    if isinstance(view, torch.Tensor):
+        view = view.numpy()
+    return bytes(view) if isinstance(view, memoryview) else view.tobytes()
+
+
+def test_views_of_batches_are_never_written_over() -> None:
+    with hr.DataLoader(Numbers(80).map(large), batch_size=4, num_workers=2) as loader:
+        for name, view_of in VIEWS.items():
+            iterator = iter(loader)
+            batch = next(iterator)
+            view: Any = view_of(batch)
+            before = content(view)
+            del batch, iterator
+            for _ in range(2):
+                for other in loader:
+                    del other
+            assert content(view) == before, name
+            del view
+        wait_until(lambda: is_quiet(loader), "every slab has come back")
+        assert len(loader._machinery._slabs.segments) <= 4 + 2
+
+
+def test_saved_batch_holds_just_the_batch() -> None:
+    with hr.DataLoader(Numbers(10).map(large), batch_size=4, num_workers=2) as loader:
+        for batch in loader:
+            file = io.BytesIO()
+            torch.save(batch, file)
+            assert len(file.getvalue()) < batch.nbytes + 4096
+            assert batch.untyped_storage().nbytes() == batch.nbytes
+            file.seek(0)
+            assert torch.equal(torch.load(file), batch)
+
+
+def test_memory_in_flight_stays_within_the_budget_of_a_slow_trainer() -> None:
+    with hr.DataLoader(Numbers(2000).map(large), batch_size=4, num_workers=2, memory_budget="8MiB") as loader:
+        for number, _ in enumerate(loader):
+            stats = loader.stats()
+            assert stats.shared_bytes <= 24 * 2**20, stats  # the budget, and one segment of inputs
+            if number == 60:
+                break

@@ -1,0 +1,373 @@
+"""What travels between the trainer and its workers: functions, samples, batches and exceptions."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from process.waiting import run_script
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, index: int) -> Any:
+        return index
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, code: int, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code, self.detail = code, detail
+
+
+class KeywordError(ValueError):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class FileError(OSError):
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__(5, f"{name} has {size} bytes")
+        self.size = size
+
+
+class HoldsALockError(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text, threading.Lock())
+        self.lock, self.number = threading.Lock(), 7
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def error_of(loader: Any, before: int = 0) -> BaseException:
+    """What the batch behind the first `before` ones raises."""
+    with loader:
+        iterator = iter(loader)
+        for _ in range(before):
+            next(iterator)
+        with pytest.raises(BaseException) as raised:
+            next(iterator)
+        assert not isinstance(raised.value, StopIteration)
+        return raised.value
+
+
+def raising(make: Any) -> Any:
+    def fail(x: int) -> int:
+        if x == 5:
+            raise make()
+        return x
+
+    return fail
+
+
+def notes_of(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+def test_lambdas_closures_and_local_classes_travel() -> None:
+    offset = 100
+
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    @dataclasses.dataclass
+    class Box:
+        content: Any
+
+    def collate(samples: list[Any]) -> Box:
+        return Box([sample.right for sample in samples])
+
+    data = Numbers(8).map(lambda x: Pair(x, x + offset))
+    with hr.DataLoader(data, batch_size=4, num_workers=2) as loader:
+        batches = list(loader)
+    assert [type(batch) for batch in batches] == [Pair, Pair]
+    assert batches[1].right.tolist() == [104, 105, 106, 107]
+    with hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate) as loader:
+        boxes = list(loader)
+    assert [type(box) for box in boxes] == [Box, Box]
+    assert boxes[0].content == [100, 101, 102, 103]
+
+
+def test_functions_and_classes_of_a_script_travel_without_a_main_guard() -> None:
+    code, out, err = run_script("""
+        from collections import namedtuple
+        from dataclasses import dataclass
+        from typing import NamedTuple
+
+        print("once")
+        SHIFT = 10
+
+        class Pair(NamedTuple):
+            image: torch.Tensor
+            label: int
+
+        Old = namedtuple("Old", "a b")
+
+        @dataclass
+        class Batch:
+            numbers: list
+            worker: int
+
+        class MyError(Exception):
+            def __init__(self, code, detail):
+                super().__init__(code, detail)
+                self.code = code
+
+        class Squares(hr.AsyncDataset):
+            def __len__(self):
+                return 8
+            async def aget(self, index):
+                return Old(index, index * index)
+
+        def shifted(sample):
+            assert type(sample) is Old
+            return Pair(torch.full((3,), sample.b + SHIFT), sample.a)
+
+        def to_batch(samples):
+            assert all(type(sample) is Pair for sample in samples)
+            return Batch([int(sample.image[0]) for sample in samples], os.getpid())
+
+        def fail(sample):
+            raise MyError(3, "three")
+
+        for _ in range(2):
+            with hr.DataLoader(Squares().map(shifted), batch_size=4, num_workers=2) as loader:
+                for batch in loader:
+                    print(type(batch) is Pair, batch.image[:, 0].tolist(), batch.label.tolist())
+        with hr.DataLoader(Squares().map(shifted), batch_size=4, num_workers=2, collate_fn=to_batch) as loader:
+            for batch in loader:
+                print(type(batch) is Batch, batch.numbers, batch.worker != os.getpid())
+        with hr.DataLoader(Squares().map(fail), batch_size=4, num_workers=2) as loader:
+            try:
+                next(iter(loader))
+            except MyError as error:
+                print("MyError", error.code, error.args)
+    """)
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines == [
+        "once",
+        *["True [10, 11, 14, 19] [0, 1, 2, 3]", "True [26, 35, 46, 59] [4, 5, 6, 7]"] * 2,
+        "True [10, 11, 14, 19] True",
+        "True [26, 35, 46, 59] True",
+        "MyError 3 (3, 'three')",
+    ]
+
+
+@pytest.mark.parametrize("place", ["map", "filter", "collate_fn", "worker_init_fn"])
+def test_function_that_cannot_be_pickled_is_an_error_at_once(place: str) -> None:
+    lock = threading.Lock()
+
+    def function(x: Any) -> Any:
+        return x, lock
+
+    data: Any = Numbers(8)
+    options: dict[str, Any] = {}
+    if place in ("map", "filter"):
+        data = getattr(data, place)(function)
+    else:
+        options[place] = function
+    error = error_of(hr.DataLoader(data, batch_size=4, num_workers=2, timeout=10, **options))
+    assert isinstance(error, TypeError)
+    assert "pickle" in str(error) and "lock" in str(error)
+    assert "stage" in notes_of(error), "nobody says which function it is"
+
+
+@pytest.mark.parametrize("workers_before", ["nothing", "filter"])
+def test_sample_that_cannot_be_pickled_is_an_error_at_its_place(workers_before: str) -> None:
+    class Locks(Numbers):
+        async def aget(self, index: int) -> Any:
+            return threading.Lock() if index == 5 else index
+
+    data: Any = Locks(12)
+    if workers_before == "filter":
+        data = data.filter(lambda x: True)
+    with hr.DataLoader(data, batch_size=4, num_workers=2, timeout=10) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(TypeError, match="lock") as raised:
+            next(iterator)
+        assert next(iterator).tolist() == [8, 9, 10, 11]
+    assert "stage: fetch" in notes_of(raised.value)
+    assert "type lock" in notes_of(raised.value)
+
+
+@pytest.mark.parametrize("mode", ["collate", "samples", "batch"])
+def test_result_that_cannot_be_pickled_is_an_error_that_names_stage_and_type(mode: str) -> None:
+    def with_lock(x: Any) -> Any:
+        return threading.Lock() if x == 5 else x
+
+    data: Any = Numbers(12).map(with_lock)
+    options: dict[str, Any] = {"timeout": 10}
+    if mode == "samples":
+        data = data.filter(lambda x: True)
+
+        async def following(x: Any) -> Any:
+            return x
+
+        data = data.map(following)
+    elif mode == "collate":
+        options["collate_fn"] = lambda samples: samples
+    error = error_of(hr.DataLoader(data, batch_size=4, num_workers=2, **options), before=1)
+    told = f"{error}\n{notes_of(error)}"
+    assert "lock" in told
+    if mode == "collate":
+        assert "stage: collate" in told and "batch 1" in told and "type list" in told
+    elif mode == "samples":
+        assert "with_lock" in told and "type lock" in told
+    else:
+        assert isinstance(error, hr.CollateError)
+
+
+@pytest.mark.parametrize("mode", ["slots", "batch", "samples", "loop"])
+def test_exception_keeps_its_type_and_says_where_it_was_raised(mode: str) -> None:
+    fail = raising(lambda: TwoArgumentsError(3, "three"))
+
+    async def fail_on_the_loop(x: int) -> int:
+        return fail(x)
+
+    data: Any = Numbers(12).map(fail_on_the_loop if mode == "loop" else fail)
+    if mode == "samples":
+        data = data.filter(lambda x: True)
+    collate = (lambda samples: samples) if mode == "batch" else None
+    error = error_of(hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate), before=1)
+    assert type(error) is TwoArgumentsError
+    assert (str(error), error.code, error.detail) == ("3: three", 3, "three")
+    assert "sample 5 of the epoch" in notes_of(error)
+    assert "stage: " in notes_of(error)
+    cause = str(error.__cause__)
+    assert "in fail" in cause and "test_pickling.py" in cause, "the traceback of the worker is its cause"
+    if mode != "loop":
+        assert "map(" in notes_of(error) and "worker " in notes_of(error)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: TwoArgumentsError(3, "three"),
+        lambda: KeywordError(code=4),
+        lambda: FileError("name", 8),
+        lambda: KeyError("k"),
+        lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        lambda: FileNotFoundError(2, "No such file", "name.txt"),
+        lambda: ValueError(np.arange(3).tolist(), {"a": 1}),
+    ],
+    ids=["two arguments", "keyword", "of OSError", "KeyError", "UnicodeDecodeError", "FileNotFoundError", "values"],
+)
+def test_exceptions_of_all_kinds_of_constructors_come_as_they_are(make: Any, workers: int) -> None:
+    error = make()
+    got: Any = error_of(hr.DataLoader(Numbers(12).map(raising(make)), batch_size=4, num_workers=workers), before=1)
+    assert type(got) is type(error)
+    assert got.args == error.args
+    assert str(got) == str(error)
+    assert {k: v for k, v in vars(got).items() if k != "__notes__"} == vars(error)
+
+
+def test_exception_whose_attributes_do_not_pickle_keeps_its_type_and_the_rest() -> None:
+    def fail(x: int) -> int:
+        raise HoldsALockError("held")
+
+    got: Any = error_of(hr.DataLoader(Numbers(12).map(fail), batch_size=4, num_workers=2))
+    assert type(got) is HoldsALockError
+    assert got.args[0] == "held" and "lock" in got.args[1]
+    assert got.number == 7
+
+
+def test_exception_without_a_text_is_no_hang() -> None:
+    def fail(x: int) -> int:
+        raise NoTextError
+
+    got = error_of(hr.DataLoader(Numbers(4).map(fail), batch_size=4, num_workers=2, timeout=10))
+    assert type(got) is NoTextError
+
+
+def test_exception_of_a_class_that_does_not_pickle_comes_as_text() -> None:
+    def fail(x: int) -> int:
+        lock = threading.Lock()
+
+        class Local(Exception):
+            def __reduce__(self) -> Any:
+                return lock.acquire, ()
+
+            held = lock
+
+        raise Local("what was said")
+
+    got = error_of(hr.DataLoader(Numbers(4).map(fail), batch_size=4, num_workers=2, timeout=10))
+    assert type(got) is RuntimeError
+    assert "Local: what was said" in str(got)
+    assert "in fail" in str(got.__cause__)
+
+
+def test_exception_of_collate_fn_names_the_batch() -> None:
+    def collate(samples: list[int]) -> Any:
+        raise TwoArgumentsError(1, "one")
+
+    got = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, collate_fn=collate))
+    assert type(got) is TwoArgumentsError
+    assert "stage: collate; batch 0" in notes_of(got)
+
+
+def test_exception_of_worker_init_fn_keeps_its_type() -> None:
+    def start(number: int) -> None:
+        raise TwoArgumentsError(number, "init")
+
+    got = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, worker_init_fn=start))
+    assert type(got) is TwoArgumentsError
+
+
+def test_exception_is_raised_again_in_the_next_epoch_and_the_rest_still_comes() -> None:
+    with hr.DataLoader(Numbers(12).map(raising(lambda: KeyError("k"))), batch_size=4, num_workers=2) as loader:
+        for _ in range(2):
+            got: list[Any] = []
+            iterator = iter(loader)
+            while True:
+                try:
+                    got.append(next(iterator).tolist())
+                except KeyError:
+                    got.append("error")
+                except StopIteration:
+                    break
+            assert got == [[0, 1, 2, 3], "error", [8, 9, 10, 11]]
+
+
+def test_large_arrays_and_odd_values_come_back_as_they_were() -> None:
+    def make(x: int) -> Any:
+        return {
+            "array": np.arange(50_000, dtype=np.float32)[::-1] + x,
+            "fortran": np.asfortranarray(np.arange(12).reshape(3, 4)),
+            "tensor": torch.arange(12).reshape(3, 4).t(),
+            "bfloat": torch.full((2,), x, dtype=torch.bfloat16),
+            "empty": np.zeros((0, 3)),
+            "text": f"ü{x}",
+            "none": None,
+        }
+
+    with hr.DataLoader(Numbers(6).map(make), batch_size=3, num_workers=2, collate_fn=list) as loader:
+        samples = [sample for batch in loader for sample in batch]
+    for x, sample in enumerate(samples):
+        expected = make(x)
+        assert sample.keys() == expected.keys()
+        assert np.array_equal(sample["array"], expected["array"])
+        assert np.array_equal(sample["fortran"], expected["fortran"])
+        assert torch.equal(sample["tensor"], expected["tensor"])
+        assert torch.equal(sample["bfloat"], expected["bfloat"])
+        assert sample["empty"].shape == (0, 3)
+        assert (sample["text"], sample["none"]) == (f"ü{x}", None)

@@ -1,0 +1,165 @@
+"""Several threads, tasks, iterators and loaders at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from process.waiting import children_of, wait_until, workers_of
+
+import headrace as hr
+from headrace.work.starter import Helper
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int, start: int = 0) -> None:
+        self.count, self.start = count, start
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, index: int) -> int:
+        return self.start + index
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def numbers(batches: Any) -> list[int]:
+    return [x for batch in batches for x in batch.tolist()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("count", [2, 5])
+def test_threads_on_one_iterator_get_each_batch_once_and_all_end(count: int, workers: int) -> None:
+    with hr.DataLoader(Numbers(600).map(double), batch_size=4, num_workers=workers) as loader:
+        iterator = iter(loader)
+        got: list[list[int]] = [[] for _ in range(count)]
+        threads = [threading.Thread(target=lambda k=k: got[k].extend(numbers(iterator))) for k in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive(), "a thread never ends"
+        assert sorted(x for part in got for x in part) == list(range(0, 1200, 2))
+        assert all(part == sorted(part) for part in got)
+        assert loader.epoch == 1
+
+
+def test_threads_and_tasks_on_one_iterator_get_each_batch_once() -> None:
+    """`next` in a thread and `anext` in a task wait on the same channel."""
+
+    async def run(iterator: Any) -> list[int]:
+        async def take() -> list[int]:
+            return [x async for batch in iterator for x in batch.tolist()]
+
+        in_thread = asyncio.ensure_future(asyncio.to_thread(lambda: numbers(iterator)))
+        async with asyncio.timeout(20):
+            parts = await asyncio.gather(take(), take(), in_thread)
+        return [x for part in parts for x in part]
+
+    with hr.DataLoader(Numbers(2000).map(double), batch_size=2, num_workers=2) as loader:
+        for _ in range(3):
+            assert sorted(asyncio.run(run(iter(loader)))) == list(range(0, 4000, 2))
+
+
+def test_tasks_on_one_iterator_get_each_batch_once_and_all_end() -> None:
+    async def run(loader: Any) -> list[list[int]]:
+        iterator = aiter(loader)
+
+        async def take() -> list[int]:
+            return [x async for batch in iterator for x in batch.tolist()]
+
+        async with asyncio.timeout(20):
+            return await asyncio.gather(*(take() for _ in range(4)))
+
+    with hr.DataLoader(Numbers(600).map(double), batch_size=4, num_workers=2) as loader:
+        parts = asyncio.run(run(loader))
+    assert sorted(x for part in parts for x in part) == list(range(0, 1200, 2))
+    assert all(part == sorted(part) for part in parts)
+
+
+def test_two_iterators_of_one_loader_are_each_whole() -> None:
+    with hr.DataLoader(Numbers(200).map(double), batch_size=4, num_workers=2) as loader:
+        pairs = [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
+        assert [a for a, _ in pairs] == [b for _, b in pairs]
+        assert [x for a, _ in pairs for x in a] == list(range(0, 400, 2))
+
+
+def test_iterator_that_nobody_reads_does_not_stop_another() -> None:
+    with hr.DataLoader(Numbers(200).map(double), batch_size=4, num_workers=2, memory_budget="1MiB") as loader:
+        idle = [iter(loader) for _ in range(3)]
+        next(idle[0])
+        assert numbers(loader) == list(range(0, 400, 2))
+        assert numbers(idle[1]) == list(range(0, 400, 2))
+        assert numbers(idle[0]) == list(range(8, 400, 2))
+
+
+def test_loaders_share_one_helper_and_keep_to_themselves() -> None:
+    with (
+        hr.DataLoader(Numbers(300).map(double), batch_size=4, num_workers=2) as one,
+        hr.DataLoader(Numbers(300, start=1000), batch_size=4, num_workers=1) as two,
+    ):
+        mixed = [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)]
+        assert [x for a, _ in mixed for x in a] == list(range(0, 600, 2))
+        assert [x for _, b in mixed for x in b] == list(range(1000, 1300))
+        helper = Helper._shared
+        assert helper is not None
+        assert set(workers_of(one) + workers_of(two)) <= set(children_of(helper.process.pid))
+        one.close()
+        wait_until(lambda: len(children_of(helper.process.pid)) == 1, "only the other loader's worker is left")
+        assert numbers(two) == list(range(1000, 1300))
+
+
+def test_sync_loop_works_inside_a_running_event_loop() -> None:
+    async def run(loader: Any) -> list[int]:
+        return numbers(loader)
+
+    with hr.DataLoader(Numbers(80).map(double), batch_size=4, num_workers=2) as loader:
+        assert asyncio.run(run(loader)) == list(range(0, 160, 2))
+
+
+def test_loop_runs_on_while_a_task_waits_for_a_batch() -> None:
+    release = threading.Event()
+
+    class Slow(Numbers):
+        async def aget(self, index: int) -> int:
+            await asyncio.to_thread(release.wait)
+            return index
+
+    async def run(loader: Any) -> list[int]:
+        waiting = asyncio.ensure_future(anext(aiter(loader)))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        release.set()
+        return (await waiting).tolist()
+
+    with hr.DataLoader(Slow(8), batch_size=4) as loader:
+        assert asyncio.run(run(loader)) == [0, 1, 2, 3]
+
+
+def test_sync_and_async_loops_give_the_same() -> None:
+    async def run(loader: Any) -> list[int]:
+        return [x async for batch in loader for x in batch.tolist()]
+
+    with hr.DataLoader(Numbers(100).map(double).shuffle(seed=3), batch_size=8, num_workers=2) as loader:
+        in_sync = numbers(loader)
+        loader.set_epoch(0)
+        assert asyncio.run(run(loader)) == in_sync
+        assert Counter(in_sync) == Counter(range(0, 200, 2))
+
+
+def test_iterator_outlives_its_event_loop() -> None:
+    async def some(iterator: Any, count: int) -> list[int]:
+        return [x for _ in range(count) for x in (await anext(iterator)).tolist()]
+
+    with hr.DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
+        iterator: Any = iter(loader)
+        got = asyncio.run(some(iterator, 2))
+        got += asyncio.run(some(iterator, 3))
+        assert got + numbers(iterator) == list(range(40))

@@ -1,0 +1,340 @@
+"""Workers that die: the work is done again, and a sample that kills every worker is an error with a name."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import tarfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from process.waiting import run_script, wait_until, workers_of
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, index: int) -> int:
+        return index
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """40 samples with the keys s00 to s39."""
+    path = tmp_path_factory.mktemp("shards") / "numbers.tar"
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number in range(40):
+            body = str(number).encode()
+            member = tarfile.TarInfo(f"s{number:02d}.txt")
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return str(path)
+
+
+def read_all(loader: Any) -> list[Any]:
+    """Of each batch its numbers, or its error."""
+    got: list[Any] = []
+    iterator = iter(loader)
+    while True:
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return got
+        except Exception as error:
+            got.append(error)
+        else:
+            got.append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+
+
+def batches(count: int, size: int) -> list[list[int]]:
+    return [list(range(k, min(k + size, count))) for k in range(0, count, size)]
+
+
+def slow(x: int) -> int:
+    time.sleep(0.002)
+    return x
+
+
+def to_sum(samples: list[int]) -> list[int]:
+    time.sleep(0.002)
+    return list(samples)
+
+
+def is_even(x: int) -> bool:
+    time.sleep(0.001)
+    return x % 2 == 0
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+ENDINGS: dict[str, tuple[Callable[[], Any], int, str]] = {
+    "SIGKILL": (kill_self, -signal.SIGKILL, "killed by SIGKILL"),
+    "SIGSEGV": (lambda: os.kill(os.getpid(), signal.SIGSEGV), -signal.SIGSEGV, "killed by SIGSEGV"),
+    "os._exit": (lambda: os._exit(3), 3, "exit code 3"),
+    "SystemExit": (lambda: exec("raise SystemExit(3)"), 3, "exit code 3"),
+}
+
+
+def at(number: int, act: Callable[[], Any]) -> Callable[[int], int]:
+    def step(x: int) -> int:
+        if x == number:
+            act()
+        return x
+
+    return step
+
+
+def check_death(error: Any, code: int | None = -signal.SIGKILL) -> str:
+    assert isinstance(error, hr.WorkerDiedError), repr(error)
+    assert isinstance(error, RuntimeError)
+    assert str(error).startswith("DataLoader worker (pid(s)")
+    assert error.exitcode == code
+    assert str(error.pid) in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize("mode", ["slots", "batch", "samples"])
+def test_every_sample_comes_once_in_order_when_workers_are_killed(mode: str) -> None:
+    data = {"slots": Numbers(400).map(slow), "batch": Numbers(400), "samples": Numbers(800).filter(is_even)}[mode]
+    with hr.DataLoader(data, batch_size=8, num_workers=2, collate_fn=to_sum if mode == "batch" else None) as loader:
+        got = []
+        for number, batch in enumerate(loader):
+            got += batch.tolist() if isinstance(batch, torch.Tensor) else batch
+            if number in (0, 7, 20, 35):
+                wait_until(lambda: len(workers_of(loader)) == 2, "both workers are there")
+                os.kill(workers_of(loader)[number % 2], signal.SIGKILL)
+        assert got == list(range(0, 800, 2) if mode == "samples" else range(400))
+        assert loader.stats().work.deaths == 4
+        assert [len(b) for b in loader] == [8] * 50, "the next epoch works"
+
+
+def test_idle_worker_that_is_killed_between_epochs_is_replaced() -> None:
+    with hr.DataLoader(Numbers(40), batch_size=4, num_workers=2) as loader:
+        assert read_all(loader) == batches(40, 4)
+        for pid in workers_of(loader):
+            os.kill(pid, signal.SIGKILL)
+        assert read_all(loader) == batches(40, 4)
+        wait_until(lambda: loader.stats().work.deaths == 2, "both deaths are counted")
+
+
+@pytest.mark.parametrize("ending", list(ENDINGS))
+def test_sample_that_kills_its_workers_is_an_error_at_its_place(ending: str, capfd: Any) -> None:
+    act, code, words = ENDINGS[ending]
+    with hr.DataLoader(Numbers(40).map(at(17, act)), batch_size=4, num_workers=2) as loader:
+        got = read_all(loader)
+        assert loader.stats().work.deaths == 3
+    text = check_death(got[4], code)
+    assert words in text
+    assert "sample 17 of the epoch" in text
+    assert got[4].batch == 4
+    assert got[:4] + got[5:] == batches(40, 4)[:4] + batches(40, 4)[5:]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_sample_of_a_shard_is_named_by_key_and_address(shard: str) -> None:
+    def number(sample: dict[str, Any]) -> int:
+        if sample["__key__"] == "s21":
+            kill_self()
+        return int(sample["txt"])
+
+    with hr.DataLoader(hr.stream(shard).map(number), batch_size=5, num_workers=2) as loader:
+        got = read_all(loader)
+    text = check_death(got[4])
+    assert got[4].key == "s21"
+    assert got[4].url == shard
+    assert "'s21'" in text and shard in text and "sample 21" in text
+    assert got[:4] + got[5:] == batches(40, 5)[:4] + batches(40, 5)[5:]
+
+
+def test_sample_that_kills_is_named_behind_a_filter() -> None:
+    with hr.DataLoader(
+        Numbers(40).filter(lambda x: x % 2 == 0).map(at(22, kill_self)), batch_size=5, num_workers=2
+    ) as loader:
+        got = read_all(loader)
+    assert "sample 22" in check_death(got[2])
+    assert [got[0], got[1], got[3]] == [[0, 2, 4, 6, 8], [10, 12, 14, 16, 18], [30, 32, 34, 36, 38]]
+
+
+def test_filter_that_kills_names_the_sample() -> None:
+    with hr.DataLoader(Numbers(40).filter(at(7, kill_self)), batch_size=5, num_workers=2) as loader:
+        got = read_all(loader)
+    assert "sample 7" in check_death(got[1])
+    assert got[0] == [1, 2, 3, 4, 5]  # 0 is false
+    assert [x for b in got[2:] for x in b] == list(range(11, 40))
+
+
+def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
+    flag = tmp_path / "was here"
+
+    def once(x: int) -> int:
+        if x == 1 and not flag.exists():
+            flag.touch()
+            kill_self()
+        return x
+
+    with hr.DataLoader(Numbers(20).map(once), batch_size=4, num_workers=2) as loader:
+        assert read_all(loader) == batches(20, 4)
+        assert loader.stats().work.deaths == 1
+
+
+@pytest.mark.parametrize("mode", ["slots", "batch"])
+def test_death_while_a_result_is_held_is_no_loss(mode: str) -> None:
+    """Without prefetch, and with large samples, what is made has no place until the trainer lets go of a slab."""
+    shape = (60_000,)
+
+    def grow(x: int) -> Any:
+        return np.full(shape, x, np.float32)
+
+    collate = (lambda samples: np.stack(samples)) if mode == "batch" else None
+    with hr.DataLoader(
+        Numbers(48).map(grow), batch_size=4, num_workers=2, collate_fn=collate, memory_budget="1MiB"
+    ) as loader:
+        seen = []
+        for number, batch in enumerate(loader):
+            array = np.asarray(batch)
+            assert array.shape == (4, *shape)
+            seen += array[:, 0].tolist()
+            assert (array == array[:, :1]).all()
+            if number % 3 == 0:
+                wait_until(lambda: len(workers_of(loader)) == 2, "both workers are there")
+                for pid in workers_of(loader):
+                    os.kill(pid, signal.SIGKILL)
+        assert seen == list(range(48))
+
+
+def test_collate_fn_that_kills_names_the_batch() -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 9 in samples:
+            kill_self()
+        return samples
+
+    with hr.DataLoader(Numbers(24), batch_size=4, num_workers=2, collate_fn=collate) as loader:
+        got = read_all(loader)
+    text = check_death(got[2])
+    assert got[2].batch == 2
+    assert "batch 2" in text, text
+    assert got[:2] + got[3:] == batches(24, 4)[:2] + batches(24, 4)[3:]
+
+
+def test_worker_init_fn_that_kills_is_an_error_for_each_batch() -> None:
+    with hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, worker_init_fn=lambda _: kill_self()) as loader:
+        for error in read_all(loader):
+            check_death(error)
+
+
+def test_worker_init_fn_runs_once_in_each_worker_and_in_its_replacement(tmp_path: Path) -> None:
+    def note(number: int) -> None:
+        with (tmp_path / f"{number}-{os.getpid()}").open("a") as file:
+            file.write("x")
+
+    with hr.DataLoader(
+        Numbers(400).filter(is_even).map(slow), batch_size=4, num_workers=2, worker_init_fn=note
+    ) as loader:
+        for number, _ in enumerate(loader):
+            if number == 5:
+                os.kill(workers_of(loader)[0], signal.SIGKILL)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 3
+    assert [file.read_text() for file in files] == ["x"] * 3
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_base_exception_of_a_sample_is_raised_and_is_no_hang_without_workers(kind: type[BaseException]) -> None:
+    def step(x: int) -> int:
+        if x == 5:
+            raise kind(3)
+        return x
+
+    with hr.DataLoader(Numbers(12).map(step), batch_size=4) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(kind):
+            next(iterator)
+        assert next(iterator).tolist() == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("where", ["aget", "map", "aiter"])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_base_exception_on_the_loop_is_raised_at_its_place(kind: type[BaseException], where: str, workers: int) -> None:
+    async def checked(index: int) -> int:
+        if index == 5:
+            raise kind(3)
+        return index
+
+    class Get(Numbers):
+        async def aget(self, index: int) -> int:
+            return await checked(index)
+
+    class Iterate(hr.AsyncIterableDataset):
+        async def aiter(self) -> AsyncIterator[int]:
+            for index in range(12):
+                yield await checked(index)
+
+    data = {"aget": Get(12), "map": Numbers(12).filter(lambda x: True).map(checked), "aiter": Iterate()}[where]
+    with hr.DataLoader(data, batch_size=4, num_workers=workers, timeout=15) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        with pytest.raises(RuntimeError if kind is asyncio.CancelledError else kind) as raised:
+            next(iterator)
+        assert "timed out" not in str(raised.value), "a hang"
+        if where != "aiter":
+            assert next(iterator).tolist() == [8, 9, 10, 11]
+
+
+def test_helper_that_is_killed_is_an_error_and_no_hang() -> None:
+    code, out, err = run_script("""
+        loader = hr.DataLoader(Numbers(4000).map(lambda x: time.sleep(0.002) or x), batch_size=4, num_workers=2)
+        it = iter(loader)
+        next(it)
+        os.kill(loader._machinery._helper.process.pid, signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            for batch in it:
+                pass
+        except Exception as error:
+            print(type(error).__name__, error, time.monotonic() - began < 10)
+        try:
+            next(iter(loader))
+        except Exception as error:
+            print(type(error).__name__, error)
+        loader.close()
+        with hr.DataLoader(Numbers(8), batch_size=4, num_workers=2) as another:
+            print([b.tolist() for b in another])
+        print(threading.active_count())
+    """)
+    first, second, third, threads = out.splitlines()
+    assert "helper process" in first and first.endswith("True")
+    assert "helper process" in second
+    assert third == "[[0, 1, 2, 3], [4, 5, 6, 7]]"
+    assert (code, threads) == (0, "1"), err
+    assert "Traceback" not in err
+
+
+def test_helper_that_is_killed_before_the_first_iteration_is_an_error_and_no_hang() -> None:
+    code, out, err = run_script("""
+        loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
+        os.kill(loader._machinery._helper.process.pid, signal.SIGKILL)
+        try:
+            print([b.tolist() for b in loader])
+        except Exception as error:
+            print(type(error).__name__, error, repr(error.__cause__))
+        loader.close()
+    """)
+    assert "helper process" in out or out.strip() == "[[0, 1, 2, 3], [4, 5, 6, 7]]", out + err
+    assert (code, err) == (0, "")

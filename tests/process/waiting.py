@@ -1,0 +1,130 @@
+"""Waiting for something to become true, with a bound; and looking at processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """The first true value of `condition()`; an AssertionError that says `what` where none comes in time."""
+    deadline = time.monotonic() + deadline_s
+    pause_s = 0.001
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not so within {deadline_s} s: {what}"
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is `pid`, zombies left out."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == pid and fields[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """The process's children, theirs, and so on."""
+    found = children_of(pid)
+    return found + [deeper for child in found for deeper in descendants_of(child)]
+
+
+def workers_of(loader: Any) -> list[int]:
+    """The process ids of a loader's workers."""
+    return [worker.pid for worker in loader._machinery._workers._workers if worker.pid]
+
+
+PREAMBLE = """
+import os, signal, sys, threading, time
+import numpy as np
+import torch
+import headrace as hr
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count):
+        self.count = count
+    def __len__(self):
+        return self.count
+    async def aget(self, index):
+        return index
+
+"""
+
+
+class Trainer:
+    """A script that runs as a process of its own, in a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], code: str) -> None:
+        self.process, self.pid, self.code = process, process.pid, code
+        self.lines: list[str] = []
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the script ended early:\n{self.finish()}"
+        return line.strip()
+
+    def finish(self, timeout_s: float = DEADLINE_S) -> tuple[int, str, str]:
+        """(exit code, the rest of stdout, stderr); both pipes at their end says that no process is left with them."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+
+@contextmanager
+def trainer(code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBLE) -> Iterator[Trainer]:
+    """Run a script by its file, as users do; it is gone, with all of its group, afterwards."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "script.py")
+        path.write_text(preamble + textwrap.dedent(code))
+        process = subprocess.Popen(
+            [sys.executable, *options, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        try:
+            yield Trainer(process, code)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for pipe in (process.stdout, process.stderr):
+                assert pipe is not None
+                pipe.close()
+            process.wait()
+
+
+def run_script(code: str, *, options: tuple[str, ...] = (), timeout_s: float = 30.0) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a script that ends by itself."""
+    with trainer(code, options=options) as running:
+        return running.finish(timeout_s)

@@ -1,0 +1,160 @@
+"""Who is let in, in which order, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from headrace.scheduler.budget import RAMP_BYTES, Budget
+
+MiB = 2**20
+
+
+class House:
+    """Counts what is held, as the arena does."""
+
+    def __init__(self, limit: int) -> None:
+        self.held = 0
+        self.budget = Budget(limit, lambda: self.held, lambda: self.held)
+        self.let_in: list[Any] = []
+
+    def ask(self, name: Any, size: int, rank: tuple[int, ...] = (0,), **when: Callable[[], bool]) -> Awaitable[None]:
+        def grant() -> None:
+            self.held += size
+            self.let_in.append(name)
+
+        rules: dict[str, Callable[[], bool]] = {"is_urgent": lambda: False, "is_early": lambda: False, **when}
+        return asyncio.ensure_future(self.budget.admit(size, rank, grant, **rules))
+
+    def release(self, size: int) -> None:
+        self.held -= size
+        self.budget.changed()
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+on_a_loop = pytest.mark.asyncio
+
+
+@on_a_loop
+async def test_bytes_are_let_in_up_to_the_limit() -> None:
+    house = House(100)
+    asked = [house.ask(k, 40) for k in range(5)]
+    await settled()
+    assert house.let_in == [0, 1]
+    house.release(40)
+    await settled()
+    assert house.let_in == [0, 1, 2]
+    house.release(80)
+    await asyncio.gather(*asked)
+    assert house.let_in == [0, 1, 2, 3, 4]
+
+
+@on_a_loop
+async def test_the_lowest_rank_goes_first() -> None:
+    house = House(10)
+    await house.ask("first", 10)
+    later = [house.ask(rank, 10, (rank,)) for rank in (5, 3, 9, 1)]
+    for _ in later:
+        await settled()
+        house.release(10)
+    await asyncio.gather(*later)
+    assert house.let_in == ["first", 1, 3, 5, 9]
+
+
+@on_a_loop
+async def test_the_large_one_is_not_passed_by_small_ones() -> None:
+    house = House(100)
+    await house.ask("begin", 50)
+    large, small = house.ask("large", 80, (1,)), house.ask("small", 10, (2,))
+    await settled()
+    assert house.let_in == ["begin"]
+    house.release(50)
+    await asyncio.gather(large, small)
+    assert house.let_in == ["begin", "large", "small"]
+
+
+@on_a_loop
+async def test_the_urgent_one_is_let_in_over_the_limit() -> None:
+    house = House(100)
+    await house.ask("begin", 100)
+    await house.ask("urgent", 5000, is_urgent=lambda: True)
+    assert house.held == 5100
+
+
+@on_a_loop
+async def test_who_is_early_waits_however_much_room_there_is() -> None:
+    house = House(100)
+    is_early = True
+    asked = house.ask("early", 1, is_early=lambda: is_early)
+    await settled()
+    assert house.let_in == []
+    is_early = False
+    house.budget.changed()
+    await asked
+
+
+@on_a_loop
+async def test_who_is_early_keeps_nobody_else_out() -> None:
+    house = House(100)
+    early = house.ask("early", 1, (0,), is_early=lambda: True)
+    await house.ask("other", 1, (5,))
+    await house.ask("urgent", 1000, (9,), is_urgent=lambda: True)
+    assert house.let_in == ["other", "urgent"]
+    early.cancel()
+
+
+@on_a_loop
+async def test_who_waits_for_room_keeps_no_urgent_one_out() -> None:
+    house = House(100)
+    await house.ask("begin", 100)
+    waits = house.ask("waits", 50, (0,))
+    await house.ask("urgent", 50, (7,), is_urgent=lambda: True)
+    assert house.let_in == ["begin", "urgent"]
+    house.release(100)
+    await waits
+
+
+@on_a_loop
+async def test_one_that_gave_up_is_passed_over() -> None:
+    house = House(10)
+    await house.ask("begin", 10)
+    gone, stays = house.ask("gone", 10, (0,)), house.ask("stays", 10, (1,))
+    await settled()
+    gone.cancel()
+    await settled()
+    house.release(10)
+    await stays
+    assert house.let_in == ["begin", "stays"]
+
+
+@on_a_loop
+async def test_a_lack_of_memory_goes_to_who_asked() -> None:
+    house = House(100)
+
+    def grant() -> None:
+        raise MemoryError("none left")
+
+    with pytest.raises(MemoryError, match="none left"):
+        await house.budget.admit(1, (0,), grant, is_urgent=lambda: False, is_early=lambda: False)
+    await house.ask("next", 1)
+
+
+@on_a_loop
+async def test_reading_ahead_begins_small_and_grows_while_workers_starve() -> None:
+    house = House(10**12)
+    await house.ask(0, RAMP_BYTES)
+    waits = house.ask(1, MiB)
+    await settled()
+    assert house.let_in == [0]
+    house.budget.starved()
+    house.budget.changed()
+    await waits
+    house.budget.widen(1000 * MiB)
+    await house.ask(2, 900 * MiB)

@@ -1,0 +1,285 @@
+"""What is written into slots and read back equals torch's default_collate: values, types, dtypes, order."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch.utils.data import default_collate
+
+from headrace.torch_compat.collate import Mismatch, Spec
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+TORCH_DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.bool, torch.complex64,
+]  # fmt: skip
+NUMPY_DTYPES = ["f4", "f8", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", ">f4", ">i8"]
+SCALARS = [np.float64, np.float32, np.float16, np.int64, np.int32, np.int8, np.uint8, np.uint16, np.bool_, np.complex64]
+SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+
+Draw = Callable[[int], Any]
+
+
+def torch_tensor(dtype: torch.dtype, shape: tuple[int, ...], turned: bool) -> Draw:
+    def make(number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(number)
+        source = tuple(reversed(shape)) if turned else shape
+        tensor = (torch.randn(source, generator=generator) * 50).to(dtype)
+        return tensor.permute(tuple(reversed(range(len(shape))))) if turned else tensor
+
+    return make
+
+
+def numpy_array(dtype: str, shape: tuple[int, ...], way: str) -> Draw:
+    def make(number: int) -> np.ndarray:
+        generator = np.random.default_rng(number)
+        array = np.asarray((generator.standard_normal(shape) * 50).astype("u1").astype(dtype))
+        if way == "negative" and shape:
+            array = array[::-1]
+        elif way == "transposed":
+            array = np.asfortranarray(array)
+        elif way == "strided" and shape:
+            array = np.repeat(array, 2, axis=0)[::2]
+        elif way == "read-only":
+            array.flags.writeable = False
+        return array
+
+    return make
+
+
+def leaf_makers() -> st.SearchStrategy[Draw]:
+    ways = ["plain", "negative", "transposed", "strided", "read-only"]
+    return st.one_of(
+        st.builds(torch_tensor, st.sampled_from(TORCH_DTYPES), SHAPES, st.booleans()),
+        st.builds(numpy_array, st.sampled_from(NUMPY_DTYPES), SHAPES, st.sampled_from(ways)),
+        st.sampled_from(SCALARS).map(lambda kind: lambda number: kind(number % 100)),
+        st.just(lambda number: number * 10**9 - 5),
+        st.just(lambda number: number / 7),
+        st.just(lambda number: number % 2 == 0),
+        st.just(lambda number: f"text {number}"),
+        st.just(lambda number: b"bytes %d" % number),
+        st.just(lambda number: float("nan") if number % 2 else float("-inf")),
+    )
+
+
+def containers(inner: st.SearchStrategy[Draw]) -> st.SearchStrategy[Draw]:
+    several = st.lists(inner, max_size=3)
+    names = st.lists(st.one_of(st.text(max_size=3), st.integers(0, 5)), max_size=3, unique=True)
+    return st.one_of(
+        several.map(lambda makers: lambda number: [make(number) for make in makers]),
+        several.map(lambda makers: lambda number: tuple(make(number) for make in makers)),
+        st.tuples(inner, inner).map(lambda makers: lambda number: Pair(*(make(number) for make in makers))),
+        st.tuples(names, st.lists(inner, min_size=3, max_size=3)).map(
+            lambda both: lambda number: {name: make(number) for name, make in zip(both[0], both[1], strict=False)}
+        ),
+    )
+
+
+def samples_of() -> st.SearchStrategy[Draw]:
+    return st.recursive(leaf_makers(), containers, max_leaves=5)
+
+
+def through_slab(samples: list[Any], capacity: int, cuts: list[int], *, copy: bool) -> Any:
+    """The batch by way of a slab, written in the chunks that `cuts` makes."""
+    spec = Spec.of(samples[0])
+    assert spec is not None
+    spec = Spec.loads(spec.dumps())
+    slab = np.full(spec.nbytes(capacity), 0xA5, np.uint8)
+    edges = sorted({0, len(samples), *(cut for cut in cuts if cut < len(samples))})
+    columns: list[list[Any]] = []
+    for start, stop in itertools.pairwise(edges):
+        wrote = spec.write(samples[start:stop], memoryview(slab), start, capacity)
+        columns = [a + b for a, b in zip(columns, wrote, strict=True)] if columns else wrote
+    return spec.read(slab, len(samples), capacity, columns, copy=copy)
+
+
+def assert_same(got: Any, wanted: Any, where: str = "batch") -> None:
+    assert type(got) is type(wanted), (where, got, wanted)
+    if isinstance(wanted, torch.Tensor):
+        assert got.dtype == wanted.dtype, where
+        assert got.shape == wanted.shape, where
+        assert got.is_contiguous()
+        assert got.untyped_storage().nbytes() == got.numel() * got.element_size(), where
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    elif isinstance(wanted, dict):
+        assert list(got) == list(wanted), where
+        for key in wanted:
+            assert_same(got[key], wanted[key], f"{where}[{key!r}]")
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted), where
+        for k, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            assert_same(a, b, f"{where}[{k}]")
+    else:
+        assert got == wanted, where
+
+
+def forward(sample: Any) -> Any:
+    """The same without negative strides, which torch refuses and slots take."""
+    if isinstance(sample, np.ndarray):
+        return sample.copy() if any(stride < 0 for stride in sample.strides) else sample
+    if isinstance(sample, dict):
+        return {key: forward(value) for key, value in sample.items()}
+    if isinstance(sample, Pair):
+        return Pair(*map(forward, sample))
+    return type(sample)(map(forward, sample)) if type(sample) in (list, tuple) else sample
+
+
+def collated(samples: list[Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of read-only arrays
+        try:
+            return default_collate([forward(sample) for sample in samples])
+        except Exception as error:
+            return error
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    make=samples_of(),
+    count=st.integers(1, 6),
+    extra=st.integers(0, 3),
+    cuts=st.lists(st.integers(1, 5), max_size=3),
+    copy=st.booleans(),
+)
+def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, cuts: list[int], copy: bool) -> None:
+    samples = [make(number) for number in range(count)]
+    wanted = collated(samples)
+    if Spec.of(samples[0]) is None:
+        return  # torch's business, errors included
+    assert not isinstance(wanted, Exception), wanted
+    assert_same(through_slab(samples, count + extra, cuts, copy=copy), wanted)
+
+
+@settings(max_examples=300, deadline=None)
+@given(first=samples_of(), second=samples_of())
+def test_a_sample_of_another_form_is_noticed_or_gives_what_torch_gives(first: Draw, second: Draw) -> None:
+    samples = [first(0), second(1)]
+    if Spec.of(samples[0]) is None:
+        return
+    try:
+        got = through_slab(samples, 2, [], copy=True)
+    except Mismatch:
+        return
+    wanted = collated(samples)
+    assert not isinstance(wanted, Exception), (samples, wanted)
+    assert_same(got, wanted)
+
+
+ODD_PAIRS = {
+    "int then float": (1, 1.5),
+    "float then int": (1.5, 1),
+    "bool then int": (True, 2),
+    "int then bool": (2, True),
+    "numpy scalar then float": (np.float64(1), 1.5),
+    "float then numpy scalar": (1.5, np.float64(1)),
+    "float32 then float64 tensor": (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+    "float32 then float64 array": (np.zeros(2, "f4"), np.zeros(2, "f8")),
+    "little then big endian": (np.zeros(2, "<f4"), np.zeros(2, ">f4")),
+    "array then tensor": (np.zeros(2, "f4"), torch.zeros(2)),
+    "another shape": (torch.zeros(2), torch.zeros(3)),
+    "another shape of as many": (torch.zeros(2, 3), torch.zeros(3, 2)),
+    "another rank": (torch.zeros(1), torch.zeros(())),
+    "missing key": ({"a": 1, "b": 2}, {"a": 1}),
+    "one key more": ({"a": 1}, {"a": 1, "b": 2}),
+    "other key": ({"a": 1}, {"b": 1}),
+    "other order of keys": ({"a": 1, "b": 2.0}, {"b": 2.0, "a": 1}),
+    "ordered dict": ({"a": 1}, OrderedDict(a=1)),
+    "longer list": ([1], [1, 2]),
+    "tuple then list": ((1, 2), [1, 2]),
+    "tuple then named tuple": ((1, 2), Pair(1, 2)),
+    "string then bytes": ("a", b"a"),
+    "string then number": ("a", 1),
+    "big int": (1, 2**63),
+    "very negative int": (1, -(2**63) - 1),
+    "requires grad": (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+    "parameter": (torch.zeros(2), torch.nn.Parameter(torch.zeros(2))),
+    "sparse": (torch.zeros(2), torch.zeros(2).to_sparse()),
+    "none": (1, None),
+}
+
+
+@pytest.mark.parametrize("pair", ODD_PAIRS.values(), ids=ODD_PAIRS.keys())
+def test_what_depends_on_the_batch_is_left_to_torch(pair: tuple[Any, Any]) -> None:
+    spec = Spec.of(pair[0])
+    assert spec is not None
+    slab = bytearray(spec.nbytes(2))
+    with pytest.raises(Mismatch):
+        spec.write(pair, memoryview(slab), 0, 2)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        None,
+        object(),
+        {"a": None},
+        OrderedDict(a=1),
+        torch.zeros(2, requires_grad=True),
+        torch.zeros(2).to_sparse(),
+        np.array(["a"]),
+        np.array([object()]),
+        np.zeros(2, ">f4"),
+        np.zeros(2, "M8[s]"),
+        np.float64(1).astype("c16"),
+        type("MyInt", (int,), {})(3),
+    ],
+)
+def test_forms_that_slots_cannot_hold_are_told(sample: Any) -> None:
+    assert Spec.of(sample) is None
+
+
+@given(array=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_side=3)))
+@settings(max_examples=200, deadline=None)
+def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.ndarray) -> None:
+    samples = [array, array.copy()]
+    if Spec.of(array) is None:
+        return
+    assert_same(through_slab(samples, 2, [1], copy=False), collated(samples))
+
+
+def test_large_tensors_are_views_and_small_ones_are_copies() -> None:
+    samples = [{"image": torch.full((3, 64, 64), float(k)), "label": k} for k in range(4)]
+    spec = Spec.of(samples[0])
+    assert spec is not None
+    slab = np.zeros(spec.nbytes(4), np.uint8)
+    columns = spec.write(samples, memoryview(slab), 0, 4)
+    batch = spec.read(slab, 4, 4, columns, copy=False)
+    slab[:] = 0
+    assert batch["image"].eq(0).all()
+    assert batch["label"].tolist() == [0, 1, 2, 3]
+
+
+def test_large_leaves_equal_torchs_too() -> None:
+    samples = [(torch.randn(3, 90, 91), np.random.default_rng(k).standard_normal((70, 200)), k) for k in range(3)]
+    assert_same(through_slab(samples, 5, [1], copy=False), default_collate(samples))
+    turned = [(torch.randn(90, 3, 91).permute(1, 0, 2), np.ones((70, 200))[::-1], k) for k in range(3)]
+    assert_same(through_slab(turned, 3, [2], copy=True), default_collate([(a, b.copy(), c) for a, b, c in turned]))
+
+
+def test_nothing_is_written_outside_of_ones_own_slots() -> None:
+    samples = [(torch.full((5,), 1.0), k) for k in range(2)]
+    spec = Spec.of(samples[0])
+    assert spec is not None
+    slab = np.full(spec.nbytes(6), 0xA5, np.uint8)
+    spec.write(samples, memoryview(slab), 2, 6)
+    image = slab[: 6 * 20].reshape(6, 20)
+    assert (image[[0, 1, 4, 5]] == 0xA5).all()
+    assert not (image[2:4] == 0xA5).all()
+    assert (slab[120:128] == 0xA5).all()
+    assert (slab[128:144] == 0xA5).all()
+    assert slab[144:160].view(np.int64).tolist() == [0, 1]

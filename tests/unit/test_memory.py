@@ -1,0 +1,177 @@
+"""Leases of an arena: never two for the same byte, used again when ended, and counted right."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace.memory import Arena, Lease, Segment
+
+
+class SmallArena(Arena):
+    SEGMENT_BYTES = 4096
+    SPARE_SEGMENTS = 2
+
+
+class ArenaModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forgotten: list[int] = []
+        self.arena = SmallArena(self.forgotten.append)
+        self.alive: list[tuple[Lease, int, int]] = []  # with its number of holders and the byte it is filled with
+        self.marks = 0
+
+    @rule(size=st.one_of(st.integers(0, 300), st.integers(1000, 5000)))
+    def lease(self, size: int) -> None:
+        lease = self.arena.lease(size)
+        assert lease.size == size
+        assert len(lease.view) == size
+        self.marks = self.marks % 250 + 1
+        np.frombuffer(lease.view, np.uint8)[:] = self.marks
+        self.alive.append((lease, 1, self.marks))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def retain(self, data: st.DataObject) -> None:
+        k = data.draw(st.integers(0, len(self.alive) - 1))
+        lease, holders, mark = self.alive[k]
+        assert lease.retain() is lease
+        self.alive[k] = lease, holders + 1, mark
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        k = data.draw(st.integers(0, len(self.alive) - 1))
+        lease, holders, mark = self.alive.pop(k)
+        lease.release()
+        if holders > 1:
+            self.alive.append((lease, holders - 1, mark))
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        lease, _, _ = data.draw(st.sampled_from(self.alive))
+        self.arena.trim(lease, data.draw(st.integers(0, lease.size)))
+
+    @invariant()
+    def no_byte_is_leased_twice(self) -> None:
+        for lease, _, mark in self.alive:
+            assert (np.frombuffer(lease.view, np.uint8) == mark).all()
+        places = sorted((a.segment.number, a.offset, a.offset + a.size) for a, _, _ in self.alive if a.size)
+        for (number, _, stop), (following, start, _) in itertools.pairwise(places):
+            assert number != following or stop <= start
+
+    @invariant()
+    def places_are_aligned_and_alive(self) -> None:
+        for lease, _, _ in self.alive:
+            assert lease.offset % Arena.ALIGNMENT == 0
+            assert lease.segment.fd >= 0
+            assert lease.segment.number not in self.forgotten
+
+    @invariant()
+    def bytes_are_counted(self) -> None:
+        assert self.arena.leased_bytes == sum(lease.size for lease, _, _ in self.alive)
+        alive = {lease.segment.number: lease.segment.size for lease, _, _ in self.alive}
+        assert self.arena.segment_bytes >= sum(alive.values())
+
+    @invariant()
+    def no_more_memory_is_kept_than_is_used_and_spared(self) -> None:
+        used = {lease.segment.number: lease.segment.size for lease, _, _ in self.alive}
+        spare = (SmallArena.SPARE_SEGMENTS + 1) * SmallArena.SEGMENT_BYTES
+        assert self.arena.segment_bytes <= sum(used.values()) + spare
+
+    def teardown(self) -> None:
+        self.arena.close()
+        assert self.arena.segment_bytes == 0
+        for lease, holders, _ in self.alive:
+            for _ in range(holders):
+                lease.release()
+        assert self.arena.leased_bytes == 0
+        self.alive.clear()
+
+
+TestArena = ArenaModel.TestCase
+TestArena.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_memory_is_used_again() -> None:
+    arena = SmallArena()
+    numbers = set()
+    for _ in range(200):
+        lease = arena.lease(3000)
+        numbers.add(lease.segment.number)
+        lease.release()
+    assert len(numbers) == 1
+    arena.close()
+
+
+def test_what_a_read_did_not_need_is_leased_again() -> None:
+    arena = SmallArena()
+    first = arena.lease(4000)
+    arena.trim(first, 100)
+    second = arena.lease(3000)
+    assert second.segment is first.segment
+    assert second.offset == 128
+    arena.close()
+
+
+def test_a_large_lease_has_a_segment_of_its_own_and_gives_it_back() -> None:
+    forgotten: list[int] = []
+    arena = SmallArena(forgotten.append)
+    lease = arena.lease(50_000)
+    assert arena.segment_bytes >= 50_000
+    lease.release()
+    assert arena.segment_bytes == 0
+    assert forgotten == [lease.segment.number]
+    arena.close()
+
+
+def test_views_outlive_the_arena() -> None:
+    arena = SmallArena()
+    lease = arena.lease(100)
+    array = np.frombuffer(lease.view, np.uint8)
+    array[:] = 9
+    arena.close()
+    assert array.sum() == 900
+    lease.release()
+
+
+def test_a_segment_cannot_shrink_under_a_reader() -> None:
+    segment = Segment.create(8192)
+    with pytest.raises(OSError):
+        os.ftruncate(segment.fd, 10)
+    segment.close()
+    segment.close()
+
+
+def test_a_lack_of_memory_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    arena = SmallArena()
+    with pytest.raises(MemoryError, match="4096 bytes of shared memory"):
+        arena.lease(10)
+    assert arena.leased_bytes == 0
+    assert arena.segment_bytes == 0
+
+
+def test_the_arena_goes_on_after_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = SmallArena()
+    first = arena.lease(4000)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+        with pytest.raises(MemoryError):
+            arena.lease(4000)
+    second = arena.lease(4000)
+    assert second.segment is not first.segment
+    first.release()
+    second.release()
+    assert arena.leased_bytes == 0
+    arena.close()

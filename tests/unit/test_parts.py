@@ -1,0 +1,175 @@
+"""Parts find the bytes of their samples, whichever spans hold them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.memory import Arena, Lease
+from headrace.tasks import Finish, ListPart, PackedPart, RawPart, Task, member_pieces
+from headrace.torch_compat import packing
+from headrace.types import Rows
+from headrace.work.workbench import open_part
+
+
+class SmallArena(Arena):
+    SEGMENT_BYTES = 1024
+
+
+class Shard:
+    """Samples of `sizes` bytes, one member for each number, in one address space that spans divide."""
+
+    def __init__(self, arena: Arena, base: int, url: str, samples: list[list[int]], range_bytes: int, gap: int) -> None:
+        generator = np.random.default_rng(base)
+        self.url, self.base = url, base
+        keys, starts, fields, offsets, sizes, at = [], [0], [], [], [], 0
+        for k, members in enumerate(samples):
+            keys.append(f"{url}/{k}".encode())
+            for m, size in enumerate(members):
+                at += gap
+                fields.append(m)
+                offsets.append(at)
+                sizes.append(size)
+                at += size
+            starts.append(len(offsets))
+        self.size = at + gap
+        self.data = generator.integers(0, 256, self.size, np.uint8).tobytes()
+        most = max((len(members) for members in samples), default=0)
+        self.rows = Rows(
+            np.array(keys, np.bytes_),
+            np.array(starts, np.int64),
+            np.array(fields, np.int32),
+            np.array(offsets, np.int64),
+            np.array(sizes, np.int64),
+            tuple(f"f{m}" for m in range(most)),
+        )
+        self.wanted = [
+            {
+                "__key__": key.decode(),
+                "__url__": url,
+                **{
+                    f"f{m}": self.data[offsets[starts[k] + m] : offsets[starts[k] + m] + size]
+                    for m, size in enumerate(samples[k])
+                },
+            }
+            for k, key in enumerate(keys)
+        ]
+        self.leases: list[tuple[int, Lease]] = []
+        for start in range(0, max(self.size, 1), range_bytes):
+            piece = self.data[start : start + range_bytes]
+            lease = arena.lease(len(piece))
+            lease.view[:] = piece
+            self.leases.append((base + start, lease))
+
+    def part(self) -> RawPart:
+        spans = [(address, lease.retain()) for address, lease in self.leases]
+        return RawPart(self.rows.shifted(self.base), np.zeros(len(self.rows), np.int64), (self.url,), spans)
+
+    def close(self) -> None:
+        for _, lease in self.leases:
+            lease.release()
+
+
+SAMPLES = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shards=st.lists(SAMPLES, min_size=1, max_size=3),
+    range_bytes=st.sampled_from([16, 37, 64, 1000]),
+    gap=st.sampled_from([1, 5, 40]),
+    data=st.data(),
+)
+def test_every_sample_is_found_whatever_is_cut_taken_and_put_together(
+    shards: list[list[list[int]]], range_bytes: int, gap: int, data: st.DataObject
+) -> None:
+    with contextlib.closing(SmallArena()) as arena:
+        made: list[Shard] = []
+        base = 0
+        for k, samples in enumerate(shards):
+            made.append(Shard(arena, base, f"memory://{k % 2}", samples, range_bytes, gap))
+            base += made[-1].size
+        whole = RawPart.concat([shard.part() for shard in made])
+        wanted = [sample for shard in made for sample in shard.wanted]
+        for shard in made:
+            shard.close()
+        assert open_part(whole) == wanted
+        order = data.draw(st.permutations(range(len(wanted))))
+        shuffled = whole.take(np.array(order))
+        whole.release()
+        assert open_part(shuffled) == [wanted[k] for k in order]
+        start = data.draw(st.integers(0, len(order)))
+        stop = data.draw(st.integers(start, len(order)))
+        cut = shuffled.cut(start, stop)
+        shuffled.release()
+        assert cut.count == stop - start
+        assert open_part(cut) == [wanted[k] for k in order[start:stop]]
+        again = cut.take(np.arange(cut.count)[::-1])
+        cut.release()
+        assert open_part(again) == [wanted[k] for k in order[start:stop]][::-1]
+        again.release()
+        assert arena.leased_bytes == 0
+
+
+def test_a_part_holds_only_the_spans_that_it_needs() -> None:
+    arena = SmallArena()
+    shard = Shard(arena, 1000, "memory://a", [[64]] * 8, 64, 0)
+    whole = shard.part()
+    assert len(whole.spans) == 8
+    assert [address for address, _ in whole.cut(2, 4).spans] == [1128, 1192]
+    assert [address for address, _ in whole.take(np.array([7, 0])).spans] == [1000, 1448]
+    arena.close()
+
+
+def test_a_member_over_several_spans_keeps_those_between() -> None:
+    arena = SmallArena()
+    shard = Shard(arena, 0, "memory://a", [[10], [200], [10]], 64, 0)
+    part = shard.part().cut(1, 2)
+    assert [address for address, _ in part.spans] == [0, 64, 128, 192]
+    assert open_part(part) == shard.wanted[1:2]
+    arena.close()
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
+def test_pieces_of_a_member_are_its_bytes(sizes: list[int], data: st.DataObject) -> None:
+    ends = np.cumsum(sizes).tolist()
+    starts = [0, *ends[:-1]]
+    offset = data.draw(st.integers(0, ends[-1]))
+    size = data.draw(st.integers(0, ends[-1] - offset))
+    whole = bytes(range(256))[: ends[-1]]
+    spans = [whole[a:b] for a, b in zip(starts, ends, strict=True)]
+    pieces = member_pieces(starts, ends, offset, size)
+    assert b"".join(spans[k][a:b] for k, a, b in pieces) == whole[offset : offset + size]
+    assert all(a < b for _, a, b in pieces)
+
+
+def test_python_objects_are_cut_without_being_copied() -> None:
+    samples = [object() for _ in range(10)]
+    part = ListPart(samples)
+    inner = part.cut(2, 9).cut(1, 4)
+    assert inner.count == 3
+    assert open_part(inner) == samples[3:6]
+    assert open_part(part) == samples
+
+
+def test_packed_samples_are_cut() -> None:
+    arena = SmallArena()
+    parts = packing.pack(list(range(10)))
+    lease = arena.lease(packing.packed_size(parts))
+    part = PackedPart(lease, packing.write(parts, lease.view), 0, 10)
+    inner = part.cut(2, 9).cut(1, 4)
+    part.release()
+    assert open_part(inner) == [3, 4, 5]
+    assert arena.leased_bytes
+    inner.release()
+    arena.close()
+
+
+def test_tasks_are_told_apart_though_they_are_equal() -> None:
+    task = Task(1, 2, 3, Finish.SLOTS, [])
+    assert task != dataclasses.replace(task)
+    assert len({task, dataclasses.replace(task)}) == 2

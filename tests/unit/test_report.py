@@ -1,0 +1,115 @@
+"""The verdict follows from the figures, and the table says them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.observe.report import report, verdict
+from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
+
+
+def stats(
+    *,
+    wait_s: float = 5.0,
+    trainer_s: float = 5.0,
+    busy_s: dict[str, float] | None = None,
+    workers: int = 2,
+    batches: int = 100,
+    elapsed_s: float = 11.0,
+    **more: Any,
+) -> Stats:
+    return Stats(
+        epoch=0,
+        elapsed_s=elapsed_s,
+        fetch=FetchStats(requests=1234, retries=5, bytes=3 * 2**30, active_s=9.5, reading_s=9.5),
+        work=WorkStats(workers=workers, busy_s=busy_s or {}, deaths=more.pop("deaths", 0)),
+        deliver=DeliverStats(
+            batches=batches, samples=64 * batches, wait_s=wait_s, trainer_s=trainer_s, first_wait_s=1.0
+        ),
+        shared_bytes=700 * 2**20,
+        budget_bytes=2 * 2**30,
+        started_s=more.pop("started_s", 0.5),
+        **more,
+    )
+
+
+def test_a_trainer_that_hardly_waits_is_the_limit() -> None:
+    assert verdict(stats(wait_s=0.5, trainer_s=9.5, busy_s={"map(f)": 19.0})).bound_by == "trainer"
+
+
+def test_idle_workers_mean_that_reading_is_the_limit() -> None:
+    got = verdict(stats(busy_s={"map(f)": 2.0}))
+    assert got.bound_by == "fetch"
+    assert "fetch_concurrency" in got.sentence
+
+
+def test_busy_workers_are_the_limit_and_their_slowest_step_is_named() -> None:
+    got = verdict(stats(busy_s={"map(slow)": 12.0, "decode(rgb8)": 5.0, "write": 1.0, "collate": 1.0}))
+    assert got.bound_by == "work"
+    assert "map(slow)" in got.sentence
+    assert "63%" in got.sentence
+
+
+@pytest.mark.parametrize("step", ["collate", "write"])
+def test_busy_workers_that_mostly_collate_are_told_so(step: str) -> None:
+    assert verdict(stats(busy_s={"map(f)": 4.0, step: 15.0})).bound_by == "collate"
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_too_few_batches_tell_nothing(batches: int) -> None:
+    assert verdict(stats(batches=batches)).bound_by == "unknown"
+
+
+def test_no_batches_make_a_report_too() -> None:
+    meters = LoaderMeters()
+    empty = Stats(
+        epoch=0,
+        elapsed_s=meters.elapsed_s(),
+        fetch=FetchStats(),
+        work=WorkStats(workers=1),
+        deliver=DeliverStats(),
+        shared_bytes=0,
+        budget_bytes=1,
+        started_s=None,
+    )
+    text = report(empty)
+    assert "nothing yet" in text
+    assert "Too few batches" in text
+
+
+def test_what_the_program_does_besides_looping_changes_no_verdict() -> None:
+    busy = {"map(slow)": 19.0}
+    assert verdict(stats(busy_s=busy)) == verdict(stats(busy_s=busy, elapsed_s=5000.0))
+    assert verdict(stats(busy_s=busy)).bound_by == "work"
+
+
+def test_the_start_of_workers_is_not_their_idleness() -> None:
+    busy = {"map(slow)": 1.6}
+    short = {"wait_s": 0.9, "trainer_s": 0.0, "busy_s": busy}
+    assert verdict(stats(started_s=1.0, **short)).bound_by == "work"
+
+
+def test_the_table_says_figures_with_units() -> None:
+    text = report(stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2))
+    for words in (
+        "6,400 samples in 100 batches",
+        "1,234 requests (5 again)",
+        "3.0 GiB",
+        "2 workers",
+        "map(f) 75%, write 25%",
+        "waited 1.00 s for first batches, then 50%",
+        "700.0 MiB shared of a budget of 2.0 GiB",
+        "2 workers ended and were replaced",
+    ):
+        assert words in text, (words, text)
+    assert text.splitlines()[-1] == verdict(stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2)).sentence
+
+
+def test_first_batches_are_counted_apart() -> None:
+    meters = LoaderMeters()
+    meters.count_next(2.0, None)
+    meters.count_next(0.25, 1.0)
+    meters.count_next(3.0, None)
+    assert (meters.batches, meters.first_wait_s, meters.wait_s, meters.trainer_s) == (3, 5.0, 0.25, 1.0)

@@ -1,0 +1,82 @@
+"""The table of samples: taking, joining and measuring rows says the same as lists would."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.types import Rows
+
+Plain = list[tuple[bytes, list[tuple[str, int, int]]]]
+
+MEMBERS = st.lists(
+    st.tuples(st.sampled_from(["jpg", "cls", "seg.png", "ünï"]), st.integers(0, 2**40), st.integers(0, 2**30)),
+    max_size=4,
+)
+PLAIN = st.lists(
+    st.tuples(st.binary(min_size=1, max_size=9).map(lambda key: key.replace(b"\0", b"k")), MEMBERS), max_size=8
+)
+
+
+def table(plain: Plain) -> Rows:
+    members = [member for _, row in plain for member in row]
+    fields = tuple(dict.fromkeys(name for name, _, _ in members))
+    return Rows(
+        np.array([key for key, _ in plain], np.bytes_) if plain else np.zeros(0, "S1"),
+        np.cumsum([0] + [len(row) for _, row in plain]).astype(np.int64),
+        np.array([fields.index(name) for name, _, _ in members], np.int32),
+        np.array([offset for _, offset, _ in members], np.int64),
+        np.array([size for _, _, size in members], np.int64),
+        fields,
+    )
+
+
+def listed(rows: Rows) -> Plain:
+    members = [
+        (rows.fields[field], offset, size)
+        for field, offset, size in zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+    ]
+    bounds = rows.starts.tolist()
+    return [(key, members[bounds[k] : bounds[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
+
+
+@given(PLAIN, st.data())
+def test_take_gives_the_chosen_rows_in_their_order_when_some_repeat(plain: Plain, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(plain) - 1), max_size=12)) if plain else []
+    taken = table(plain).take(np.array(chosen, np.int64))
+    assert listed(taken) == [plain[k] for k in chosen]
+    assert len(taken) == len(chosen)
+
+
+@given(st.lists(PLAIN, max_size=4))
+def test_concat_gives_all_rows_when_tables_number_their_fields_differently(tables: list[Plain]) -> None:
+    joined = Rows.concat([table(plain) for plain in tables])
+    assert listed(joined) == [row for plain in tables for row in plain]
+    assert (joined.starts.dtype, joined.field.dtype, joined.offset.dtype) == (np.int64, np.int32, np.int64)
+
+
+@given(PLAIN)
+def test_sizes_sum_the_members_of_each_row(plain: Plain) -> None:
+    sizes = table(plain).sizes()
+    assert sizes.tolist() == [sum(size for _, _, size in row) for _, row in plain]
+    assert sizes.dtype == np.int64
+
+
+@given(PLAIN, st.integers(0, 2**40))
+def test_shifted_moves_offsets_and_nothing_else(plain: Plain, base: int) -> None:
+    moved = [(key, [(field, offset + base, size) for field, offset, size in row]) for key, row in plain]
+    assert listed(table(plain).shifted(base)) == moved
+
+
+@given(PLAIN)
+def test_rows_survive_pickling(plain: Plain) -> None:
+    assert listed(pickle.loads(pickle.dumps(table(plain)))) == plain
+
+
+def test_rows_cannot_be_changed_by_attribute() -> None:
+    with pytest.raises(AttributeError):
+        table([]).fields = ("jpg",)  # type: ignore[misc]

@@ -1,0 +1,238 @@
+"""Streams are plain values: lazy, immutable, and strict about what does not go together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int = 10) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+class Feed(hr.AsyncIterableDataset):
+    async def aiter(self) -> AsyncIterator[int]:
+        yield 1
+
+
+def double(x: Any) -> Any:
+    return x
+
+
+async def adouble(x: Any) -> Any:
+    return x
+
+
+class Augment:
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+class Remote:
+    async def __call__(self, x: Any) -> Any:
+        return x
+
+
+def tars(count: int = 2) -> hr.Stream:
+    return hr.stream([f"memory://never/{k}.tar" for k in range(count)])
+
+
+def test_operators_leave_the_stream_as_it_was() -> None:
+    data = tars()
+    before = repr(data)
+    steps: list[Callable[[hr.Stream], hr.Stream]] = [
+        lambda s: s.shuffle(),
+        lambda s: s.decode("rgb8"),
+        lambda s: s.map(double),
+        lambda s: s.filter(double),
+        lambda s: s.to_tuple("a"),
+        lambda s: s.take(3),
+        lambda s: s.batch(2),
+    ]
+    for step in steps:
+        other = step(data)
+        assert type(other) is hr.Stream
+        assert other is not data
+        assert repr(data) == before
+    one, two = data.map(double), data.map(adouble)
+    assert len(one.operators) == len(two.operators) == 1
+
+
+def test_a_data_set_has_the_operators_of_streams() -> None:
+    assert isinstance(Numbers().map(double), hr.Stream)
+    assert isinstance(Feed().take(3), hr.Stream)
+
+
+BAD: dict[str, Callable[[], Any]] = {
+    "shuffle(by='sideways')": lambda: tars().shuffle("sideways"),  # type: ignore[arg-type]
+    "window=0": lambda: tars().shuffle(window=0),
+    "batch(0)": lambda: tars().batch(0),
+    "take(-1)": lambda: tars().take(-1),
+    "to_tuple()": lambda: tars().to_tuple(),
+    "map(3)": lambda: tars().map(3),  # type: ignore[arg-type]
+    "filter(None)": lambda: tars().filter(None),  # type: ignore[arg-type]
+    "spec='rgb9'": lambda: tars().decode("rgb9"),
+    "shuffled twice": lambda: tars().shuffle().shuffle(),
+    "take before shuffle": lambda: tars().take(3).shuffle(),
+    "shuffle of an iterable": lambda: Feed().shuffle(),
+    "global shuffle of shards": lambda: tars().shuffle("global"),
+    "filter behind batch": lambda: tars().batch(2).filter(double),
+    "batch behind batch": lambda: tars().batch(2).batch(2),
+    "shuffle behind batch": lambda: tars().batch(2).shuffle(),
+    "filter behind filter and take": lambda: tars().filter(double).take(3).filter(double),
+    "shuffle behind filter and take": lambda: Numbers().filter(double).take(3).shuffle(),
+    "no format": lambda: hr.stream("memory://a/b.bin"),
+    "unknown format": lambda: hr.stream("memory://a/b.tar", format="rar"),
+    "no url": lambda: hr.stream([]),
+}
+
+
+@pytest.mark.parametrize("build", BAD.values(), ids=BAD.keys())
+def test_what_does_not_go_together_is_told_while_building(build: Callable[[], Any]) -> None:
+    with pytest.raises(hr.OptionError):
+        build()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fetch_concurrency": 0},
+        {"fetch_concurrency": "many"},
+        {"memory_budget": 0},
+        {"memory_budget": "lots"},
+        {"memory_budget": -1},
+        {"prefetch_factor": -1},
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"batch_size": 0},
+        {"batch_size": None, "drop_last": True},
+        {"sampler": [1, 2]},
+        {"multiprocessing_context": "fork"},
+    ],
+)
+def test_options_of_the_loader_out_of_bounds_are_value_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        hr.DataLoader(tars(), **options)
+
+
+def test_a_batch_size_for_a_stream_of_batches_is_an_error() -> None:
+    with pytest.raises(hr.OptionError, match="give one of them"):
+        hr.DataLoader(tars().batch(4), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"range_bytes": 100}, {"range_bytes": 0}, {"attempts": 0}, {"stall_timeout_s": 0}, {"backoff_s": -1}],
+)
+def test_fetch_options_out_of_bounds_are_errors(options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match=next(iter(options))):
+        hr.FetchOptions(**options)
+
+
+def test_lengths_are_known_where_samples_are_counted() -> None:
+    assert len(Numbers(10).map(double).shuffle()) == 10
+    assert len(Numbers(10).take(3)) == 3
+    assert len(Numbers(10).take(30)) == 10
+    assert len(Numbers(10).batch(4)) == 3
+    assert len(Numbers(10).batch(4, drop_last=True)) == 2
+    assert len(Numbers(10).take(6).batch(4)) == 2
+    assert len(hr.DataLoader(Numbers(10), batch_size=4)) == 3
+    assert len(hr.DataLoader(Numbers(10), batch_size=4, drop_last=True)) == 2
+    assert len(hr.DataLoader(Numbers(10), batch_size=None)) == 10
+    assert len(hr.DataLoader(Numbers(10).batch(4))) == 3
+    assert len(hr.files([f"memory://a/{k}.txt" for k in range(7)])) == 7
+
+
+@pytest.mark.parametrize(
+    "data", [tars(), Numbers().filter(double), Feed().take(2)], ids=["shards", "filter", "iterable"]
+)
+def test_lengths_that_show_only_later_are_type_errors(data: hr.Stream) -> None:
+    with pytest.raises(TypeError, match="has no length"):
+        len(data)
+    with pytest.raises(TypeError, match="has no length"):
+        len(hr.DataLoader(data, batch_size=2))
+
+
+def test_repr_tells_source_and_operators_and_no_secrets() -> None:
+    data = hr.stream("https://user:word@host/a-{0..2}.tar?X-Amz-Signature=abc", format="tar").shuffle().map(double)
+    text = repr(data.filter(lambda x: x).decode("rgb8").to_tuple("jpg;png", "cls").take(5).batch(2))
+    assert "word" not in text
+    assert "abc" not in text
+    assert "and 2 more" in text
+    for word in ("shuffle(auto)", "map(double)", "decode(rgb8)", "to_tuple(jpg;png, cls)", "take(5)", "batch(2)"):
+        assert word in text
+    assert repr(Numbers().map(double)) == "Numbers(…).map(double)"
+
+
+def test_describe_says_where_each_step_runs() -> None:
+    lines = (
+        Numbers()
+        .shuffle()
+        .map(double)
+        .map(adouble)
+        .map(Augment())
+        .map(Remote())
+        .map(functools.partial(adouble))
+        .map(adouble, field="x")
+        .batch(2)
+        .describe()
+        .splitlines()
+    )
+    assert lines[0] == "Numbers(…)"
+    assert [line.rpartition("[")[2].rstrip("]") for line in lines[1:]] == [
+        "plan", "workers", "event loop", "workers", "event loop", "event loop", "event loop", "workers",
+    ]  # fmt: skip
+
+
+def test_the_pipeline_sorts_operators_by_who_carries_them_out() -> None:
+    pipeline = tars().shuffle().take(9).map(double).filter(double).take(5).take(7).batch(4).map(adouble).pipeline()
+    assert [type(o).__name__ for o in pipeline.order] == ["Shuffle", "Take"]
+    assert [s.kind for s in pipeline.steps] == ["map", "filter"]
+    assert pipeline.limit == 5
+    assert pipeline.group is not None
+    assert pipeline.group.size == 4
+    assert len(pipeline.after) == 1
+    assert not pipeline.keeps_count
+    assert tars().map(double).take(3).pipeline().keeps_count
+
+
+def test_building_reads_nothing() -> None:
+    loader = hr.DataLoader(tars(1000).shuffle().decode("rgb8").batch(4))
+    assert loader.stats().fetch.requests == 0
+    assert loader.regime == "headrace"
+    assert loader.options["fetch_concurrency"] >= 1
+
+
+def test_budgets_are_read_with_their_units() -> None:
+    sizes = {
+        "2GiB": 2**31,
+        "1.5 MB": 1_500_000,
+        "64KiB": 65_536,
+        "64 kB": 64_000,
+        "100": 100,
+        77: 77,
+        "3mib": 3 * 2**20,
+    }
+    for text, size in sizes.items():
+        assert hr.DataLoader(tars(), memory_budget=text).options["memory_budget"] == size
+
+
+def test_a_generator_gives_the_seed_by_one_draw() -> None:
+    import torch
+
+    seeds = [hr.DataLoader(tars(), generator=torch.Generator().manual_seed(5)).options["seed"] for _ in range(2)]
+    assert seeds[0] == seeds[1]
+    assert hr.DataLoader(tars()).options["seed"] == 0
+    assert hr.DataLoader(tars(), seed=9).options["seed"] == 9
