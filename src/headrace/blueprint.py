@@ -27,7 +27,7 @@ from headrace.formats.tar import TarScanner
 from headrace.machinery import Machinery
 from headrace.options import Settings
 from headrace.plan import draw, permutation, window_order
-from headrace.scheduler.epoch import LoopStage, Recipe, WorkStage
+from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
 from headrace.types import Reads

@@ -20,7 +20,8 @@ from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
-from headrace.scheduler.epoch import Epoch, Recipe
+from headrace.scheduler.epoch import Epoch
+from headrace.scheduler.recipe import Recipe
 from headrace.tasks import Chain, Failure, ListPart, PackedPart, Part, Source
 from headrace.torch_compat import packing
 from headrace.types import Opens, running_reader

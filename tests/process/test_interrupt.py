@@ -79,23 +79,27 @@ def test_ctrl_c_while_the_helper_starts_is_one_keyboard_interrupt() -> None:
 
 def test_loop_goes_on_exactly_after_a_ctrl_c_that_was_caught() -> None:
     with trainer("""
+        go_on = __file__ + ".go"
+
         def step(x):
-            time.sleep(0.001)
+            while x >= 40 and not os.path.exists(go_on):
+                time.sleep(0.001)
             return x
 
         loader = hr.DataLoader(Numbers(1200).map(step), batch_size=4, num_workers=2)
         it, got, caught = iter(loader), [], 0
         while True:
             try:
+                if len(got) == 40 and not caught:
+                    print("going", flush=True)
                 batch = next(it)
             except KeyboardInterrupt:
                 caught += 1
+                open(go_on, "w").close()
                 continue
             except StopIteration:
                 break
             got += batch.tolist()
-            if len(got) == 40:
-                print("going", flush=True)
         loader.close()
         print(caught, got == list(range(1200)), threading.active_count(), flush=True)
     """) as running:

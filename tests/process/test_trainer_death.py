@@ -64,7 +64,7 @@ def test_helper_that_still_starts_ends_without_a_word_when_the_trainer_is_killed
         assert len(ours) == 1
         os.kill(running.pid, signal.SIGKILL)
         assert running.finish() == (-signal.SIGKILL, "", "")  # the pipes are at their end: nobody has them any more
-        assert not any(map(is_running, ours))
+        wait_until(lambda: not any(map(is_running, ours)), "the helper is gone", deadline_s=2)
 
 
 def test_workers_of_a_user_who_forked_end_with_the_trainer() -> None:

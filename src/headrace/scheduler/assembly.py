@@ -1,0 +1,316 @@
+"""Batches in the making: samples are added at their slots, workers fill or collate, what is ready goes out in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from anyio.abc import TaskGroup
+
+from headrace.memory import Lease
+from headrace.scheduler.budget import Budget
+from headrace.scheduler.dispatch import Dispatch
+from headrace.scheduler.recipe import Recipe, Slabs
+from headrace.tasks import Delivery, Finish, Part, Reply, Task
+from headrace.types import EpochMeters, Sender
+
+
+class BatchState(Enum):
+    """open → filling → collating → ready → delivered; its lease ends with the trainer's last view of it."""
+
+    OPEN = "open"
+    FILLING = "filling"
+    COLLATING = "collating"
+    READY = "ready"
+    DELIVERED = "delivered"
+
+
+class Batch:
+    """One batch, from its first sample to its delivery."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        self.expected = size  # samples; less once the end of the epoch is known to be in it
+        self.state = BatchState.OPEN
+        self.admitted = asyncio.Event()
+        self.parts: dict[int, Part] = {}  # by slot; held until the batch is made, to make it again if need be
+        self.seen = 0
+        self.written = 0
+        self.under_way = 0
+        self.use_slots = True
+        self.is_left_out = False  # as a last one that is short: only errors in it are told
+        self.slab: Lease | None = None
+        self.slab_lock = asyncio.Lock()
+        self.columns: dict[int, list[list[Any]]] = {}
+        self.errors: dict[int, bytes] = {}
+        self.delivery: Delivery | None = None
+
+
+class Assembly:
+    """The batches of one epoch.
+
+    Args:
+        recipe: how samples become batches.
+        key: from which, with their positions, the samples' random numbers are made.
+        dispatch: has tasks worked on.
+        slabs, budget: places for batches, and who is told when one was delivered.
+        sender: where batches go; its credits say how many may be begun.
+        meters: where batches are counted.
+        finished: called when the last batch of the epoch was delivered.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        key: int,
+        dispatch: Dispatch,
+        slabs: Slabs,
+        budget: Budget,
+        sender: Sender,
+        meters: EpochMeters,
+        finished: Callable[[], None],
+    ) -> None:
+        self._recipe, self._key, self._dispatch = recipe, key, dispatch
+        self._slabs, self._budget, self._sender, self._meters = slabs, budget, sender, meters
+        self._finished = finished
+        self._batches: dict[int, Batch] = {}
+        self._next_delivery = 0
+        self._is_cut = False  # every sample of the epoch has been added
+        self.group: TaskGroup | None = None
+        sender.on_credit(self._on_credit)
+
+    def add(self, position: int, part: Part) -> None:
+        """Samples at the positions from `position` on, counted where batches are cut; takes their leases over."""
+        size, done = self._recipe.batch_size, 0
+        while done < part.count:
+            number, slot = divmod(position + done, size)
+            count = min(part.count - done, size - slot)
+            self._add(self._batch(number), slot, part.cut(done, done + count))
+            done += count
+        part.release()
+
+    def end(self, count: int) -> None:
+        """All `count` samples of the epoch have been added: the last batch may be short."""
+        self._is_cut = True
+        number, rest = divmod(count, self._recipe.batch_size)
+        last = self._batches.get(number)
+        if rest and last is not None and last.expected != rest:
+            last.expected = rest
+            last.is_left_out = self._recipe.drop_last
+            self._collate_if_due(last)
+        self._end_if_done()
+
+    def lacks(self, position: int | None) -> bool:
+        """Whether the oldest batch may be made and lacks samples; with a position: whether this one is among them."""
+        oldest = self._next_delivery
+        if oldest >= self._sender.granted:
+            return False
+        if position is not None:
+            return position < (oldest + 1) * self._recipe.batch_size
+        batch = self._batches.get(oldest)
+        return batch is None or batch.seen < batch.expected
+
+    def drop(self) -> None:
+        """Let go of every batch that was not delivered."""
+        for batch in self._batches.values():
+            self._drop_batch(batch)
+
+    def _batch(self, number: int) -> Batch:
+        if number not in self._batches:
+            batch = self._batches[number] = Batch(number, self._recipe.batch_size)
+            batch.use_slots = self._recipe.use_slots
+            if number < self._sender.granted:
+                batch.admitted.set()
+        return self._batches[number]
+
+    def _add(self, batch: Batch, slot: int, part: Part) -> None:
+        assert self.group is not None
+        batch.parts[slot] = part
+        batch.seen += part.count
+        batch.state = BatchState.FILLING
+        if batch.use_slots:
+            chunk = self._recipe.chunk
+            if self._recipe.spec is None:  # the first samples are made by all workers at once
+                chunk = min(chunk, -(-part.count // self._recipe.workers))
+            for a in range(0, part.count, chunk):
+                piece = part.cut(a, min(a + chunk, part.count))
+                batch.under_way += 1
+                self.group.start_soon(self._fill, batch, slot + a, piece)
+        self._collate_if_due(batch)
+
+    async def _fill(self, batch: Batch, slot: int, part: Part) -> None:
+        """Have workers write a part of a batch into its slots."""
+        recipe = self._recipe
+        count = part.count
+        task = Task(recipe.chain, self._key, batch.number, Finish.SLOTS, [part])
+        task.position, task.slot, task.capacity = batch.number * recipe.batch_size + slot, slot, recipe.batch_size
+        try:
+            await batch.admitted.wait()
+            if batch.use_slots and recipe.spec is not None:
+                task.place = (await self._slab(batch, recipe.spec_size)).retain()
+        except BaseException:
+            part.release()
+            raise
+        if batch.use_slots:
+            reply = await self._dispatch.work(task, partial(self._find_slots, batch))
+        else:  # it was found out meanwhile
+            part.release()
+            reply = Reply("mismatch")
+        batch.under_way -= 1
+        if reply.kind == "mismatch":
+            batch.use_slots = False
+        else:
+            batch.errors.update(reply.errors)
+            batch.columns[slot] = reply.columns
+            batch.written += count
+        self._collate_if_due(batch)
+
+    async def _find_slots(self, batch: Batch, reply: Reply) -> Lease | None:
+        """A place for samples whose form a worker has just told; None where slots cannot be made for them."""
+        recipe = self._recipe
+        if reply.spec is None:
+            recipe.use_slots = False
+            return None
+        if recipe.spec is None:
+            recipe.spec, recipe.spec_size = reply.spec, reply.size
+            self._dispatch.learn_spec(recipe.chain, reply.spec)
+        return (await self._slab(batch, recipe.spec_size)).retain()
+
+    async def _slab(self, batch: Batch, size: int) -> Lease:
+        async with batch.slab_lock:
+            if batch.slab is None or batch.slab.size < size:
+                old, batch.slab = batch.slab, None
+                if old is not None:
+                    old.release()
+                is_urgent = lambda: batch.number <= self._next_delivery
+                batch.slab = await self._slabs.acquire(size, batch.number, is_urgent)
+        return batch.slab
+
+    def _collate_if_due(self, batch: Batch) -> None:
+        """The next step of a batch of which something has changed."""
+        if batch.under_way or batch.seen < batch.expected or batch.state is not BatchState.FILLING:
+            return
+        if batch.use_slots and batch.is_left_out and not batch.errors:
+            self._leave_out(batch)
+        elif batch.use_slots:
+            self._finish(batch, self._slots_delivery(batch))
+        else:
+            assert self.group is not None
+            batch.state = BatchState.COLLATING
+            self.group.start_soon(self._collate, batch)
+
+    async def _collate(self, batch: Batch) -> None:
+        """Have one worker make the whole batch."""
+        await batch.admitted.wait()
+        recipe = self._recipe
+        parts = [part for _, part in sorted(batch.parts.items(), key=lambda item: item[0])]
+        batch.parts = {}
+        position = batch.number * recipe.batch_size
+        finish = Finish.CHECK if batch.is_left_out else Finish.BATCH
+        task = Task(recipe.chain, self._key, batch.number, finish, parts, position)
+        if batch.slab is not None:
+            task.place = batch.slab.retain()
+
+        async def find_slab(reply: Reply) -> Lease:
+            return (await self._slab(batch, reply.size)).retain()
+
+        reply = await self._dispatch.work(task, find_slab)
+        if reply.errors:
+            batch.errors.update(reply.errors)
+            self._finish(batch, self._error_delivery(batch))
+            return
+        if batch.is_left_out:
+            self._leave_out(batch)
+            return
+        assert batch.slab is not None
+        self._finish(
+            batch,
+            Delivery(
+                batch.number, batch.expected, position, "packed", batch.slab.segment.number, lengths=reply.lengths
+            ),
+        )
+
+    def _slots_delivery(self, batch: Batch) -> Delivery:
+        if batch.errors:
+            return self._error_delivery(batch)
+        assert batch.slab is not None
+        assert self._recipe.spec is not None
+        chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
+        columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
+        size = self._recipe.batch_size
+        return Delivery(
+            batch.number,
+            batch.expected,
+            batch.number * size,
+            "slots",
+            batch.slab.segment.number,
+            columns=columns,
+            capacity=size,
+            blob=self._recipe.spec,
+        )
+
+    def _error_delivery(self, batch: Batch) -> Delivery:
+        first = min(batch.errors)
+        position = batch.number * self._recipe.batch_size
+        return Delivery(batch.number, batch.expected, position, "error", blob=batch.errors[first])
+
+    def _finish(self, batch: Batch, delivery: Delivery) -> None:
+        batch.delivery = delivery
+        batch.state = BatchState.READY
+        for part in batch.parts.values():
+            part.release()
+        batch.parts = {}
+        if delivery.kind == "error" and batch.slab is not None:
+            batch.slab.release()
+            batch.slab = None
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Send what is ready and due; a batch's slab goes with it."""
+        while True:
+            if self._recipe.in_order:
+                batch = self._batches.get(self._next_delivery)
+            else:
+                batch = next((b for b in self._batches.values() if b.state is BatchState.READY), None)
+            if batch is None or batch.state is not BatchState.READY or self._next_delivery >= self._sender.granted:
+                break
+            assert batch.delivery is not None
+            del self._batches[batch.number]
+            self._next_delivery += 1
+            batch.state = BatchState.DELIVERED
+            if batch.slab is not None:
+                self._slabs.hand_out(batch.slab)
+            self._sender.send(batch.delivery)
+            self._dispatch.has_begun = True
+            self._meters.count_batch(batch.expected)
+        self._meters.set_depths(
+            ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)
+        )
+        self._budget.changed()
+        self._slabs.changed()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._is_cut and not self._batches:
+            self._finished()
+
+    def _leave_out(self, batch: Batch) -> None:
+        self._drop_batch(self._batches.pop(batch.number))
+        self._end_if_done()
+
+    def _drop_batch(self, batch: Batch) -> None:
+        for part in batch.parts.values():
+            part.release()
+        batch.parts = {}
+        if batch.slab is not None:
+            batch.slab.release()
+            batch.slab = None
+
+    def _on_credit(self) -> None:
+        for number, batch in self._batches.items():
+            if number < self._sender.granted:
+                batch.admitted.set()
+        self._deliver()
