@@ -302,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if pipeline.group is not None:
             if batch_size not in (None, 1):
                 raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
-            batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
+            batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last or drop_last
         elif batch_size is None:
             collate = _Single(collate_fn or default_convert)
         use_slots = collate is default_collate and not pipeline.after and not is_extended()

@@ -397,3 +397,12 @@ def test_every_sample_comes_once_in_the_order_of_the_plan(
             assert {"bin": sample["bin"], "cls": sample["cls"]} == bodies[sample["__key__"]]
     for url in urls:
         memory.remove(url)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_take_behind_batch_takes_batches(drop_last: bool) -> None:
+    data = hr.from_map(range(10)).batch(4, drop_last=drop_last)
+    assert [batch.tolist() for batch in hr.DataLoader(data.take(2))] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    rest = [] if drop_last else [[8, 9]]
+    assert [batch.tolist() for batch in hr.DataLoader(data.take(9))] == [[0, 1, 2, 3], [4, 5, 6, 7], *rest]
+    assert len(data.take(2)) == 2

@@ -39,6 +39,12 @@ FOR_EVER = None
 on_a_loop = pytest.mark.asyncio
 
 
+pytestmark = pytest.mark.may_leave(
+    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
+    reason="about once in 500 times obstore keeps its last connection after its store is gone",
+)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[FaultServer]:
     with FaultServer(seed=5) as running:

@@ -19,7 +19,13 @@ from headrace.options import FetchOptions
 BODY = numbered(700_000)
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [
+    pytest.mark.asyncio,
+    pytest.mark.may_leave(
+        descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
+        reason="about once in 500 times obstore keeps its last connection after its store is gone",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -130,8 +130,12 @@ class Stream(Operators):
         group: Group | None = None
         for operator in self.operators:
             told = f".{_told(operator)}"
-            if group is not None and not (isinstance(operator, Step) and operator.kind == "map"):
-                raise OptionError(f"{told} behind .batch(): only .map() can follow there; move it before .batch()")
+            if group is not None and isinstance(operator, Take):
+                operator = Take(operator.count * group.size)  # noqa: PLW2901 (so many batches have so many samples)
+            elif group is not None and not (isinstance(operator, Step) and operator.kind == "map"):
+                raise OptionError(
+                    f"{told} behind .batch(): only .map() and .take() can follow; move it before .batch()"
+                )
             if isinstance(operator, Group):
                 group = operator
             elif isinstance(operator, Step):

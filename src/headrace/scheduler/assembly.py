@@ -204,8 +204,10 @@ class Assembly:
 
     async def _collate(self, batch: Batch) -> None:
         """Have one worker make the whole batch."""
-        await batch.admitted.wait()
         recipe = self._recipe
+        await batch.admitted.wait()
+        if batch.slab is None and recipe.batch_bytes and not batch.is_left_out:
+            await self._slab(batch, recipe.batch_bytes)
         parts = [part for _, part in sorted(batch.parts.items(), key=lambda item: item[0])]
         batch.parts = {}
         position = batch.number * recipe.batch_size
@@ -215,6 +217,7 @@ class Assembly:
             task.place = batch.slab.retain()
 
         async def find_slab(reply: Reply) -> Lease:
+            recipe.batch_bytes = max(recipe.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
 
         reply = await self._dispatch.work(task, find_slab)

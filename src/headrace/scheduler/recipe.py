@@ -65,6 +65,7 @@ class Recipe:
         in_order: whether batches come in plan order.
         spec: the form of a sample, once a worker has told it.
         use_slots: whether samples are written into slots; False once it has shown that they cannot.
+        batch_bytes: of the largest batch so far that was collated by one worker.
     """
 
     inner: tuple[WorkStage | LoopStage, ...]
@@ -80,3 +81,4 @@ class Recipe:
     use_slots: bool
     spec: bytes | None = None
     spec_size: int = 0
+    batch_bytes: int = 0

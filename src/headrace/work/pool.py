@@ -66,6 +66,22 @@ class _Worker:
         self.wire: LoopWire | None = None
         self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
         self.segments: set[int] = set()
+        self.held: dict[int, int] = {}  # what it has made and has no place for: the task's number and its batch
+
+    def may_take(self, task: Task) -> bool:
+        """Whether it may be given this task now.
+
+        What it holds, or will hold, is placed before it begins something else: nothing may come between the first
+        samples and their batch. Only older batches may, for those are what a place may have to wait for.
+        """
+        if self.wire is None or self.state not in (WorkerState.IDLE, WorkerState.BUSY):
+            return False
+        if len(self.tasks) >= _TASKS_AT_ONCE:
+            return False
+        if task.finish is Finish.SCAN:
+            return True
+        will_hold = any(e.task.place is None for e in self.tasks.values())
+        return not will_hold and all(task.batch < batch for batch in self.held.values())
 
 
 def _load(worker: _Worker) -> int:
@@ -168,8 +184,10 @@ class ProcessWorkers:
             self._queue(entry)
         else:
             worker.tasks[entry.number] = entry
+            worker.held.pop(entry.number, None)
             self._send_segments(worker, [place.segment])
             worker.wire.send(("place", entry.number, _address(place)))
+            self._hand_out()
         try:
             return await self._answer(entry)
         except BaseException:
@@ -186,9 +204,11 @@ class ProcessWorkers:
         if worker is None:
             self._release(entry)
         elif entry.number not in worker.tasks:  # it was held
+            worker.held.pop(entry.number, None)
             assert worker.wire is not None
             worker.wire.send(("let_go", entry.number))
             self._release(entry)
+            self._hand_out()
 
     def forget_segment(self, number: int) -> None:
         """A segment is gone: workers unmap it."""
@@ -241,13 +261,13 @@ class ProcessWorkers:
 
     def _hand_out(self) -> None:
         while self._ready:
-            able = [w for w in self._workers if w.wire is not None and len(w.tasks) < _TASKS_AT_ONCE]
-            able = [w for w in able if w.state in (WorkerState.IDLE, WorkerState.BUSY)]
-            if not able:
-                return
-            entry = heapq.heappop(self._ready)[3]
+            entry = self._ready[0][3]
             if not entry.is_abandoned:
+                able = [worker for worker in self._workers if worker.may_take(entry.task)]
+                if not able:
+                    return
                 self._give(min(able, key=_load), entry)
+            heapq.heappop(self._ready)
 
     def _give(self, worker: _Worker, entry: _Entry) -> None:
         assert worker.wire is not None
@@ -330,6 +350,8 @@ class ProcessWorkers:
                     worker.wire.send(("let_go", number))
                 self._release(entry)
             else:
+                if reply.kind == "held":
+                    worker.held[number] = entry.task.batch
                 entry.answer(reply)
         self._hand_out()
 
@@ -388,6 +410,7 @@ class ProcessWorkers:
     def _bury(self, worker: _Worker) -> None:
         worker.state = WorkerState.DEAD
         worker.tasks.clear()
+        worker.held.clear()
         if worker.wire is not None:
             worker.wire.close()
             worker.wire = None

@@ -1,0 +1,57 @@
+"""The first batch comes as soon as its own samples are made, whatever the next ones take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, index: int) -> int:
+        return index
+
+
+def gate(path: str, first: int) -> Callable[[int], int]:
+    """A map whose samples from `first` on wait for the file at `path`."""
+
+    def wait(index: int) -> int:
+        while index >= first and not Path(path).exists():
+            time.sleep(0.005)
+        return index
+
+    return wait
+
+
+@pytest.mark.parametrize("collated", ["in slots", "by one worker"])
+def test_first_batches_come_while_later_samples_are_still_made(tmp_path: Path, collated: str) -> None:
+    path = tmp_path / "open"
+    collate = None if collated == "in slots" else sum
+    data = Numbers(24).map(gate(str(path), 8))
+    with hr.DataLoader(data, batch_size=4, num_workers=2, collate_fn=collate) as loader:
+        batches = iter(loader)
+        got = [next(batches), next(batches)]
+        path.touch()
+        got += batches
+    if collated == "in slots":
+        assert [batch.tolist() for batch in got] == [list(range(k, k + 4)) for k in range(0, 24, 4)]
+    else:
+        assert got == [sum(range(k, k + 4)) for k in range(0, 24, 4)]
+
+
+def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is() -> None:
+    """Every batch is larger than the last: none fits where the one before it lay."""
+    data = Numbers(24).map(lambda index: bytes(2**16 * (index + 1)))
+    with hr.DataLoader(data, batch_size=2, num_workers=2, collate_fn=list, memory_budget="1MiB") as loader:
+        lengths = [len(sample) for batch in loader for sample in batch]
+    assert lengths == [2**16 * (index + 1) for index in range(24)]
