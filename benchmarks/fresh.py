@@ -140,7 +140,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _go_first(pid: int) -> None:
-    """Most of the CPU for this session against whatever else is running, where we may."""
+    """Most of the CPU for this measurement against whatever else is running, where we may."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/autogroup").write_text("-15")
 

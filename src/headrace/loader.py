@@ -61,7 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         timeout: seconds that `next` waits for a batch at most; 0: for ever.
         worker_init_fn: called in each worker process with its number.
         generator: gives the seed, by one draw.
-        prefetch_factor: batches made ahead, for all workers together; 0: nothing is made before it is asked for.
+        prefetch_factor: batches made ahead, for all workers together; by default 4, or 2 for each worker where a worker
+            makes whole batches (a collate_fn of your own); 0: nothing is made before it is asked for.
         in_order: False gives batches as they become ready.
         seed: of the order and of the samples' random numbers; None means 0.
         shard: ranks of a distributed run get different samples. Not built yet: False is needed there.
@@ -157,6 +158,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         stream = dataset if isinstance(dataset, Stream) else Stream(dataset)
         if shuffle:
             stream = stream.shuffle()
+        if drop_last:
+            stream = stream.without_short_batches()
         pipeline = stream.pipeline()
         super().__init__(
             dataset,
@@ -302,7 +305,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if pipeline.group is not None:
             if batch_size not in (None, 1):
                 raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
-            batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last or drop_last
+            batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
         elif batch_size is None:
             collate = _Single(collate_fn or default_convert)
         use_slots = collate is default_collate and not pipeline.after and not is_extended()

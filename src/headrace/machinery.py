@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,6 +16,7 @@ from headrace.deliver.iterator import BatchIterator, Opener
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
 from headrace.fetch import Meter, Reader
+from headrace.fetch.keys import is_ours
 from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
@@ -234,17 +236,16 @@ class Machinery:
     # On the engine's loop.
 
     async def _end(self) -> None:
-        try:
-            await self._workers.close()
+        async with contextlib.AsyncExitStack() as ends:  # each in its turn, whatever the ones before it raise
+            if not is_exiting():  # then a daemon thread may be taking a batch
+                ends.callback(self._slabs.close)
+            ends.callback(self._arena.close)
+            if self._reader is not None:
+                ends.push_async_callback(self._reader.aclose)
             opened, self._opened = self._opened, None
             if opened is not None:
-                await opened.aclose()
-        finally:
-            if self._reader is not None:
-                await self._reader.aclose()
-            self._arena.close()
-            if not is_exiting():  # a daemon thread may be taking a batch
-                self._slabs.close()
+                ends.push_async_callback(opened.aclose)
+            ends.push_async_callback(self._workers.close)
 
     async def _run(
         self, epoch: Epoch, prepare: Callable[[Machinery], Awaitable[None]], fail: Callable[[bytes], None]
@@ -255,7 +256,10 @@ class Machinery:
                 if not self._is_ready:
                     await prepare(self)
                     self._is_ready = True
-        except Exception as error:
+        except BaseException as error:  # also a cancellation: whoever waits for the first batch must not wait for ever
+            if is_ours(error):
+                fail(packing.pack_error(LoaderClosedError("the loader was closed before its first batch")))
+                raise
             fail(packing.pack_error(error))
             return
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS

@@ -107,10 +107,6 @@ class Meters(Protocol):
 class EpochMeters(Protocol):
     """Where an epoch's progress is counted."""
 
-    def count_batch(self, samples: int) -> None:
-        """A batch was delivered."""
-        ...
-
     def set_reading(self, is_reading: bool) -> None:
         """Whether something is being read now."""
         ...

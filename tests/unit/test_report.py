@@ -109,7 +109,7 @@ def test_the_table_says_figures_with_units() -> None:
 
 def test_first_batches_are_counted_apart() -> None:
     meters = LoaderMeters()
-    meters.count_next(2.0, None)
-    meters.count_next(0.25, 1.0)
-    meters.count_next(3.0, None)
+    meters.count_next(8, 2.0, None)
+    meters.count_next(8, 0.25, 1.0)
+    meters.count_next(3, 3.0, None)
     assert (meters.batches, meters.first_wait_s, meters.wait_s, meters.trainer_s) == (3, 5.0, 0.25, 1.0)

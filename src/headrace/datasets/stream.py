@@ -6,7 +6,7 @@ import math
 import os
 import posixpath
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -116,6 +116,11 @@ class Stream(Operators):
                 where = "workers"
             lines.append(f"  .{_told(operator)}  [{where}]")
         return "\n".join(lines)
+
+    def without_short_batches(self) -> Stream:
+        """The same stream, its `.batch()` leaving a short last batch out."""
+        operators = (replace(o, drop_last=True) if isinstance(o, Group) else o for o in self.operators)
+        return Stream(self.source, tuple(operators))
 
     def pipeline(self) -> Pipeline:
         """The operators by who carries them out.

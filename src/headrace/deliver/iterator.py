@@ -29,7 +29,7 @@ _SMALL_BYTES = 65536  # a batch of fewer bytes is copied: that is cheaper than a
 class WaitMeters(Protocol):
     """Where the trainer's waiting is counted."""
 
-    def count_next(self, waited_s: float, elsewhere_s: float | None) -> None: ...
+    def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None: ...
 
 
 class Opener:
@@ -200,7 +200,7 @@ class BatchIterator(Generic[B]):
             failure = packing.unpack_error(error.blob)
             raise failure from failure.__cause__
         now = time.perf_counter()
-        self._meters.count_next(now - began, None if self._left is None else began - self._left)
+        self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
         try:
             batch: B = self._opener.open(delivery)
         finally:

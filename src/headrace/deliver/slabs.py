@@ -64,7 +64,8 @@ class Slabs:
             MemoryError: the machine does not have the bytes.
         """
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Waiting(rank, next(self._numbers), size, is_urgent, future))
+        entry = _Waiting(rank, next(self._numbers), size, is_urgent, future)
+        heapq.heappush(self._waiting, entry)
         self.changed()
         try:
             return await future
@@ -72,6 +73,10 @@ class Slabs:
             if future.done() and not future.cancelled() and future.exception() is None:
                 future.result().release()
             raise
+        finally:
+            if entry in self._waiting:  # cancelled: it must not keep its epoch, and all that it knows
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
 
     def hand_out(self, lease: Lease) -> None:
         """The trainer's side holds it from now on, until `returned`."""

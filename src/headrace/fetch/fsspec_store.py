@@ -66,7 +66,7 @@ class FsspecStore:
     async def aclose(self) -> None:
         """See `Store.aclose`."""
         if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)  # one of them may be stuck in a read
         close = getattr(getattr(self._fs, "_session", None), "close", None)
         self._fs = self._threads = None
         if asyncio.iscoroutinefunction(close):
@@ -90,9 +90,9 @@ class FsspecStore:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     async def _about(self, path: str, if_match: str | None) -> tuple[int, str | None]:
-        """The object's size and version; remembered, unless another version is asked for."""
+        """The object's size and version: asked anew by each new read, remembered while that version is asked for."""
         known = self._known.get(path)
-        if known is not None and if_match in (None, known[1]):
+        if known is not None and if_match is not None and if_match == known[1]:
             return known
         about = await self._call("info", path)
         if about.get("type") == "directory":

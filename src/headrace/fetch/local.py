@@ -43,7 +43,7 @@ class LocalStore:
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)  # one of them may be stuck in a read
 
 
 def _read(path: str, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:

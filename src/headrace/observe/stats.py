@@ -132,9 +132,6 @@ class LoaderMeters:
     def count_death(self) -> None:
         self.deaths += 1
 
-    def count_batch(self, samples: int) -> None:
-        self.samples += samples
-
     def set_reading(self, is_reading: bool) -> None:
         if is_reading != (self._reading_since is not None):
             now = time.perf_counter()
@@ -145,10 +142,11 @@ class LoaderMeters:
     def set_depths(self, *, ready: int, open_batches: int) -> None:
         self.ready, self.begun = ready, open_batches
 
-    def count_next(self, waited_s: float, elsewhere_s: float | None) -> None:
+    def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None:
         """The trainer got a batch, for which it waited; `elsewhere_s`: what it did before, None before the first."""
         with self._lock:
             self.batches += 1
+            self.samples += samples
             if elsewhere_s is None:
                 self.first_wait_s += waited_s
             else:

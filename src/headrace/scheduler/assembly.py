@@ -110,7 +110,7 @@ class Assembly:
             return False
         if position is not None:
             return position < (oldest + 1) * self._recipe.batch_size
-        batch = self._batches.get(oldest)
+        batch = self._batches.get(oldest if self._recipe.in_order else min(self._batches, default=oldest))
         return batch is None or batch.seen < batch.expected
 
     def drop(self) -> None:
@@ -288,7 +288,6 @@ class Assembly:
                 self._slabs.hand_out(batch.slab)
             self._sender.send(batch.delivery)
             self._dispatch.has_begun = True
-            self._meters.count_batch(batch.expected)
         self._meters.set_depths(
             ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)
         )

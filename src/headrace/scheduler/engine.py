@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import importlib.util
+import logging
 import threading
 import weakref
 from collections import deque
@@ -20,6 +21,8 @@ from headrace.errors import LoaderClosedError
 from headrace.wakeup import Wakeup
 
 T = TypeVar("T")
+
+log = logging.getLogger("headrace")
 
 _CLOSE_S = 5.0  # how long closing waits for the thread
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -79,7 +82,6 @@ class Engine:
         self._group: TaskGroup | None = None
         self._end = anyio.Event()
         self._thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
-        self._failure: BaseException | None = None
         _engines.add(self)
         self._thread.start()
 
@@ -126,8 +128,8 @@ class Engine:
         opened, closing, closed = self._hooks
         try:
             anyio.run(self._main, opened, closing, backend_options={"use_uvloop": _has_uvloop()})
-        except BaseException as error:
-            self._failure = error
+        except BaseException:
+            log.exception("closing a loader failed")
         finally:
             self.state = EngineState.CLOSED
             self.mailbox.serve()

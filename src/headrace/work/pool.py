@@ -22,6 +22,8 @@ from headrace.work.wire import LoopWire
 
 _TASKS_AT_ONCE = 2  # one is worked on, one waits in the worker's socket
 _DEATHS = 3  # workers that a sample may cost
+_STARTS = 5  # attempts to start a worker while the helper lives: descriptors may be short for a moment
+_START_AGAIN_S = 0.2
 _STATUS_S = 1.0  # how long the exit status of a dead worker is waited for
 
 log = logging.getLogger("headrace")
@@ -58,8 +60,9 @@ class WorkerState(Enum):
 
 
 class _Worker:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, attempts: int) -> None:
         self.number = number
+        self.attempts = attempts  # to start it
         self.state = WorkerState.STARTING
         self.pid = 0
         self.pidfd = -1
@@ -296,8 +299,10 @@ class ProcessWorkers:
         if worker.wire is not None:
             worker.wire.send(("chain", number, segment.size, lengths), [segment.fd])
 
-    def _start(self, number: int) -> None:
-        worker = _Worker(number)
+    def _start(self, number: int, attempts: int = 1) -> None:
+        if self._is_closed:
+            return
+        worker = _Worker(number, attempts)
         self._workers = [w for w in self._workers if w.number != number] + [worker]
         starting = asyncio.get_running_loop().create_task(self._connect(worker))
         self._starting.add(starting)
@@ -308,7 +313,10 @@ class ProcessWorkers:
         try:
             worker.pid, sock = await self._starter.start(worker.number)
         except OSError as error:
-            self._fail_all(error)
+            if self._helper.process.poll() is None and worker.attempts < _STARTS:
+                asyncio.get_running_loop().call_later(_START_AGAIN_S, self._start, worker.number, worker.attempts + 1)
+            else:
+                self._fail_all(error)
             return
         self._by_pid[worker.pid] = worker
         worker.wire = LoopWire(
@@ -362,8 +370,9 @@ class ProcessWorkers:
             loop.remove_reader(worker.pidfd)
         if worker.state not in (WorkerState.SUSPECT, WorkerState.DEAD):
             worker.state = WorkerState.SUSPECT
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)  # it may have closed its socket only
+            with contextlib.suppress(OSError):  # it may have closed its socket only
+                if worker.pidfd >= 0:
+                    signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
             loop.call_later(_STATUS_S, self._on_dead, worker, None)
 
     def _on_exit(self, pid: int, code: int) -> None:

@@ -54,11 +54,6 @@ class Workbench:
         """Make known in which form the samples of a chain are written into slots."""
         self._specs[number] = collate.Spec.loads(spec)
 
-    def unlearn(self, number: int) -> None:
-        """Forget a chain."""
-        self._chains.pop(number, None)
-        self._specs.pop(number, None)
-
     def work(self, order: Order) -> Reply:
         """Carry out one task. Whatever goes wrong is in the reply."""
         busy: dict[str, float] = {}
@@ -142,7 +137,8 @@ class Workbench:
     def _make(self, chain: Chain, order: Order, busy: dict[str, float]) -> list[Any]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
         made: list[Any] = []
-        failures, key, positions = order["failures"], order["key"], order["positions"]
+        failures, positions = order["failures"], order["positions"]
+        key = stage_key(order["key"], order["chain"])
         if positions is None:
             positions = itertools.count(order["position"])
         for index, (sample, position) in enumerate(zip(self.samples(order["parts"], busy), positions, strict=False)):
@@ -195,7 +191,7 @@ class Workbench:
                 return Failure(packing.pack_error(_collate_error(error, chain.collate, kept, order["batch"])))
             finally:
                 busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
-        return self._apply(chain.after, batch, order["key"], order["position"], busy)
+        return self._apply(chain.after, batch, stage_key(order["key"], -1), order["position"], busy)
 
     def samples(self, parts: Sequence[Description], busy: dict[str, float]) -> Iterator[Any]:
         """The samples of the described parts, in order."""
@@ -275,6 +271,11 @@ def _remember(parts: Sequence[Description], made: Sequence[Any]) -> None:
     if kind == "list":
         samples, start, stop = rest
         samples[start:stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
+
+
+def stage_key(key: int, chain: int) -> int:
+    """The key of a stage's random numbers: the stages of one sample must not draw the same ones."""
+    return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
 
 
 def untold(_: int) -> None:

@@ -50,8 +50,6 @@ class _Worker:
                 self.bench.learn(number, cache(partial(self._load, self._map(size), lengths)))
             elif kind == "spec":
                 self.bench.learn_spec(*rest)
-            elif kind == "unlearn":
-                self.bench.unlearn(*rest)
             elif kind == "progress":
                 size, self.slot = rest
                 self.progress = self._map(size).cast("q")
