@@ -140,3 +140,22 @@ def test_views_of_a_batch_keep_it_as_it_was() -> None:
             for k, kept in views:
                 flat = np.asarray(kept).ravel()
                 assert set(np.unique(flat).tolist()) <= {4.0 * k + n for n in range(4)}
+
+
+@WORKERS
+def test_what_is_made_before_a_filter_stays_within_the_budget(num_workers: int) -> None:
+    """Every sample becomes 4,000 times larger than what was read: to admit the reads alone would bound nothing."""
+    budget, count = 64 * MiB, 256
+    url = "memory://growing/0.tar"
+    memory.put(url, tar([(f"{n:04d}", {"txt": bytes([n]) * 256, "cls": b"1"}) for n in range(count)]))
+    data = hr.stream(url).map(enlarged).filter(lambda array: array[0] % 4 != 3)
+    options = {"batch_size": 4, "memory_budget": budget, "num_workers": num_workers, "timeout": 30}
+    with hr.DataLoader(data, **options) as loader, Sampler(loader) as sampler:
+        first = [int(image[0]) for batch in loader for image in batch]
+    memory.remove(url)
+    assert first == [n for n in range(count) if n % 4 != 3]
+    assert sampler.most <= budget + 2 * 8 * MiB, sampler.most / MiB
+
+
+def enlarged(sample: dict[str, Any]) -> np.ndarray:
+    return np.repeat(np.frombuffer(sample["txt"], np.uint8), 4096)

@@ -201,6 +201,7 @@ class Epoch:
             count, part = self._inner_done.pop(self._frontier)
             self._frontier += count
             self._arrive(self._cut, part)
+        self._budget.changed()  # the next one is urgent now
         self._check_end()
 
     async def _through_workers(
@@ -210,9 +211,15 @@ class Epoch:
         room: list[Lease] = []
 
         async def find_room(reply: Reply) -> Lease:
-            for lease in room:
-                lease.release()
-            room[:] = [self._arena.lease(reply.size)]
+            while room:
+                room.pop().release()
+
+            def grant() -> None:
+                room.append(self._arena.lease(reply.size))
+
+            # The worker holds it meanwhile, and takes on nothing that comes later: so much is bounded too.
+            is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
+            await self._budget.admit(reply.size, (-1, start), grant, is_urgent=is_urgent, is_early=lambda: False)
             return room[0].retain()
 
         try:
