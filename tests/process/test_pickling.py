@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -371,3 +374,23 @@ def test_large_arrays_and_odd_values_come_back_as_they_were() -> None:
         assert torch.equal(sample["bfloat"], expected["bfloat"])
         assert sample["empty"].shape == (0, 3)
         assert (sample["text"], sample["none"]) == (f"ü{x}", None)
+
+
+def test_functions_of_a_module_that_workers_cannot_import_go_by_value(tmp_path: Path) -> None:
+    """A module that was loaded from a file beside the path, as test runners and plug-in systems do."""
+    file = tmp_path / "beside_the_path.py"
+    file.write_text(
+        "FACTOR = 3\n\n\ndef helped(x):\n    return FACTOR * x\n\n\ndef times(x):\n    return helped(x) + 1\n"
+    )
+    spec = importlib.util.spec_from_file_location("beside_the_path", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["beside_the_path"] = module
+    try:
+        spec.loader.exec_module(module)
+        data = hr.from_map(range(4)).map(module.times)
+        with hr.DataLoader(data, batch_size=4, num_workers=1) as loader:
+            assert [batch.tolist() for batch in loader] == [[1, 4, 7, 10]]
+    finally:
+        del sys.modules["beside_the_path"]

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import io
 import pickle
+import pickletools
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -56,6 +58,38 @@ def pack(value: Any) -> list[Buffer]:
     out = io.BytesIO()
     _Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
     return [out.getbuffer(), *(b.raw() for b in buffers)]
+
+
+def pack_for_workers(value: Any) -> list[Buffer]:
+    """As `pack`; functions and classes of modules that a worker could not import go by value, from now on.
+
+    Such are modules that were loaded from a place that is not on the path: tests, plug-ins, notebooks' helpers.
+    """
+    while True:
+        parts = pack(value)
+        words = {word for _, word, _ in pickletools.genops(bytes(parts[0])) if isinstance(word, str)}
+        foreign = [sys.modules[word] for word in words & set(sys.modules) if not _is_importable(word)]
+        foreign = [module for module in foreign if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+        if not foreign:
+            return parts
+        for module in foreign:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a fresh process with our sys.path would find the same module."""
+    if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    place: Any = None
+    spec: Any = None
+    for depth in range(name.count(".") + 1):
+        part = ".".join(name.split(".")[: depth + 1])
+        found = (finder.find_spec(part, place) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is None:
+            return False
+        place = spec.submodule_search_locations
+    return spec is not None and spec.origin == getattr(sys.modules[name], "__file__", spec.origin)
 
 
 def packed_size(parts: Sequence[Buffer]) -> int:

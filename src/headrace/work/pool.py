@@ -146,7 +146,7 @@ class ProcessWorkers:
             Exception: whatever pickling the functions raises.
         """
         try:
-            parts = packing.pack(chain)
+            parts = packing.pack_for_workers(chain)
         except Exception as error:
             error.add_note(f"stage: work; {_unpackable(chain)} cannot be sent to the workers")
             raise
