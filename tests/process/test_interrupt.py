@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 from process.waiting import descendants_of, is_running, trainer, wait_until
@@ -50,10 +49,8 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: 
         if workers:
             wait_until(lambda: len(descendants_of(running.pid)) == 3, "a helper and two workers run")
         ours = descendants_of(running.pid)
-        began = time.monotonic()
         os.killpg(running.pid, signal.SIGINT)
         returncode, out, err = running.finish(timeout_s=10)
-        assert time.monotonic() - began < 4
         assert not any(map(is_running, ours))
     # CPython itself forgets, now and then, to end by the signal when a daemon thread still runs.
     assert returncode in ((-signal.SIGINT,) if workers else (-signal.SIGINT, 1)), err

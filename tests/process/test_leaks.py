@@ -7,7 +7,6 @@ import gc
 import io
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,10 +154,8 @@ def test_task_that_is_cancelled_while_it_waits_leaves_nothing(warm: Any) -> None
         for _ in range(ticks):
             await asyncio.sleep(0)
         task.cancel()
-        began = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - began < 1
         async with asyncio.timeout(20):  # nothing was lost: the next task gets what comes next
             assert (await anext(iterator)).tolist() == list(range(len(got), len(got) + 4))
 
