@@ -544,3 +544,42 @@ def test_delivered_tensors_own_just_their_bytes() -> None:
         for batch in loader:
             for tensor in batch.values():
                 assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_closing_while_a_data_set_opens_ends_the_wait_for_its_first_batch() -> None:
+    opening = threading.Event()
+
+    class NeverOpen(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 4
+
+        async def aopen(self) -> None:
+            opening.set()
+            await asyncio.Event().wait()
+
+    loader = hr.DataLoader(NeverOpen(), batch_size=2)
+    caught: list[BaseException] = []
+
+    def trainer() -> None:
+        try:
+            next(iter(loader))
+        except hr.LoaderClosedError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=trainer)
+    thread.start()
+    assert opening.wait(20)
+    loader.close()
+    thread.join(20)
+    assert len(caught) == 1
+
+
+def test_stages_of_one_sample_draw_different_random_numbers() -> None:
+    async def passed_on(sample: tuple[float, ...]) -> tuple[float, ...]:
+        return sample
+
+    data = hr.from_map(range(8)).map(lambda _: (hr.rng().random(),)).map(passed_on)
+    data = data.map(lambda sample: (*sample, hr.rng().random()))
+    with hr.DataLoader(data, batch_size=8) as loader:
+        ((first, second),) = list(loader)
+    assert not (first == second).any()

@@ -60,7 +60,7 @@ class TarScanner:
     def __init__(self, url: str, limits: TarLimits = _DEFAULT_LIMITS) -> None:
         self.error: FormatError | None = None
         self.done = False
-        self._url = url
+        self.url = url
         self._limits = limits
         self._samples = Grouper(limits)
         self._end = 0  # of what was fed
@@ -119,8 +119,8 @@ class TarScanner:
 
     def _located(self, damage: FormatError) -> FormatError:
         # made anew, not raised again: a traceback would keep the buffer alive
-        where = f"{masked(self._url)}, byte {damage.offset}"
-        return type(damage)(f"{damage.args[0]} ({where})", url=self._url, key=damage.key, offset=damage.offset)
+        where = f"{masked(self.url)}, byte {damage.offset}"
+        return type(damage)(f"{damage.args[0]} ({where})", url=self.url, key=damage.key, offset=damage.offset)
 
     def _read(self, view: memoryview, offset: int) -> None:
         one_by_one_until = 0

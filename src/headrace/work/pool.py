@@ -10,18 +10,18 @@ import logging
 import os
 import signal
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.errors import WorkerDiedError
 from headrace.memory import Lease, Segment
 from headrace.tasks import Chain, Finish, Reply, Task
 from headrace.torch_compat import packing
 from headrace.types import Meters
+from headrace.work.orders import DEATHS, address_of, died, order_of, told
 from headrace.work.starter import Helper, HelperStarter, Starter
 from headrace.work.wire import LoopWire
 
 _TASKS_AT_ONCE = 2  # one is worked on, one waits in the worker's socket
-_DEATHS = 3  # workers that a sample may cost
 _STARTS = 5  # attempts to start a worker while the helper lives: descriptors may be short for a moment
 _START_AGAIN_S = 0.2
 _STATUS_S = 1.0  # how long the exit status of a dead worker is waited for
@@ -189,7 +189,7 @@ class ProcessWorkers:
             worker.tasks[entry.number] = entry
             worker.held.pop(entry.number, None)
             self._send_segments(worker, [place.segment])
-            worker.wire.send(("place", entry.number, _address(place)))
+            worker.wire.send(("place", entry.number, address_of(place)))
             self._hand_out()
         try:
             return await self._answer(entry)
@@ -403,7 +403,7 @@ class ProcessWorkers:
     def _count_death(self, entry: _Entry, sample: int, worker: _Worker, code: int | None) -> None:
         deaths = entry.task.deaths
         deaths[sample] = deaths.get(sample, 0) + 1
-        if deaths[sample] < _DEATHS:
+        if deaths[sample] < DEATHS:
             return
         error = died(entry.task, sample, worker.pid, code)
         if sample >= 0:
@@ -441,72 +441,3 @@ def _unpackable(chain: Chain) -> str:
         except Exception:
             return name
     return "what is done in them"
-
-
-def order_of(number: int, task: Task, parts: list[Any]) -> dict[str, Any]:
-    """A task in the form that goes to a worker."""
-    return {
-        "task": number,
-        "chain": task.chain,
-        "key": task.key,
-        "batch": task.batch,
-        "finish": task.finish,
-        "parts": parts,
-        "position": task.position,
-        "positions": task.positions,
-        "slot": task.slot,
-        "capacity": task.capacity,
-        "place": _address(task.place),
-        "scan": task.scan,
-        "failures": task.failures,
-    }
-
-
-def _address(place: Lease | None) -> tuple[int, int, int] | None:
-    return None if place is None else (place.segment.number, place.offset, place.size)
-
-
-def told(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "its exit status is not known"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
-
-
-def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
-    """The error of a sample that has ended as many workers as one may."""
-    key, url = _origin(task, sample)
-    if sample >= 0:
-        position = task.position + sample if task.positions is None else task.positions[sample]
-        which = f"sample {position} of the epoch" + (f", key {key!r}" if key is not None else "")
-    else:
-        which = f"batch {task.batch} of the epoch, before or after its samples' own steps"
-        which += f" (its first key: {key!r})" if key is not None else ""
-    where = f" of {url}" if url else ""
-    return WorkerDiedError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}); {_DEATHS} did so, all on {which}{where}",
-        pid=pid,
-        exitcode=code,
-        key=key,
-        url=url,
-        batch=task.batch,
-    )
-
-
-def _origin(task: Task, sample: int) -> tuple[str | None, str | None]:
-    """Key and address of a sample, where they can be told without unpacking it."""
-    index = max(sample, 0)
-    for part in task.parts:
-        if index < part.count:
-            kind, *rest = part.describe()[0]
-            if kind != "raw":
-                return None, None
-            rows, shards, urls, _ = rest
-            return bytes(rows.keys[index]).decode("utf-8", "surrogateescape"), urls[int(shards[index])]
-        index -= part.count
-    return None, None

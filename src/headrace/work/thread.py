@@ -16,7 +16,7 @@ from headrace.memory import Lease
 from headrace.tasks import Chain, Finish, Reply, Task
 from headrace.torch_compat.packing import pack_error
 from headrace.types import Meters
-from headrace.work.pool import order_of
+from headrace.work.orders import address_of, order_of
 from headrace.work.workbench import Workbench, untold
 
 _END_S = 2.0
@@ -84,7 +84,7 @@ class ThreadWorker:
         task.place = place
         number = self._tasks[task]
         self._bench.attach(place.segment.number, place.segment.view)
-        address = (place.segment.number, place.offset, place.size)
+        address = address_of(place)
         return await self._do(task, lambda: self._bench.place(number, address))
 
     def abandon(self, task: Task) -> None:
