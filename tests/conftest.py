@@ -112,12 +112,21 @@ def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Ite
     yield
     if request.node.stash.get(_failed, False):
         return
+    gc.collect()
+    _end_an_idle_helper()
     may_leave.allowed.update(leaves.allowed)
     for marker in request.node.iter_markers("may_leave"):
         may_leave.allow(**marker.kwargs)
     left = _what_is_left(before, may_leave)
     if left:
         pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
+
+
+def _end_an_idle_helper() -> None:
+    """The process that workers are forked from waits for a next loader, some time. Nobody else is to stay."""
+    starter = sys.modules.get("headrace.work.starter")
+    if starter is not None:
+        starter.Helper.end_idle()
 
 
 def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -11,11 +12,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing import current_process, resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.work import helper as protocol
+from headrace.work.inheritance import capture
 
 _BOOT = "import sys; sys.path[:] = {path}; from headrace.work.helper import main; main({fd}, {pid})"
 
@@ -33,7 +36,10 @@ class Starter(Protocol):
 
 
 class Helper:
-    """The helper process: `acquire` starts it in the background or shares it, the last `release` ends it."""
+    """The helper process: `acquire` starts it in the background or shares it.
+
+    It outlives its last user for a while, as a new loader often follows: to start it takes a second or more.
+    """
 
     _lock = threading.RLock()  # a collection of garbage while it is held may release the helper of another loader
     _shared: Helper | None = None
@@ -41,6 +47,7 @@ class Helper:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.users = 0
+        self._imported: dict[str, int] = {}  # modules, and when their files were written
         ours, theirs = socket.socketpair()
         with theirs:
             code = _BOOT.format(path=json.dumps([str(p) for p in sys.path]), fd=theirs.fileno(), pid=self.owner)
@@ -55,29 +62,41 @@ class Helper:
         self._control = ours
 
     @classmethod
-    def acquire(cls) -> Helper:
-        """The helper of this process, which keeps running until it is released as often as it was acquired."""
+    def acquire(cls, modules: Mapping[str, int] | None = None) -> Helper:
+        """The helper of this process, which keeps running until it is released as often as it was acquired.
+
+        Args:
+            modules: what `prepare` will be told; a helper that has imported an older one of them is not taken.
+        """
         with cls._lock:
             while True:
                 shared = cls._shared
-                if shared is None or shared.owner != os.getpid() or shared.process.poll() is not None:
+                if shared is None or not shared._serves(modules or {}):
                     shared = cls._shared = cls()
                 shared.users += 1
-                if shared is cls._shared:  # and was not released as its last user's garbage was collected just now
+                if shared is cls._shared:  # and was not replaced as some user's garbage was collected just now
                     return shared
 
     def release(self) -> None:
-        """One user less; the last one ends the process and waits for its end, some milliseconds."""
+        """One user less. Without any the process ends some time later."""
         with self._lock:
             self.users -= 1
-            if self.users:
+            if self.users or self.owner != os.getpid():
                 return
             if Helper._shared is self:
-                Helper._shared = None
-        self._control.close()
-        if self.owner == os.getpid():
-            self.process.kill()  # its workers are told by the kernel
-            self.process.wait()
+                with contextlib.suppress(OSError):
+                    protocol.send(self._control, {"idle": True})
+            else:
+                self._end()
+
+    @classmethod
+    def end_idle(cls) -> None:
+        """End the process now if it has no users, and wait for its end."""
+        with cls._lock:
+            shared = cls._shared
+            if shared is not None and not shared.users and shared.owner == os.getpid():
+                cls._shared = None
+                shared._end()
 
     def connect(self) -> socket.socket:
         """A control connection of one's own; workers that were started over it end with it."""
@@ -85,6 +104,44 @@ class Helper:
         with theirs, self._lock:
             protocol.send(self._control, {"attach": True}, [theirs.fileno()])
         return ours
+
+    def prepare(self, connection: socket.socket, modules: Mapping[str, int]) -> None:
+        """Have modules imported once, before workers are forked over the same connection, instead of by each of them.
+
+        Args:
+            modules: by name when their files were written, in nanoseconds.
+
+        Raises:
+            OSError: the process has ended.
+        """
+        new = sorted(modules.keys() - self._imported.keys())
+        if new:
+            protocol.send(connection, {"import": new, **_place()})
+            self._imported.update(modules)
+
+    def _serves(self, modules: Mapping[str, int]) -> bool:
+        """Whether it runs, in this process, and has nothing imported that has changed since."""
+        if self.owner != os.getpid() or self.process.poll() is not None:
+            return False
+        if any(self._imported.get(name, written) != written for name, written in modules.items()):
+            if not self.users:
+                self._end()
+            return False
+        try:
+            if not self.users:  # it may be about to end
+                protocol.send(self._control, {"busy": True})
+                return protocol.receive(self._control) is not None
+        except OSError:
+            return False
+        return True
+
+    def _end(self) -> None:
+        self._control.close()
+        try:
+            self.process.wait(protocol.GRACE_S + 1)  # workers that were dismissed may be in the middle of a sample
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its workers are told by the kernel
+            self.process.wait()
 
 
 class HelperStarter:
@@ -113,7 +170,7 @@ class HelperStarter:
         self._waiting[token] = self._loop.create_future()
         try:
             with theirs:
-                protocol.send(self._sock, _order(token, number), [theirs.fileno()])
+                protocol.send(self._sock, fork_order(token, number), [theirs.fileno(), *tracker()])
             return await self._waiting[token], ours
         except BaseException:
             ours.close()
@@ -142,15 +199,40 @@ class HelperStarter:
             asked = self._waiting.get(message["forked"])
             if asked is not None and not asked.done():
                 asked.set_result(message["pid"])
+        elif "failed" in message:
+            asked = self._waiting.get(message["failed"])
+            if asked is not None and not asked.done():
+                asked.set_exception(OSError(message["why"]))
         elif "exited" in message:
             self._exited(message["exited"], message["code"])
 
 
-def _order(token: int, number: int) -> dict[str, Any]:
+def tracker() -> tuple[int, ...]:
+    """The descriptor of multiprocessing's resource tracker, if this process has one."""
+    found: Any = resource_tracker._resource_tracker
+    return () if found._fd is None else (found._fd,)
+
+
+def _place() -> dict[str, Any]:
+    """Environment, path and folder of this process."""
+    try:
+        folder: str | None = str(Path.cwd())
+    except OSError:  # it was removed
+        folder = None
+    return {"environment": dict(os.environ), "path": [str(p) for p in sys.path], "folder": folder}
+
+
+def fork_order(token: int, number: int, start: int | None = None) -> dict[str, Any]:
+    """What the helper is told to fork a worker: it answers with the token.
+
+    Args:
+        start: for a worker of the torch regime how many had its number before it.
+    """
     return {
         "fork": token,
         "number": number,
-        "environment": dict(os.environ),
-        "path": [str(p) for p in sys.path],
-        "folder": str(Path.cwd()),
+        "start": start,
+        "authkey": current_process().authkey.hex(),
+        **_place(),
+        "inherited": capture(),
     }

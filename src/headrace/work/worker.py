@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from headrace.memory import mapped
+from headrace.memory import keep_freed_memory, mapped, mapped_privately
 from headrace.tasks import Chain, Reply
 from headrace.torch_compat import packing
 from headrace.work.wire import BlockingWire
@@ -47,22 +47,23 @@ class _Worker:
                 self.bench.detach(*rest)
             elif kind == "chain":
                 number, size, lengths = rest
-                self.bench.learn(number, cache(partial(self._load, self._map(size), lengths)))
+                view = self._map(size, privately=True)
+                self.bench.learn(number, cache(partial(self._load, view, lengths)))
             elif kind == "spec":
                 self.bench.learn_spec(*rest)
             elif kind == "progress":
                 size, self.slot = rest
                 self.progress = self._map(size).cast("q")
 
-    def _map(self, size: int) -> memoryview:
+    def _map(self, size: int, *, privately: bool = False) -> memoryview:
         fd = self.wire.take_descriptor()
         try:
-            return mapped(fd, size)
+            return mapped_privately(fd, size) if privately else mapped(fd, size)
         finally:
             os.close(fd)
 
     def _load(self, view: memoryview, lengths: Sequence[int]) -> Chain:
-        chain: Chain = packing.unpack(view, lengths, copy=True)
+        chain: Chain = packing.unpack_in_worker(view, lengths, ())
         if chain.init is not None and not self.is_begun:
             chain.init(self.number)
         self.is_begun = True
@@ -87,4 +88,5 @@ class _Worker:
 def main(sock: socket.socket, number: int) -> Any:
     """Serve the trainer at the other end of `sock` until it closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     _Worker(sock, number).serve()

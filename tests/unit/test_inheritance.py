@@ -1,0 +1,278 @@
+"""What a clean worker takes over from the trainer; each test applies it in a process that was never the trainer."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
+
+from headrace.errors import CannotCarryError
+from headrace.work.inheritance import capture
+
+# A small helper process: of each line it makes a fresh child, which applies what was captured, runs the probe, and
+# answers with what the probe says, and what was written to the standard streams meanwhile.
+HELPER = """
+import json, os, sys, tempfile
+import torch
+from headrace.torch_compat import packing
+from headrace.work.inheritance import apply
+
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    asked = json.loads(line)
+    if os.fork() == 0:
+        files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+        for fd, file in enumerate(files, 1):
+            os.dup2(file.fileno(), fd)
+        names = {}
+        try:
+            apply(asked["captured"])
+            exec(asked["probe"], names)
+        except BaseException as error:
+            names["said"] = f"{type(error).__name__}: {error}"
+        sys.stdout.flush()
+        sys.stderr.flush()
+        written = []
+        for file in files:
+            file.seek(0)
+            written.append(file.read())
+        answers.write(json.dumps([names["said"], *written]) + "\\n")
+        answers.flush()
+        os._exit(0)
+    os.wait()
+"""
+
+Probe = Callable[[str], tuple[Any, str, str]]
+
+
+@pytest.fixture(scope="module")
+def helper() -> Iterator[subprocess.Popen[str]]:
+    started = subprocess.Popen([sys.executable, "-c", HELPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with started:
+        yield started
+        assert started.stdin is not None
+        started.stdin.close()
+
+
+@pytest.fixture
+def probe(helper: subprocess.Popen[str]) -> Probe:
+    """Run code in a worker that took over what there is now: what it leaves in `said`, its stdout, its stderr."""
+
+    def ask(code: str) -> tuple[Any, str, str]:
+        assert helper.stdin is not None and helper.stdout is not None
+        helper.stdin.write(json.dumps({"captured": capture(), "probe": code}) + "\n")
+        helper.stdin.flush()
+        said, out, err = json.loads(helper.stdout.readline())
+        return said, out, err
+
+    return ask
+
+
+@pytest.fixture(autouse=True)
+def _trainer_is_restored() -> Iterator[None]:
+    root, dtype, entries = logging.getLogger(), torch.get_default_dtype(), dict(default_collate_fn_map)
+    level, disabled, handlers = root.level, root.manager.disable, root.handlers[:]
+    yield
+    torch.set_default_dtype(dtype)
+    default_collate_fn_map.clear()
+    default_collate_fn_map.update(entries)
+    root.setLevel(level)
+    logging.disable(disabled)
+    root.handlers[:] = handlers
+    logging.getLogger("headrace.test").setLevel(logging.NOTSET)
+
+
+class Own(UserWarning):
+    """A category that no worker can import."""
+
+
+class Other(UserWarning):
+    """Another one."""
+
+
+GIVEN = """
+import warnings
+class Own(UserWarning): ...
+class Below(Own): ...
+class Other(UserWarning): ...
+for made in (Own, Other):
+    made.__module__ = {module!r}
+with warnings.catch_warnings(record=True) as caught:
+    for category in (Own, Below, Other, DeprecationWarning):
+        warnings.warn("a", category)
+    warnings.warn("something slow", UserWarning)
+    warnings.warn("something else", UserWarning)
+said = [str(one.message) + " " + one.category.__name__ for one in caught]
+"""
+
+
+def test_warnings_filters_hold_in_a_worker_with_categories_that_it_never_loaded(probe: Probe) -> None:
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("ignore", Own)
+        warnings.filterwarnings("ignore", message="Something S", category=UserWarning)
+        said, _, _ = probe(GIVEN.format(module=__name__))
+    assert said == ["a Other", "a DeprecationWarning", "something else UserWarning"]
+
+
+def test_warnings_are_errors_in_a_worker_when_they_are_in_the_trainer(probe: Probe) -> None:
+    code = "import warnings\nsaid = 'nothing'\nwarnings.warn('be careful')"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert probe(code)[0] == "UserWarning: be careful"
+        warnings.simplefilter("ignore")
+        assert probe(code) == ("nothing", "", "")
+
+
+def test_warnings_filters_are_equal_in_order_patterns_and_lines(probe: Probe) -> None:
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.filterwarnings("once", "a(b|c)", FutureWarning, "d.*", 12)
+        warnings.simplefilter("always", DeprecationWarning, append=True)
+        warnings.filters.insert(0, ("ignore", None, ResourceWarning, "exactly", 0))  # type: ignore[attr-defined]
+        warnings.filters.insert(0, ("ignore", object(), UserWarning, None, 0))  # type: ignore[attr-defined]
+        said, _, _ = probe(
+            "import warnings\n"
+            "text = lambda pattern: getattr(pattern, 'pattern', pattern)\n"
+            "said = [[a, text(m), c.__name__, text(p), n] for a, m, c, p, n in warnings.filters]"
+        )
+    assert said == [
+        ["ignore", None, "ResourceWarning", "exactly", 0],
+        ["once", "a(b|c)", "FutureWarning", "d.*", 12],
+        ["always", None, "DeprecationWarning", None, 0],
+    ]
+
+
+def test_levels_of_loggers_hold_in_a_worker(probe: Probe) -> None:
+    logging.getLogger().setLevel(logging.ERROR)
+    logging.getLogger("headrace.test").setLevel(5)
+    logging.disable(3)
+    said, _, _ = probe(
+        "import logging\n"
+        "said = [logging.getLogger().level, logging.getLogger('headrace.test').level, logging.root.manager.disable]"
+    )
+    assert said == [logging.ERROR, 5, 3]
+
+
+class Shouting(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).upper()
+
+
+LOG = "import logging\nlogging.getLogger('a.b').info('quiet')\nlogging.getLogger('a.b').warning('loud')\nsaid = None"
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_handler_of_the_root_is_there_in_a_worker_when_it_writes_to_a_standard_stream(
+    probe: Probe, stream: str
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO, format="{name}|{message}", style="{", stream=getattr(sys, stream), force=True
+    )
+    out, err = probe(LOG)[1:]
+    assert {"stdout": out, "stderr": err} == {"stdout": "", "stderr": "", stream: "a.b|quiet\na.b|loud\n"}
+
+    logging.getLogger().handlers[0].setLevel(logging.WARNING)
+    logging.getLogger().handlers[0].setFormatter(Shouting("%(message)s"))
+    out, err = probe(LOG)[1:]
+    assert out + err == "LOUD\n"
+
+
+def test_handler_has_plain_lines_in_a_worker_when_its_formatter_does_not_pickle(probe: Probe) -> None:
+    logging.basicConfig(force=True)
+    formatter = logging.Formatter("%(name)s|%(message)s")
+    formatter.lock = threading.Lock()  # type: ignore[attr-defined]
+    logging.getLogger().handlers[0].setFormatter(formatter)
+    assert probe(LOG)[2] == "loud\n"
+
+
+def test_handlers_stay_in_the_trainer_when_they_hold_more_than_a_standard_stream(probe: Probe, tmp_path: Path) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [logging.FileHandler(tmp_path / "log", delay=True), logging.NullHandler()]
+    with (tmp_path / "other").open("w") as file:
+        root.addHandler(logging.StreamHandler(file))
+        said, _, _ = probe("import logging\nsaid = len(logging.getLogger().handlers)")
+    assert said == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_default_dtype_holds_in_a_worker(probe: Probe, dtype: torch.dtype) -> None:
+    torch.set_default_dtype(dtype)
+    assert probe("import torch\nsaid = str(torch.tensor([0.5]).dtype)")[0] == str(dtype)
+
+
+COLLATE = """
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate
+kinds = list(collate.default_collate_fn_map)
+batch = [kinds[{position}](n) for n in range(3)]
+said = [default_collate(batch), [str(kind) for kind in kinds], collate.default_collate_fn_map is kept]
+"""
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+def collate_points(batch: list[Point], *, collate_fn_map: Any = None) -> Any:
+    return [point.x for point in batch]
+
+
+def test_collate_map_holds_in_a_worker_with_types_of_the_script_and_in_its_order(probe: Probe) -> None:
+    before = dict(default_collate_fn_map)
+    default_collate_fn_map.clear()
+    default_collate_fn_map.update({Point: collate_points, **before})
+    del default_collate_fn_map[bytes]
+    code = "from torch.utils.data._utils.collate import default_collate_fn_map as kept\n" + COLLATE.format(position=0)
+    said, _, _ = probe(code)
+    assert said == [[0, 1, 2], [str(kind) for kind in default_collate_fn_map], True]
+
+
+def test_collate_map_holds_in_a_worker_when_a_function_was_exchanged(probe: Probe) -> None:
+    default_collate_fn_map[int] = collate_str_fn
+    default_collate_fn_map[float, complex] = lambda batch, **_: len(batch)
+    said, _, _ = probe(
+        "from torch.utils.data import default_collate\nsaid = [default_collate([1, 2]), default_collate([1j, 2j])]"
+    )
+    assert said == [[1, 2], 2]
+
+
+def test_collate_map_is_an_error_that_names_the_type_when_an_entry_does_not_pickle() -> None:
+    lock = threading.Lock()
+    default_collate_fn_map[Point] = lambda batch, **_: lock
+    with pytest.raises(
+        TypeError, match=r"default_collate_fn_map\[Point\]=.* cannot be sent to a worker: .*lock"
+    ) as caught:
+        capture()
+    assert isinstance(caught.value, CannotCarryError)
+
+
+def test_faulthandler_is_as_in_the_trainer(probe: Probe) -> None:
+    code = "import faulthandler\nsaid = faulthandler.is_enabled()"
+    was_enabled = faulthandler.is_enabled()
+    try:
+        with Path("/dev/null").open("w") as nowhere:
+            faulthandler.enable(nowhere)
+            enabled = probe(code)[0]
+            faulthandler.disable()
+            disabled = probe(code)[0]
+    finally:
+        if was_enabled:
+            faulthandler.enable(sys.__stderr__)
+    assert (enabled, disabled) == (True, False)
+
+
+def test_capture_is_small_and_plain() -> None:
+    assert len(json.dumps(capture())) < 10_000
