@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
+    from headrace.datasets.packed import Packed, packed
     from headrace.datasets.stream import Stream, files, from_iterable, from_map, stream
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
+        CannotCarryError,
         ChecksumError,
         CollateError,
         DecodeError,
         FormatError,
         HeadraceError,
+        LateOptionError,
         LimitError,
         LoaderBusyError,
         LoaderClosedError,
@@ -47,15 +50,18 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "headrace.datasets.base": ("AsyncDataset", "AsyncIterableDataset"),
+    "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.stream": ("Stream", "files", "from_iterable", "from_map", "stream"),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",
+        "CannotCarryError",
         "ChecksumError",
         "CollateError",
         "DecodeError",
         "FormatError",
         "HeadraceError",
+        "LateOptionError",
         "LimitError",
         "LoaderBusyError",
         "LoaderClosedError",
@@ -83,6 +89,7 @@ __all__ = [
     "AsyncDataset",
     "AsyncIterableDataset",
     "BadResponseError",
+    "CannotCarryError",
     "ChecksumError",
     "CollateError",
     "DataLoader",
@@ -90,6 +97,7 @@ __all__ = [
     "FetchOptions",
     "FormatError",
     "HeadraceError",
+    "LateOptionError",
     "LimitError",
     "LoaderBusyError",
     "LoaderClosedError",
@@ -97,6 +105,7 @@ __all__ = [
     "ObjectChangedError",
     "ObjectMissingError",
     "OptionError",
+    "Packed",
     "ReadTimeoutError",
     "ShortReadError",
     "StageError",
@@ -108,6 +117,7 @@ __all__ = [
     "files",
     "from_iterable",
     "from_map",
+    "packed",
     "read",
     "rng",
     "stream",

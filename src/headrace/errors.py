@@ -2,6 +2,8 @@
 
     HeadraceError
       OptionError (ValueError)          an option is wrong; raised while building
+        CannotCarryError (TypeError)    a worker needs something that cannot be sent to it
+        LateOptionError (AssertionError)   what torch notices, by an assertion, only when it is iterated over
       StateMismatchError (ValueError)   a saved state belongs to another plan
       LoaderClosedError (RuntimeError)  the loader or iterator was closed
       LoaderBusyError (RuntimeError)    what was asked for needs the loader at rest
@@ -72,6 +74,17 @@ class HeadraceError(Exception):
 
 class OptionError(HeadraceError, ValueError):
     """An option has a value that cannot be used; the message names the option, the value and what would do."""
+
+
+class LateOptionError(OptionError, AssertionError):
+    """Options that do not go together. torch's loader notices that only in `iter`, and raises an AssertionError."""
+
+
+class CannotCarryError(OptionError, TypeError):
+    """Something that workers need cannot be sent to another process; the message names the attribute at fault.
+
+    Open it in the worker, when it is first needed, or give `multiprocessing_context="fork"`.
+    """
 
 
 class StateMismatchError(HeadraceError, ValueError):

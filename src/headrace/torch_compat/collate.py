@@ -14,15 +14,15 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 import torch
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
-__all__ = ["Mismatch", "Spec", "default_collate", "is_extended"]
+__all__ = ["Mismatch", "Spec", "default_collate", "is_extended", "plain_collate"]
 
 _SLOT_BYTES = 65536  # leaves of this size are written one by one, smaller ones a chunk at a time
 _COPY_BYTES = 4096  # leaves of this size leave the slab: keeping the labels must not keep the images
 _ALIGNMENT = 64
-_KNOWN_TYPES = frozenset(default_collate_fn_map)
+_ORIGINAL_MAP = dict(default_collate_fn_map)
 
 Kind = Literal["tensor", "array", "scalar", "float", "int", "bool", "column"]
 
@@ -33,7 +33,27 @@ class Mismatch(Exception):
 
 def is_extended() -> bool:
     """Whether the user has registered collate functions of their own with torch."""
-    return frozenset(default_collate_fn_map) != _KNOWN_TYPES
+    return default_collate_fn_map != _ORIGINAL_MAP
+
+
+def plain_collate(samples: list[Any]) -> Any:
+    """What torch's default_collate gives, in a worker too, in memory of the process.
+
+    torch's own function puts tensors into fresh shared memory there, and ours would have to be copied out of it again.
+    """
+    functions: Any = dict(default_collate_fn_map)
+    if functions.get(torch.Tensor) is _ORIGINAL_MAP[torch.Tensor]:
+        functions[torch.Tensor] = _stack
+    return collate(samples, collate_fn_map=functions)
+
+
+def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    first = tensors[0]
+    if first.is_nested or first.layout is not torch.strided:
+        made: torch.Tensor = _ORIGINAL_MAP[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
+        return made
+    # As torch's function in a worker: the batch has the dtype of the first, whatever the others could be cast to.
+    return torch.stack(tuple(tensors), 0, out=first.new_empty((len(tensors), *first.shape)))
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,8 @@ def _leaf(value: Any) -> Leaf:
     kind = type(value)
     if kind is torch.Tensor:
         if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
+            raise Mismatch
+        if value.is_nested:
             raise Mismatch
         return Leaf("tensor", value.dtype, tuple(value.shape))
     if kind is np.ndarray:
@@ -132,6 +154,19 @@ class Spec:
         assert isinstance(spec, Spec)
         return spec
 
+    def fits(self, sample: Any) -> bool:
+        """Whether `sample` has this form."""
+        try:
+            self._flatten(sample)
+        except Mismatch:
+            return False
+        return True
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample's slots."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
     def nbytes(self, capacity: int) -> int:
         """Bytes of a slab of `capacity` slots."""
         return sum(_aligned(leaf.nbytes * capacity) for leaf in self.leaves)
@@ -155,6 +190,19 @@ class Spec:
             if size:
                 _write_leaf(leaf, values, here)
         return columns
+
+    def samples(self, slab: memoryview, count: int, capacity: int, columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """The first `count` samples that were written, equal to what they were; their arrays are views of the slab."""
+        lists: list[list[Any]] = []
+        offset, column = 0, iter(columns)
+        for leaf in self.leaves:
+            if leaf.dtype is None:
+                lists.append(list(next(column)))
+                continue
+            size = leaf.nbytes * count
+            lists.append(_values(leaf, slab[offset : offset + size], count))
+            offset += _aligned(leaf.nbytes * capacity)
+        return [_sample(self.template, [values[k] for values in lists]) for k in range(count)]
 
     def read(self, slab: Any, count: int, capacity: int, columns: Sequence[Sequence[Any]], *, copy: bool) -> Any:
         """The batch as torch's default_collate would have made it.
@@ -197,6 +245,31 @@ def _write_leaf(leaf: Leaf, values: list[Any], here: memoryview) -> None:
         np.frombuffer(here, dtype)[:] = values
     except OverflowError:
         raise Mismatch from None
+
+
+def _values(leaf: Leaf, here: memoryview, count: int) -> list[Any]:
+    """What `_write_leaf` wrote."""
+    if leaf.kind == "tensor":
+        assert leaf.dtype is not None
+        if not here.nbytes:
+            return [torch.empty(leaf.shape, dtype=leaf.dtype) for _ in range(count)]
+        return list(torch.frombuffer(here, dtype=torch.uint8).view(leaf.dtype).view(count, *leaf.shape))
+    if leaf.kind == "array":
+        return list(np.frombuffer(here, leaf.exact).reshape(count, *leaf.shape))
+    dtype = np.dtype({"float": "f8", "int": "i8", "bool": "?"}.get(leaf.kind) or leaf.exact)
+    array = np.frombuffer(here, dtype)
+    return list(array) if leaf.kind == "scalar" else list(array.tolist())
+
+
+def _sample(template: Node | int, values: list[Any]) -> Any:
+    if isinstance(template, int):
+        return values[template]
+    children = [_sample(child, values) for child in template.children]
+    if template.kind == "dict":
+        return dict(zip(template.keys, children, strict=True))
+    if template.kind == "namedtuple":
+        return template.cls(*children)
+    return tuple(children) if template.kind == "tuple" else children
 
 
 def _flattener(template: Node | int, leaves: list[Leaf]) -> Callable[[Any], list[Any]]:

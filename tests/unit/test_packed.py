@@ -1,0 +1,209 @@
+"""Packed lists are equal to the lists that they were made of, wherever their memory lies."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.datasets import packed as module
+from headrace.datasets.packed import Packed, packed
+from headrace.errors import CannotCarryError, HeadraceError
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+strings = st.text(st.characters(exclude_categories=()))  # lone surrogates too: names of files may hold them
+lists = st.lists(strings) | st.lists(st.binary()) | st.lists(anything)
+
+
+@dataclasses.dataclass
+class Sample:
+    path: str
+    label: int
+
+
+class Word(str):
+    """Text of a kind of its own."""
+
+    __slots__ = ()
+
+
+def carried(value: Packed[Any]) -> tuple[Packed[Any], int, list[bytes]]:
+    """`value` after a way as arrays beside a pickle, in memory that nobody can write; the pickle's size; the arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    blob = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    memory = [bytes(buffer) for buffer in buffers]
+    return pickle.loads(blob, buffers=memory), len(blob), memory
+
+
+@given(lists)
+def test_packed_equals_the_list_it_was_made_of(elements: list[Any]) -> None:
+    got = packed(elements)
+    assert list(got) == elements
+    assert [type(element) for element in got] == [type(element) for element in elements]
+    assert [got[n] for n in range(len(got))] == elements
+    assert got == elements
+    assert elements == got
+
+
+@given(lists)
+def test_packed_is_the_same_after_a_way_through_read_only_memory(elements: list[Any]) -> None:
+    again, _, _ = carried(packed(elements))
+    assert again == packed(elements)
+    assert list(again) == elements
+
+
+@given(lists, st.slices(12))
+def test_slice_is_packed_and_equals_the_slice_of_the_list(elements: list[Any], part: slice) -> None:
+    got = packed(elements)[part]
+    assert isinstance(got, Packed)
+    assert list(got) == elements[part]
+    assert list(carried(got)[0]) == elements[part]
+    assert list(got[::-1]) == elements[part][::-1]
+
+
+@given(st.lists(anything, min_size=1))
+def test_packed_answers_as_a_list(elements: list[Any]) -> None:
+    got = packed(elements)
+    for element in elements:
+        assert element in got
+        assert got.index(element) == elements.index(element)
+        assert got.count(element) == elements.count(element)
+    assert list(reversed(got)) == elements[::-1]
+    assert got[-1] == elements[-1]
+
+
+@given(lists, st.integers(1, 5))
+def test_packed_does_not_depend_on_the_size_of_its_steps(elements: list[Any], chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK", chunk)
+        assert list(packed(iter(elements))) == elements
+
+
+@pytest.mark.parametrize("index", [3, -4, 10**30])
+def test_packed_raises_index_error_when_the_index_is_out_of_range(index: int) -> None:
+    with pytest.raises(IndexError, match=f"{index} .*there are 3 elements"):
+        packed(["a", "b", "c"])[index]
+
+
+def test_packed_takes_the_numbers_of_samplers() -> None:
+    assert packed(["a", "b"])[np.int64(1)] == "b"
+    with pytest.raises(TypeError):
+        packed(["a", "b"])["b"]  # type: ignore[call-overload]
+
+
+def test_packed_is_read_only() -> None:
+    got = packed(["a"])
+    with pytest.raises(TypeError):
+        got[0] = "b"  # type: ignore[index]
+    with pytest.raises(TypeError):
+        hash(got)
+    changed = packed([[1]])
+    changed[0].append(2)
+    assert changed == [[1]]
+
+
+@pytest.mark.parametrize("other", [["a", "c"], ["a"], ["a", "b", "c"], ("a", "b"), [b"a", b"b"], "ab", None])
+def test_packed_differs_when_an_element_the_length_or_the_kind_does(other: Any) -> None:
+    assert packed(["a", "b"]) != other
+    if isinstance(other, list):
+        assert packed(["a", "b"]) != packed(other)
+
+
+def test_packed_differs_when_only_the_borders_do() -> None:
+    assert packed(["ab", "c"]) != packed(["a", "bc"])
+    assert packed(["a", "b", None])[:2] == packed(["a", "b"])  # equal, whatever the form
+
+
+def test_repr_shows_the_first_elements_and_how_many_there_are() -> None:
+    assert repr(packed(["a", b"b"])) == "packed(['a', b'b'])"
+    assert repr(packed(map(str, range(1000)))) == "packed(['0', '1', '2', and 997 more])"
+
+
+def test_packed_travels_as_two_arrays_and_a_small_pickle() -> None:
+    got = packed(f"train/{n:08}.jpg" for n in range(50_000))
+    _, size, memory = carried(got)
+    assert size < 500
+    assert sorted(map(len, memory)) == [8 * 50_001, 18 * 50_000]
+    assert got.nbytes == sum(map(len, memory))
+
+
+def test_slice_travels_without_the_rest() -> None:
+    _, _, memory = carried(packed(f"{n:08}" for n in range(50_000))[100:110])
+    assert sorted(map(len, memory)) == [80, 88]
+
+
+def test_packing_something_packed_gives_the_same() -> None:
+    got = packed(["a"])
+    assert packed(got) is got
+
+
+def test_copies_are_equal() -> None:
+    got = packed([{"a": 1}, None])
+    assert copy.copy(got) == copy.deepcopy(got) == got
+    for protocol in range(2, 6):
+        assert pickle.loads(pickle.dumps(got, protocol)) == got
+
+
+def test_packed_works_in_memory_at_any_address() -> None:
+    buffers: list[pickle.PickleBuffer] = []
+    blob = pickle.dumps(packed(["a", "bc"]), protocol=5, buffer_callback=buffers.append)
+    shifted = [memoryview(b"x" + bytes(buffer))[1:] for buffer in buffers]
+    assert list(pickle.loads(blob, buffers=shifted)) == ["a", "bc"]
+
+
+def test_instances_arrays_and_subclasses_come_back_as_such() -> None:
+    elements = [Sample("a.jpg", 1), Word("a"), {"box": np.arange(4)}, len, random.Random, dataclasses.replace]
+    got = packed(elements)
+    assert got[:2] == elements[:2]
+    assert type(got[1]) is Word
+    assert got[2]["box"].tolist() == [0, 1, 2, 3]
+    assert list(got[3:]) == elements[3:]
+
+
+def test_classes_are_stored_once_and_not_in_every_element() -> None:
+    few, many = (packed([Sample("a", n % 10) for n in range(count)]) for count in (10, 1000))
+    assert many.nbytes - 8 == 100 * (few.nbytes - 8)
+    assert pickle.dumps(many).count(b"Sample") == 1
+
+
+def test_elements_of_the_users_script_travel_by_value(tmp_path: Path) -> None:
+    """A worker has no `__main__` of the user's: the class goes along, once, and so do functions without a name."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import dataclasses, sys, cloudpickle\n"
+        "from headrace.datasets.packed import packed\n"
+        "@dataclasses.dataclass\n"
+        "class Local:\n"
+        "    number: int\n"
+        "elements = packed([(Local(n), lambda x: x + 1) for n in range(3)])\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(elements))\n"
+    )
+    blob = subprocess.run([sys.executable, str(script)], check=True, stdout=subprocess.PIPE).stdout
+    got = cloudpickle.loads(blob)
+    assert [(sample.number, add(sample.number)) for sample, add in got] == [(0, 1), (1, 2), (2, 3)]
+    assert len({type(sample) for sample, _ in got}) == 1
+
+
+@pytest.mark.parametrize("before", [["a", "b"], [b"a", b"b"], [1, 2]])
+def test_packing_names_the_index_when_an_element_does_not_pickle(before: list[Any]) -> None:
+    with pytest.raises(TypeError, match=r"element 2, of type tuple, cannot be packed: .*lock") as caught:
+        packed([*before, ("x", threading.Lock())])
+    assert isinstance(caught.value, CannotCarryError)
+    assert isinstance(caught.value, HeadraceError)
+    assert isinstance(caught.value.__cause__, TypeError)
