@@ -65,4 +65,5 @@ class Settings:
     fetch_concurrency: int
     memory_budget: int
     fetch: FetchOptions
-    finish: Callable[[Any], Any]
+    pin_memory: bool = False
+    device: Any = None

@@ -7,12 +7,15 @@ import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 import torch
 
+from headrace.deliver.ahead import Ahead
 from headrace.deliver.channel import ChannelFailedError
 from headrace.deliver.slabs import Views
 from headrace.errors import LoaderClosedError, NotReady
@@ -23,6 +26,7 @@ from headrace.types import Receiver
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")
+_SPECS_MOST = 256
 _SMALL_BYTES = 65536  # a batch of fewer bytes is copied: that is cheaper than a lease
 
 
@@ -33,15 +37,14 @@ class WaitMeters(Protocol):
 
 
 class Opener:
-    """Makes batches of deliveries, in the trainer's thread.
+    """Makes batches of deliveries.
 
     Args:
         views: the slabs.
-        finish: the last thing done to each batch (pinning).
     """
 
-    def __init__(self, views: Views, finish: Callable[[Any], Any]) -> None:
-        self._views, self._finish = views, finish
+    def __init__(self, views: Views) -> None:
+        self._views = views
         self._specs: dict[bytes, Spec] = {}
 
     def open(self, delivery: Delivery) -> Any:
@@ -56,10 +59,12 @@ class Opener:
         else:
             spec = self._specs.get(delivery.blob)
             if spec is None:
+                if len(self._specs) >= _SPECS_MOST:
+                    self._specs.clear()  # each batch has another form
                 spec = self._specs[delivery.blob] = Spec.loads(delivery.blob)
             copy = must_copy or spec.nbytes(delivery.count) <= _SMALL_BYTES
             batch = spec.read(slab, delivery.count, delivery.capacity, delivery.columns, copy=copy)
-        return self._finish(batch)
+        return batch
 
 
 class BatchIterator(Generic[B]):
@@ -72,11 +77,13 @@ class BatchIterator(Generic[B]):
         owner: kept alive as long as this.
         receiver: the trainer's end of the epoch's channel.
         opener: makes the batches.
+        ahead: what becomes of them before they are given on.
         end: called once, from any thread, when the iterator is done or gone.
-        exhausted: called once after the last batch.
+        exhausted: called once, when the last batch was given on.
         meters: where waiting is counted.
         name: what a profiler calls `next`.
         timeout_s: how long `next` waits at most; 0: for ever.
+        count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
     """
 
     def __init__(
@@ -84,16 +91,21 @@ class BatchIterator(Generic[B]):
         owner: Any,
         receiver: Receiver,
         opener: Opener,
+        ahead: Ahead,
         end: Callable[[], None],
         exhausted: Callable[[], None],
         meters: WaitMeters,
         name: str,
         timeout_s: float = 0,
+        count: int | None = None,
     ) -> None:
-        self._owner = owner
+        self._owner, self._count = owner, count
         self._timeout_s, self._pid = timeout_s, os.getpid()
-        self._receiver, self._opener = receiver, opener
-        self._exhausted, self._meters, self._name = exhausted, meters, name
+        self._receiver, self._opener, self._ahead = receiver, opener, ahead
+        self._staged: deque[int] = deque()  # for each batch that waits for `next`: how many samples
+        self._over: Exception | None = None  # what comes after the last of those
+        self._exhausted: Callable[[], None] | None = exhausted
+        self._meters, self._name = meters, name
         self._end = weakref.finalize(self, end)
         self._end.atexit = False
         self._lock = threading.Lock()
@@ -129,7 +141,7 @@ class BatchIterator(Generic[B]):
                     raise StopAsyncIteration from None
                 self._receiver.request()
                 with anyio.move_on_after(self._timeout_s or None) as scope:
-                    await anyio.wait_readable(self._receiver.fileno())
+                    await anyio.wait_readable(self._awaited())
                 if scope.cancelled_caught:
                     raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
@@ -151,15 +163,20 @@ class BatchIterator(Generic[B]):
     def peek(self) -> B:
         """The next batch, which the next `next` gives again."""
         if not self._peeked:
-            batch = self._next()
-            self.batches -= 1
-            self._peeked.append(batch)
+            self.batches -= 1  # it counts when it is given on
+            try:
+                self._peeked.append(self._next())
+            except BaseException:
+                self.batches += 1
+                raise
         return self._peeked[0]
 
     def close(self) -> None:
         """End the epoch here; reads and workers stop, its memory is free."""
+        self._ahead.drain()
         self._end()
         self._peeked.clear()
+        self._staged.clear()
 
     async def aclose(self) -> None:
         """As `close`."""
@@ -172,50 +189,74 @@ class BatchIterator(Generic[B]):
                 with contextlib.suppress(anyio.WouldBlock):
                     return self._take(began)
                 self._receiver.request()
-                if not is_readable(self._receiver.fileno(), self._timeout_s or None):
+                if not is_readable(self._awaited(), self._timeout_s or None):
                     raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
     def _take(self, began: float) -> B:
         if self._peeked:
-            self.batches += 1
+            self._count_one()
             return self._peeked.pop()
         if self._is_exhausted:
             raise StopIteration
         if self._pid != os.getpid():
             raise LoaderClosedError("the iterator belongs to the process that this one was forked from")
-        try:
-            delivery = self._receiver.receive_nowait()
-        except anyio.EndOfStream:
-            self._is_exhausted = True
-            self._end()
-            self._exhausted()
-            raise StopIteration from None
-        except anyio.ClosedResourceError:
-            raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)") from None
-        except anyio.BrokenResourceError as error:
-            raise LoaderClosedError("the loader's engine has ended without a word") from error
-        except ChannelFailedError as error:
-            self._is_exhausted = True  # nothing more comes; but the epoch was not used up
-            self._end()
-            failure = packing.unpack_error(error.blob)
-            raise failure from failure.__cause__
+        self._stage()
+        if self._staged:
+            batch = self._ahead.take(0)
+            samples = self._staged.popleft()
+        elif self._over is None:
+            raise anyio.WouldBlock
+        else:
+            self._end_with(self._over)
         now = time.perf_counter()
-        self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
+        self._meters.count_next(samples, now - began, None if self._left is None else began - self._left)
         try:
-            batch: B = self._opener.open(delivery)
+            return batch()  # type: ignore[no-any-return]
         finally:
-            self.batches += 1
+            self._count_one()
             self._left = time.perf_counter()
-        return batch
 
+    def _count_one(self) -> None:
+        self.batches += 1
+        if self.batches == self._count:
+            self._use_up()
 
-def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, as torch's own loader would have it."""
-    from torch.utils.data._utils.pin_memory import pin_memory
+    def _use_up(self) -> None:
+        exhausted, self._exhausted = self._exhausted, None
+        if exhausted is not None:
+            exhausted()
 
-    return pin_memory(batch)  # type: ignore[no-untyped-call]
+    def _stage(self) -> None:
+        """Begin what is done to batches before they are given on, with those that have come."""
+        while self._over is None and len(self._staged) < self._ahead.depth:
+            try:
+                delivery = self._receiver.receive_nowait()
+            except anyio.WouldBlock:
+                return
+            except Exception as error:
+                self._over = error
+            else:
+                self._staged.append(delivery.count)
+                self._ahead.put(partial(self._opener.open, delivery))
 
+    def _awaited(self) -> int:
+        """What to wait on until the next batch may be ready."""
+        return self._ahead.fileno() if self._staged else self._receiver.fileno()
 
-def unchanged(batch: Any) -> Any:
-    """The batch."""
-    return batch
+    def _end_with(self, over: Exception) -> NoReturn:
+        """Say what has come instead of a batch."""
+        if isinstance(over, anyio.EndOfStream):
+            self._is_exhausted = True
+            self._ahead.drain()
+            self._end()
+            self._use_up()
+            raise StopIteration
+        if isinstance(over, anyio.ClosedResourceError):
+            raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
+        if isinstance(over, anyio.BrokenResourceError):
+            raise LoaderClosedError("the loader's engine has ended without a word") from over
+        assert isinstance(over, ChannelFailedError)
+        self._is_exhausted = True  # nothing more comes; but the epoch was not used up
+        self._end()
+        failure = packing.unpack_error(over.blob)
+        raise failure from failure.__cause__

@@ -47,6 +47,7 @@ class Slabs:
         self.limit = 0
         self.nbytes = 0
         self.segments: dict[int, Segment] = {}
+        self.unlock_pages: Callable[[int], None] = lambda _: None  # called before a segment is closed
         self._forget, self._may_grow = forget, may_grow
         self._free: list[Segment] = []
         self._numbers = itertools.count()
@@ -149,6 +150,7 @@ class Slabs:
         self.changed()
 
     def _discard(self, segment: Segment) -> None:
+        self.unlock_pages(segment.number)
         del self.segments[segment.number]
         self._retired.discard(segment.number)
         self.nbytes -= segment.size
@@ -163,16 +165,24 @@ class Views:
         segments: the slabs by number.
         give_back: called with a slab's number, from any thread and also inside garbage collection.
         retire: called with the number of a slab of which a process forked just now has views.
+        lock_pages: called with the number and the memory of a slab that is about to be looked at.
+        ahead: how many batches are looked at before the trainer has them.
     """
 
     def __init__(
-        self, segments: dict[int, Segment], give_back: Callable[[int], None], retire: Callable[[int], None]
+        self,
+        segments: dict[int, Segment],
+        give_back: Callable[[int], None],
+        retire: Callable[[int], None],
+        lock_pages: Callable[[int, memoryview], None] = lambda *_: None,
+        ahead: int = 1,
     ) -> None:
         self._segments, self._give_back, self._retire = segments, give_back, retire
+        self._lock_pages, self._most = lock_pages, HELD_SLABS + ahead - 1
         self._out: set[int] = set()
         _views.add(self)
 
-    def after_fork(self) -> None:
+    def at_fork(self) -> None:
         """In the process that was forked: what is out now is not to be written over any more."""
         for number in tuple(self._out):
             self._retire(number)
@@ -180,7 +190,7 @@ class Views:
     @property
     def must_copy(self) -> bool:
         """Whether the trainer holds so many slabs that another one would leave too few to go on with."""
-        return len(self._out) >= HELD_SLABS
+        return len(self._out) >= self._most
 
     def array(self, number: int) -> NDArray[np.uint8]:
         """The slab as bytes; it goes back when this array and all that was made from it are gone."""
@@ -190,6 +200,7 @@ class Views:
         view = memoryview(b"") if segment is None else segment.view
         if not view:
             raise LoaderClosedError("the loader was closed before this batch was taken")
+        self._lock_pages(number, view)
         root: NDArray[np.uint8] = np.frombuffer(view, np.uint8)
         self._out.add(number)
         weakref.finalize(root, _end, self._out, number, self._give_back).atexit = False
@@ -201,9 +212,10 @@ def _end(out: set[int], number: int, give_back: Callable[[int], Any]) -> None:
     give_back(number)
 
 
-def _after_fork() -> None:
+def _at_fork() -> None:
     for views in list(_views):
-        views.after_fork()
+        views.at_fork()
 
 
-os.register_at_fork(after_in_parent=_after_fork)
+# Before, too: another thread may drop a batch, and its slab be used again, until the parent comes to the second.
+os.register_at_fork(before=_at_fork, after_in_parent=_at_fork)

@@ -1,0 +1,240 @@
+"""Batches on their way to a device: copies that run beside the training, from memory that waits for them.
+
+A slab that is being copied must not be filled again, whatever the trainer has done with its batch meanwhile. So the
+mover holds the host's batch, and by that the slab, until the event behind the last copy is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from headrace.deliver.nested import rebuilt
+
+
+class Event(Protocol):
+    """A mark behind the work that a stream had been given when it was made."""
+
+    def query(self) -> bool:
+        """Whether all of that work is done."""
+        ...
+
+
+class Backend(Protocol):
+    """What a mover needs of a device: a stream of headrace's own, and pages that do not move."""
+
+    def copying(self) -> AbstractContextManager[Any]:
+        """Within it copies go to headrace's stream."""
+        ...
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a tensor of the host's; its memory is read until an event recorded from now on is done."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind all copies begun so far."""
+        ...
+
+    def receive(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
+        """Have this thread's current stream wait for `event`; `tensors` are in use until that stream is done with them.
+
+        It does not block the thread.
+        """
+        ...
+
+    def move(self, value: Any) -> Any:
+        """What `value.to` makes of itself on this thread's current stream, and done with the host's memory."""
+        ...
+
+    def register(self, memory: memoryview) -> bool:
+        """Page-lock memory of the host, so that copies from it need no thread; whether that could be done."""
+        ...
+
+    def unregister(self, memory: memoryview) -> None:
+        """Undo `register`; nothing is being copied from there."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until all copies begun so far are done."""
+        ...
+
+
+class Moving:
+    """A batch that is being copied: begun by `Mover.start`, had by `Mover.finish`."""
+
+    __slots__ = ("batch", "copies", "event", "has_later", "host")
+
+    def __init__(self, host: Any) -> None:
+        self.host = host  # None once no copy reads it any more
+        self.batch: Any = None
+        self.copies: list[torch.Tensor] = []
+        self.event: Event | None = None
+        self.has_later = False
+
+
+class _Later:
+    """A value that is moved in `finish`.
+
+    Its copies are not ours to mark as used by the trainer's stream, so they have to be made there.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Mover:
+    """Moves batches to a device.
+
+    `start` and `finish` may be called in different threads, and each in several. Host batches whose copies are done are
+    let go by the next call of any method, all of them by `drain` and `close`, and also when the mover is collected.
+
+    Args:
+        backend: the device.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._under_way: list[Moving] = []
+        self._pages: dict[int, memoryview | None] = {}
+        self._is_closed = False
+        # Held while copies are begun and pages unlocked: between these two nothing may be read from the pages.
+        self._lock = threading.Lock()
+        end = weakref.finalize(self, _abandon, backend, self._under_way, self._pages, os.getpid())
+        end.atexit = False
+
+    def start(self, batch: Any) -> Moving:
+        """Begin to copy every tensor of a nested batch that is in the host's memory; the rest of it stays as it is.
+
+        Objects with a `to` of their own, and tensors that are not strided, are moved by `finish`.
+        """
+        self.let_go()
+        moving = Moving(batch)
+        with self._lock:
+            self._under_way.append(moving)  # before the first copy: one of them may fail, and the others read on
+            with self._backend.copying():
+                try:
+                    moving.batch = rebuilt(batch, _is_movable, partial(self._begin, moving))
+                finally:
+                    moving.event = self._backend.record()
+        return moving
+
+    def finish(self, moving: Moving) -> Any:
+        """The batch on the device, for work on this thread's current stream. To be called once.
+
+        It waits for no copy: the stream does.
+        """
+        batch, copies = moving.batch, moving.copies
+        moving.batch, moving.copies = None, []  # the trainer's from here on: what it drops is free
+        assert moving.event is not None
+        self._backend.receive(moving.event, copies)
+        if moving.has_later:
+            batch = rebuilt(batch, _is_later, lambda later: self._backend.move(later.value))
+        self.let_go()
+        return batch
+
+    def let_go(self) -> None:
+        """Let go of the host batches whose copies are done, so that their slabs are free. It does not block."""
+        with self._lock:
+            done = [moving for moving in self._under_way if moving.event is not None and moving.event.query()]
+            for moving in done:
+                self._under_way.remove(moving)
+        for moving in done:
+            moving.host = None  # without the lock: this runs finalizers
+
+    def drain(self) -> None:
+        """Wait for all copies that were begun, and let go of their host batches. Not for finalizers: it locks."""
+        done: list[Moving] = []
+        try:
+            with self._lock:
+                done += self._under_way
+                self._under_way.clear()
+                self._backend.synchronize()
+        finally:
+            for moving in done:
+                moving.host = None  # after an error, too: a device that has failed copies nothing more
+
+    def lock_pages(self, number: int, memory: memoryview) -> None:
+        """Have a slab's memory page-locked, if it is not yet, until `unlock_pages` or `close`.
+
+        The mover keeps it mapped that long. Where it cannot be had, copies go by way of torch's pinned memory.
+
+        Args:
+            number: the slab's.
+            memory: all of it.
+        """
+        with self._lock:
+            if not self._is_closed and number not in self._pages:
+                self._pages[number] = memory if self._backend.register(memory) else None
+
+    def unlock_pages(self, number: int) -> None:
+        """A slab is not used any more, and nothing of it is under way."""
+        with self._lock:
+            memory = self._pages.pop(number, None)
+            if memory is not None:
+                self._backend.unregister(memory)
+
+    def close(self) -> None:
+        """Drain, and unlock all pages for good. Batches may still be moved, by way of torch's pinned memory."""
+        self.drain()
+        with self._lock:
+            self._is_closed = True
+            if self._pages:
+                self._backend.synchronize()  # for what was begun since
+            _unlock_all(self._backend, self._pages)
+
+    def _begin(self, moving: Moving, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+            moving.has_later = True
+            return _Later(value)
+        if value.device.type != "cpu":
+            return value
+        copy = self._backend.copy(value)
+        moving.copies.append(copy)
+        return copy
+
+
+class StillMover(Mover):
+    """The mover of those who stay on the host: a batch is handed over as it came."""
+
+    def start(self, batch: Any) -> Moving:
+        moving = Moving(None)
+        moving.batch = batch
+        return moving
+
+    def finish(self, moving: Moving) -> Any:
+        batch, moving.batch = moving.batch, None
+        return batch
+
+
+def _is_movable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (not isinstance(value, type) and callable(getattr(value, "to", None)))
+
+
+def _is_later(value: Any) -> bool:
+    return isinstance(value, _Later)
+
+
+def _abandon(backend: Backend, under_way: list[Moving], pages: dict[int, memoryview | None], pid: int) -> None:
+    """The mover is gone: its copies still read the slabs, for some milliseconds."""
+    if os.getpid() == pid and (under_way or pages):  # a forked process has no copies, and can ask no device
+        with contextlib.suppress(RuntimeError):
+            backend.synchronize()
+        _unlock_all(backend, pages)
+    under_way.clear()
+
+
+def _unlock_all(backend: Backend, pages: dict[int, memoryview | None]) -> None:
+    for memory in pages.values():
+        if memory is not None:
+            backend.unregister(memory)
+    pages.clear()

@@ -1,0 +1,329 @@
+"""Who may use a slab again, and when: over a device whose copies are done when the test says so."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
+from unit.fake_device import SIZE, FakeBackend, FakeEvent, Slabs, address_of, is_full_of
+
+from headrace.deliver.backends import BlockingBackend, mover_to
+from headrace.deliver.device import Mover, Moving
+from headrace.errors import OptionError
+
+
+@pytest.fixture
+def slabs() -> Iterator[Slabs]:
+    made = Slabs()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+@pytest.fixture
+def mover(backend: FakeBackend) -> Iterator[Mover]:
+    made = Mover(backend)
+    yield made
+    made.close()
+
+
+def test_slab_is_not_reusable_before_its_event_and_is_after(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    batch = mover.finish(mover.start(slabs.batch(7)))
+    mover.let_go()
+    assert slabs.returned == []
+    backend.events[0].complete()
+    assert slabs.returned == []
+    mover.let_go()
+    assert slabs.returned == [1]
+    assert is_full_of(batch, 7)
+
+
+@pytest.mark.parametrize("call", ["start", "finish"])
+def test_slab_comes_back_at_the_next_call_when_its_event_is_done(
+    slabs: Slabs, backend: FakeBackend, mover: Mover, call: str
+) -> None:
+    other = mover.start({})
+    mover.start(slabs.batch(7))
+    backend.events[-1].complete()
+    mover.start({}) if call == "start" else mover.finish(other)
+    assert slabs.returned == [1]
+
+
+def test_slab_is_not_reusable_when_the_trainer_drops_the_batch_early(
+    slabs: Slabs, backend: FakeBackend, mover: Mover
+) -> None:
+    batch = mover.finish(mover.start(slabs.batch(7)))
+    copy = batch["x"]
+    del batch
+    gc.collect()
+    mover.let_go()
+    assert slabs.returned == []
+    backend.events[0].complete()
+    mover.let_go()
+    assert slabs.returned == [1]
+    assert bool((copy == 7).all())
+
+
+def test_slab_is_not_reusable_when_a_moving_batch_is_dropped_unfinished(
+    slabs: Slabs, backend: FakeBackend, mover: Mover
+) -> None:
+    mover.start(slabs.batch(7))
+    gc.collect()
+    mover.let_go()
+    assert slabs.returned == []
+    backend.events[0].complete()
+    mover.let_go()
+    assert slabs.returned == [1]
+
+
+def test_slab_is_not_reusable_when_a_later_copy_of_the_batch_fails(
+    slabs: Slabs, backend: FakeBackend, mover: Mover
+) -> None:
+    backend.copies_left = 1
+    with pytest.raises(MemoryError, match="the device is full"):
+        mover.start(slabs.batch(7))
+    gc.collect()
+    mover.let_go()
+    assert slabs.returned == []
+    backend.events[0].complete()
+    mover.let_go()
+    assert slabs.returned == [1]
+
+
+def test_slab_is_reusable_when_the_device_fails_at_the_end(
+    slabs: Slabs, backend: FakeBackend, mover: Mover, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moving = mover.start(slabs.batch(7))
+
+    def fail() -> None:
+        raise RuntimeError("the device has fallen off the bus")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "synchronize", fail)
+        with pytest.raises(RuntimeError, match="off the bus"):
+            mover.drain()
+    assert slabs.returned == [1]
+    assert moving.host is None
+
+
+def test_slab_waits_for_the_views_that_the_batch_still_has(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    host = slabs.batch(7)
+    batch = mover.finish(mover.start({"x": host["x"], "array": host["x"].numpy()}))
+    del host
+    backend.events[0].complete()
+    mover.let_go()
+    assert slabs.returned == []
+    del batch
+    assert slabs.returned == [1]
+
+
+@pytest.mark.parametrize("end", ["drain", "close", "collected"])
+def test_all_slabs_are_reusable_when_the_mover_ends(slabs: Slabs, backend: FakeBackend, end: str) -> None:
+    mover = Mover(backend)
+    moving = [mover.start(slabs.batch(number, number)) for number in (1, 2, 3)]
+    batches = [mover.finish(each) for each in moving]
+    if end == "collected":
+        del mover, moving
+    else:
+        getattr(mover, end)()
+    assert sorted(slabs.returned) == [1, 2, 3]
+    assert all(is_full_of(batch, number) for number, batch in enumerate(batches, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_slab_is_reused_before_its_copies_are_done_in_any_order_of_events(data: st.DataObject) -> None:
+    slabs, backend = Slabs(), FakeBackend()
+    mover = Mover(backend)
+    free, out = {1, 2, 3}, dict[int, FakeEvent]()
+    begun: list[tuple[Moving, int]] = []
+    had: list[tuple[Any, int, FakeEvent]] = []
+    for value in range(1, data.draw(st.integers(1, 30))):
+        step = data.draw(st.sampled_from(["start", "finish", "complete", "let_go", "drop"]))
+        if step == "start" and free:
+            number = data.draw(st.sampled_from(sorted(free)))
+            free.remove(number)
+            begun.append((mover.start(slabs.batch(value, number)), value))
+            out[number] = backend.events[-1]
+        elif step == "finish" and begun:
+            moving, of = begun.pop(0)
+            event: Any = moving.event
+            had.append((mover.finish(moving), of, event))
+        elif step == "drop" and begun:
+            begun.pop(data.draw(st.integers(0, len(begun) - 1)))
+        elif step == "complete" and backend.events:
+            data.draw(st.sampled_from(backend.events)).complete()
+        else:
+            mover.let_go()
+            assert not [n for n, event in out.items() if event.is_done and n not in slabs.returned]
+        for number in slabs.returned:
+            assert out.pop(number).is_done
+            free.add(number)
+        slabs.returned.clear()
+    mover.close()
+    assert set(slabs.returned) == set(out)
+    assert all(is_full_of(batch, of) for batch, of, _ in had)
+    slabs.close()
+
+
+def test_batch_is_handed_over_to_the_stream_that_takes_it_behind_its_own_copies(
+    slabs: Slabs, backend: FakeBackend, mover: Mover
+) -> None:
+    first, second = mover.start(slabs.batch(1, 1)), mover.start(slabs.batch(2, 2))
+    batch = mover.finish(second)
+    mover.finish(first)
+    (event, tensors), (other, _) = backend.received
+    assert (event, other) == (backend.events[1], backend.events[0])
+    assert [id(tensor) for tensor in tensors] == [id(batch["x"]), id(batch["y"][0])]
+
+
+def test_copies_of_the_device_are_free_when_the_trainer_drops_them(
+    slabs: Slabs, backend: FakeBackend, mover: Mover
+) -> None:
+    backend.received = []
+    batch = mover.finish(mover.start(slabs.batch(7)))
+    backend.received.clear()
+    backend.events[0].complete()
+    backend.events[0]._copies.clear()
+    tensor = weakref.ref(batch["x"])
+    del batch
+    assert tensor() is None
+
+
+def test_tensors_that_are_not_the_hosts_stay(mover: Mover, backend: FakeBackend) -> None:
+    there = torch.empty(2, device="meta")
+    batch = mover.finish(mover.start([there, 1, "text"]))
+    assert batch[0] is there
+    assert batch[1:] == [1, "text"]
+    assert backend.received[0][1] == []
+
+
+def test_objects_with_a_to_of_their_own_are_moved_by_it_when_they_are_taken(mover: Mover) -> None:
+    class Graph:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def to(self, device: str) -> Graph:
+            return Graph(device)
+
+    moving = mover.start({"graph": Graph("cpu"), "class": Graph, "words": pack_sequence([torch.ones(2)])})
+    batch = mover.finish(moving)
+    assert batch["graph"].device == "meta"
+    assert batch["class"] is Graph
+    assert batch["words"].data.device.type == "meta"
+
+
+def test_sparse_tensors_are_moved_when_they_are_taken(mover: Mover, backend: FakeBackend) -> None:
+    batch = mover.finish(mover.start([torch.eye(3).to_sparse()]))
+    assert batch[0].device.type == "meta"
+    assert batch[0].layout is torch.sparse_coo
+    assert backend.received[0][1] == []
+
+
+def test_pages_are_locked_once_for_each_slab(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    for _ in range(3):
+        slabs.batch(7)
+        mover.lock_pages(1, slabs.memory())
+    assert backend.registered == [address_of(slabs.memory())]
+
+
+def test_pages_that_cannot_be_locked_are_not_asked_for_again_nor_unlocked(slabs: Slabs) -> None:
+    asked = []
+
+    class Refusing(FakeBackend):
+        def register(self, memory: memoryview) -> bool:
+            asked.append(len(memory))
+            return False
+
+    mover = Mover(Refusing())
+    slabs.batch(7)
+    for _ in range(3):
+        mover.lock_pages(1, slabs.memory())
+    mover.unlock_pages(1)  # the fake would not know them
+    mover.close()
+    assert asked == [SIZE]
+
+
+def test_pages_stay_mapped_until_they_are_unlocked(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    slabs.batch(7)
+    memory = slabs.memory()
+    mapping = weakref.ref(memory.obj)
+    mover.lock_pages(1, memory)
+    slabs.close()
+    del memory
+    assert mapping() is not None
+    mover.unlock_pages(1)
+    assert mapping() is None
+    assert backend.registered == []
+
+
+@pytest.mark.parametrize("end", ["close", "collected"])
+def test_pages_are_unlocked_after_the_last_copy_when_the_mover_ends(
+    slabs: Slabs, backend: FakeBackend, end: str
+) -> None:
+    mover = Mover(backend)
+    mover.start(slabs.batch(7))
+    mover.lock_pages(1, slabs.memory())
+    if end == "close":
+        mover.close()
+    del mover
+    assert backend.registered == []
+    assert backend.events[0].is_done
+
+
+def test_closed_mover_still_moves_and_locks_no_more_pages(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    mover.close()
+    host = slabs.batch(7)
+    mover.lock_pages(1, slabs.memory())
+    batch = mover.finish(mover.start(host))
+    backend.events[-1].complete()
+    assert backend.registered == []
+    assert is_full_of(batch, 7)
+
+
+def test_cpu_gives_the_batch_itself() -> None:
+    mover = mover_to("cpu")
+    batch = {"x": torch.ones(2), "graph": [pack_sequence([torch.ones(2)])]}
+    assert mover.finish(mover.start(batch)) is batch
+    mover.lock_pages(1, memoryview(bytearray(8)))
+    mover.let_go()
+    mover.drain()
+    mover.close()
+
+
+def test_cpu_keeps_no_batch(slabs: Slabs) -> None:
+    mover = mover_to("cpu")
+    batch = mover.finish(mover.start(slabs.batch(7)))
+    del batch
+    assert slabs.returned == [1]
+
+
+def test_device_without_streams_is_copied_to_at_once(slabs: Slabs) -> None:
+    mover = Mover(BlockingBackend(torch.device("meta")))
+    batch = mover.finish(mover.start(slabs.batch(7)))
+    assert batch["x"].device.type == "meta"
+    assert slabs.returned == [1]
+
+
+def test_copy_wants_gradients_when_the_original_does() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    copy = BlockingBackend(torch.device("meta")).copy(leaf)
+    assert copy.requires_grad
+    assert copy.is_leaf
+
+
+@pytest.mark.parametrize("device", ["nonsense", "meta:x", "cuda:4711", 1.5], ids=str)
+def test_device_is_refused_by_name_when_it_is_not_there(device: Any) -> None:
+    with pytest.raises(OptionError, match=f"device={device!r} cannot be used here: "):
+        mover_to(device)
