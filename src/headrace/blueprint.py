@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -35,7 +34,6 @@ from headrace.work.workbench import note_origin, open_part
 
 _FINAL = 1  # the number of the chain that makes batches
 _PLANNED_AT_ONCE = 4096
-_MAX_CHUNK = 256
 _LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
 
 
@@ -53,12 +51,10 @@ class Blueprint:
     def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part]) -> None:
         self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
         self._prefix, self.chains, inner = _stages(pipeline, settings)
-        count = math.ceil(settings.batch_size / (2 * max(1, settings.num_workers)))
         self.recipe = Recipe(
             inner=tuple(self._inner_stage(stage) for stage in inner),
             chain=_FINAL,
             batch_size=settings.batch_size,
-            chunk=max(1, min(_MAX_CHUNK, count)),
             workers=max(1, settings.num_workers),
             drop_last=settings.drop_last,
             keeps_count=pipeline.keeps_count,
@@ -124,7 +120,7 @@ class Blueprint:
         source, settings = self._pipeline.source, self._settings
         if isinstance(source, Shards):
             return self._shard_source(source, epoch, reader)
-        chunk = self.recipe.chunk
+        chunk = self.recipe.chunk(settings.batch_size)
         if isinstance(source, AsyncDataset):
             order = _Order(self._pipeline.order, len(source), settings.seed, epoch)
             many = getattr(source, "aget_many", None) if not self._prefix else None

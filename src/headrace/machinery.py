@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import weakref
@@ -9,8 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-import anyio
-
+from headrace.deliver.ahead import ahead_of, mover_of
 from headrace.deliver.channel import thread_channel
 from headrace.deliver.iterator import BatchIterator, Opener
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
@@ -24,34 +24,41 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.recipe import Recipe
-from headrace.tasks import Chain, Failure, ListPart, PackedPart, Part, Source
+from headrace.tasks import Chain, Failure, KeyPart, ListPart, PackedPart, Part, Source
 from headrace.torch_compat import packing
 from headrace.types import Opens, running_reader
 from headrace.work.pool import ProcessWorkers, Workers
 from headrace.work.starter import Helper
-from headrace.work.thread import ThreadWorker
+from headrace.work.thread import ThreadWorkers
 
 
 class Machinery:
     """The running parts of a loader.
 
     It knows neither the loader nor the user's functions: it lives as long as its thread does, and so would they.
+
+    Args:
+        settings: what the loader was told.
+        in_threads: whether its workers are threads of this process, also where there are several.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, in_threads: bool = False) -> None:
         self._settings = settings
         self._pid = os.getpid()
-        self._helper = Helper.acquire() if settings.num_workers else None
+        self._helper = Helper.acquire() if settings.num_workers and not in_threads else None
         self._engine: Engine | None = None
         self._is_closed = False
         self._is_ready = False
-        self._ready_lock = anyio.Lock()
+        self._ready_lock = asyncio.Lock()
         self._opened: Opens | None = None
         self.meters = LoaderMeters()
         self._fetch_meter = Meter()
         self._reader: Reader | None = None
         self._arena = Arena(forget=self._forget, budget=settings.memory_budget)
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
+        self._mover = mover_of(settings)
+        if self._mover is not None:
+            self._slabs.unlock_pages = self._mover.unlock_pages
         self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
         self._workers = self._make_workers()
 
@@ -76,6 +83,8 @@ class Machinery:
         prepare: Callable[[Machinery], Awaitable[None]],
         exhausted: Callable[[], None],
         name: str,
+        count: int | None = None,
+        opener: Callable[[Views], Opener] = Opener,
     ) -> BatchIterator[Any]:
         """An iterator over the batches of an epoch.
 
@@ -85,20 +94,21 @@ class Machinery:
             recipe: how they become batches.
             key: from which, with their positions, the samples' random numbers are made.
             prepare: called on the engine's loop before the first epoch: it teaches the chains, and opens the data set.
-            exhausted: called once after the last batch.
+            exhausted: called once, when the last batch was given on.
             name: what a profiler calls `next`.
+            count: how many batches the epoch has, where that is known.
+            opener: makes batches of what the engine delivers.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
         """
-        self.check()
-        self.meters.begin()
-        if self._engine is None:
-            self._engine = Engine(self._workers.open, self._end, self._release_helper)
-        mailbox = self._engine.mailbox
+        engine = self._running()
+        mailbox = engine.mailbox
         sender, receiver = thread_channel(self._settings.prefetch_factor, mailbox.post)
         slabs = self._slabs
-        views = Views(slabs.segments, partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire))
+        ahead = ahead_of(self._settings, self._mover)
+        give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
+        views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth)
         run = Epoch(
             source,
             recipe,
@@ -116,6 +126,7 @@ class Machinery:
         running = weakref.ref(run)  # whose source may refer to the iterator
 
         def end() -> None:
+            ahead.close()
             for delivery in receiver.close():
                 mailbox.post(slabs.returned, delivery.segment)
             epoch = running()
@@ -125,9 +136,18 @@ class Machinery:
         def refused() -> None:
             sender.fail(packing.pack_error(LoaderClosedError("the loader was closed")))
 
-        self._engine.start(partial(self._run, run, prepare, sender.fail), refused)
-        opener = Opener(views, self._settings.finish)
-        return BatchIterator(owner, receiver, opener, end, exhausted, self.meters, name, self._settings.timeout_s)
+        engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
+        return BatchIterator(
+            owner, receiver, opener(views), ahead, end, exhausted, self.meters, name, self._settings.timeout_s, count
+        )
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        """Have the engine's loop call `call(*args)` soon; calls are made in the order in which they were posted.
+
+        Raises:
+            LoaderClosedError: the loader was closed, or the process was forked since.
+        """
+        self._running().mailbox.post(call, *args)
 
     def check(self) -> None:
         """Raise LoaderClosedError where there is nothing to iterate over any more."""
@@ -137,8 +157,20 @@ class Machinery:
             raise LoaderClosedError("the loader is closed; make a new one")
 
     def learn(self, number: int, chain: Chain) -> None:
-        """Make a chain known to the workers."""
-        self._workers.learn(number, chain)
+        """Make a chain known to the workers; on the engine's loop."""
+        self._workers.learn(number, self._workers.pack(chain))
+
+    def teach(self, number: int, chain: Chain) -> None:
+        """The same from the trainer's thread, in which the chain is packed now; an older one is forgotten.
+
+        Raises:
+            Exception: whatever pickling the functions raises.
+        """
+        self.post(self._workers.learn, number, self._workers.pack(chain))
+
+    def forget_spec(self, number: int) -> None:
+        """Have the workers ask anew in which form the samples of a chain are written into slots."""
+        self.post(self._workers.learn_spec, number, b"")
 
     async def open(self, dataset: Opens) -> None:
         """Open a data set, to be closed with the loader."""
@@ -159,6 +191,18 @@ class Machinery:
             parts = packing.pack([_sendable(sample) for sample in samples])
         lease = self._arena.lease(packing.packed_size(parts))
         return PackedPart(lease, packing.write(parts, lease.view), 0, len(samples))
+
+    def key_part_of(self, keys: list[Any]) -> Part:
+        """Keys as a part that workers can be given; one that cannot be sent to them becomes a Failure."""
+        if self._helper is None:
+            return ListPart(keys)
+        if all(type(key) in (int, str) for key in keys):
+            return KeyPart(keys, None, 0, len(keys))
+        try:
+            packing.pack(keys)
+        except Exception:
+            keys = [_sendable(key) for key in keys]
+        return KeyPart(keys, packing.pack_bytes, 0, len(keys))
 
     def close_soon(self) -> None:
         """Begin to close, without waiting; also from a finalizer."""
@@ -191,7 +235,11 @@ class Machinery:
                 input_bytes=self._arena.leased_bytes,
             ),
             work=WorkStats(
-                workers=max(1, self._settings.num_workers), busy_s=dict(meters.busy_s), deaths=meters.deaths
+                workers=max(1, self._settings.num_workers),
+                busy_s=dict(meters.busy_s),
+                deaths=meters.deaths,
+                batches_at_once=meters.batches_at_once,
+                collations_at_once=meters.collations_at_once,
             ),
             deliver=DeliverStats(
                 batches=meters.batches,
@@ -206,6 +254,13 @@ class Machinery:
             budget_bytes=self._settings.memory_budget,
             started_s=meters.started_s,
         )
+
+    def _running(self) -> Engine:
+        self.check()
+        self.meters.begin()
+        if self._engine is None:
+            self._engine = Engine(self._workers.open, self._end, self._release_helper)
+        return self._engine
 
     def _held(self) -> int:
         return self._arena.segment_bytes + self._slabs.nbytes
@@ -230,7 +285,7 @@ class Machinery:
 
     def _make_workers(self) -> Workers:
         if self._helper is None:
-            return ThreadWorker(self.meters)
+            return ThreadWorkers(max(1, self._settings.num_workers), self.meters)
         return ProcessWorkers(self._settings.num_workers, self._helper, self.meters)
 
     # On the engine's loop.
@@ -248,7 +303,11 @@ class Machinery:
             ends.push_async_callback(self._workers.close)
 
     async def _run(
-        self, epoch: Epoch, prepare: Callable[[Machinery], Awaitable[None]], fail: Callable[[bytes], None]
+        self,
+        epoch: Epoch,
+        prepare: Callable[[Machinery], Awaitable[None]],
+        fail: Callable[[bytes], None],
+        ahead: int,
     ) -> None:
         running_reader.set(self._reader)
         try:
@@ -262,7 +321,7 @@ class Machinery:
                 raise
             fail(packing.pack_error(error))
             return
-        slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS
+        slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
         self._slabs.limit += slabs
         try:
             await epoch.run()

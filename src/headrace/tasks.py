@@ -203,11 +203,40 @@ class ListPart:
         return ("list", self.samples, self.start, self.start + self.count), []
 
 
+@dataclass(slots=True)
+class KeyPart:
+    """Keys of samples that workers get for themselves; they go with the task, and take no shared memory.
+
+    Attributes:
+        pack: a list of keys as bytes; None where they are such as any pickle carries.
+    """
+
+    keys: list[Any]
+    pack: Callable[[list[Any]], bytes] | None
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def cut(self, start: int, stop: int) -> KeyPart:
+        return KeyPart(self.keys, self.pack, self.start + start, self.start + stop)
+
+    def release(self) -> None:
+        pass
+
+    def describe(self) -> tuple[Description, list[Segment]]:
+        keys = self.keys[self.start : self.stop]
+        return ("list", keys, 0, len(keys)) if self.pack is None else ("keys", self.pack(keys)), []
+
+
 class Finish(Enum):
     """What a worker does with the samples that its chain made."""
 
     SLOTS = "slots"  # write each into its place in the batch's slab
     BATCH = "batch"  # collate them and write the batch into the slab
+    COLLATE = "collate"  # the same, of samples that went through the chain already
     SAMPLES = "samples"  # write them, as a list, where the next stage finds them
     CHECK = "check"  # leave them; only what failed is of interest
     SCAN = "scan"  # not samples yet: find where they lie in fetched bytes
@@ -264,10 +293,11 @@ class Reply:
         spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
         lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
         kept: for SAMPLES which of the task's samples are in the list.
-        errors: (slot, packed exception).
+        errors: (slot, packed exception); for SAMPLES a Failure stands in the list too.
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
         busy_s: for each step of the chain (collation and writing last) seconds spent in it.
+        made_s: seconds spent on the samples themselves, with those of the replies before it to the same task.
     """
 
     kind: Literal["written", "held", "mismatch", "failed"]
@@ -279,6 +309,7 @@ class Reply:
     columns: list[list[Any]] = field(default_factory=list)
     value: Any = None
     busy_s: dict[str, float] = field(default_factory=dict)
+    made_s: float = 0.0
 
 
 class Flow(Protocol):
@@ -302,6 +333,10 @@ class Flow(Protocol):
 
     def trim(self, lease: Lease, size: int) -> None:
         """Keep only the first bytes of a lease."""
+        ...
+
+    def cut(self, count: int) -> None:
+        """Say that the next batch has `count` samples, where batches are as long as the source says."""
         ...
 
     def put(self, start: int, part: Part) -> None:
@@ -359,9 +394,17 @@ class Chain:
     Attributes:
         collate: makes a batch of a list of samples; None where the list's only sample is the batch.
         init: called once in each worker process, with its number.
+        by_key: whether samples come as keys, and their random numbers go by those and not by positions.
+        many: does what `steps` do, for all keys of a task at once.
+        begin: called in each worker, process or thread, with its number, before the first task of this chain.
+        pack_error: an exception as bytes, with the worker's number; None: as the engine packs its own.
     """
 
     steps: tuple[Step, ...] = ()
     collate: Callable[[list[Any]], Any] | None = None
     after: tuple[Step, ...] = ()
     init: Callable[[int], Any] | None = None
+    by_key: bool = False
+    many: Callable[[list[Any]], Sequence[Any]] | None = None
+    begin: Callable[[int], Any] | None = None
+    pack_error: Callable[[BaseException, int], bytes] | None = None

@@ -1,4 +1,4 @@
-"""Samples that are got one by one on the event loop: those of data sets with keys, and of asynchronous iterators."""
+"""Samples by their keys, and of iterators: got on the event loop, or left to the workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from headrace.tasks import Failure, Flow, PackedPart
+from headrace.tasks import Failure, Flow, PackedPart, Part
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
 
@@ -71,9 +71,9 @@ class KeySource:
         self._pack_error = pack_error
         self._expected = _Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
-        self._idle: deque[anyio.Event] = deque()
+        self._idle: deque[asyncio.Event] = deque()
         self._outstanding = 0
-        self._less = anyio.Event()
+        self._less = asyncio.Event()
 
     async def run(self, flow: Flow) -> None:
         async with anyio.create_task_group() as group:
@@ -95,10 +95,10 @@ class KeySource:
                     self._add(_Chunk(position, keys, expected))
                 position += count
                 while self._outstanding > self._concurrency + self._chunk:
-                    self._less = anyio.Event()
+                    self._less = asyncio.Event()
                     await self._less.wait()
             while self._outstanding:
-                self._less = anyio.Event()
+                self._less = asyncio.Event()
                 await self._less.wait()
             group.cancel_scope.cancel()
 
@@ -113,7 +113,7 @@ class KeySource:
     async def _serve(self, flow: Flow) -> None:
         while True:
             while not self._todo:
-                event = anyio.Event()
+                event = asyncio.Event()
                 self._idle.append(event)
                 await event.wait()
             chunk, k = self._todo.popleft()
@@ -159,6 +159,38 @@ class _Chunk:
         self.position, self.keys, self.expected = position, keys, expected
         self.samples: list[Any] = [None] * len(keys)
         self.missing = 0
+
+
+class KeyFeed:
+    """Keys that are drawn elsewhere, a batch at a time; workers get the samples for themselves.
+
+    Args:
+        part_of: keys as a part that workers can be given.
+    """
+
+    def __init__(self, part_of: Callable[[list[Any]], Part]) -> None:
+        self._part_of = part_of
+        self._batches: deque[list[Any] | None] = deque()
+        self._arrived = asyncio.Event()
+
+    def add(self, keys: list[Any] | None) -> None:
+        """The keys of the next batch, or None where there are no more; on the loop."""
+        self._batches.append(keys)
+        self._arrived.set()
+
+    async def run(self, flow: Flow) -> None:
+        position = 0
+        while True:
+            while not self._batches:
+                self._arrived = asyncio.Event()
+                await self._arrived.wait()
+            keys = self._batches.popleft()
+            if keys is None:
+                return
+            part = self._part_of(keys)
+            flow.cut(len(keys))
+            flow.put(position, part)
+            position += len(keys)
 
 
 class IterSource:

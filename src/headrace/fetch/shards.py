@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -232,7 +233,7 @@ class _Ranges:
         self._etag: str | None = None
         self.size = 0
         self._got: dict[int, Lease | BaseException] = {}
-        self._arrived = anyio.Event()
+        self._arrived = asyncio.Event()
         self._leased: set[Lease] = set()
 
     async def read(self) -> AsyncGenerator[tuple[int, Lease, bool], None]:
@@ -250,7 +251,7 @@ class _Ranges:
                 return
             offset = stop
             while offset not in self._got:
-                self._arrived = anyio.Event()
+                self._arrived = asyncio.Event()
                 await self._arrived.wait()
             got = self._got.pop(offset)
             if isinstance(got, BaseException):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.observe.stats import Stats
+from headrace.observe.stats import Stats, WorkStats
 
 _ENOUGH_BATCHES = 3
 _ENOUGH_S = 0.2
@@ -53,6 +54,16 @@ def verdict(stats: Stats) -> Verdict:
     if not busy:
         return Verdict("unknown", "The workers have done nothing yet.")
     collate, write = work.busy_s.get("collate", 0.0), work.busy_s.get("write", 0.0)
+    ratio = _collation_ratio(work)
+    wanted = 1 + min(work.workers, math.ceil(ratio))  # those that are collated meanwhile, and one that is being made
+    more = [f"prefetch_factor={wanted}"] if wanted > work.batches_at_once else []
+    more += [f"num_batch_workers={wanted - 1}"] if wanted - 1 > work.collations_at_once else []
+    if ratio and more and share < _BUSY_SHARE:
+        return Verdict(
+            "collate",
+            f"Collating is the limit: a batch takes {ratio:.1f} times as long as its samples do when all workers make "
+            f"them, and they are busy only {share:.0%} of the time. Try {' and '.join(more)}.",
+        )
     if collate + write > busy / 2:
         advice = "Try the default collate_fn with samples of one shape: they are written straight into place."
         if write > collate:
@@ -68,6 +79,17 @@ def verdict(stats: Stats) -> Verdict:
         f"The workers are the limit: busy {share:.0%} of the time, most of it in {slowest} "
         f"({work.busy_s[slowest] / busy:.0%}). Try more workers, or make {slowest} cheaper.",
     )
+
+
+def _collation_ratio(work: WorkStats) -> float:
+    """How long one worker collates a batch, by the time that all of them need for its samples; 0 where one does both.
+
+    Collation keeps up only where as many batches are under way as are made meanwhile.
+    """
+    samples = sum(seconds for step, seconds in work.busy_s.items() if step not in ("collate", "write", "read"))
+    if not work.batches_at_once or not samples:
+        return 0.0
+    return work.busy_s.get("collate", 0.0) * work.workers / samples
 
 
 def report(stats: Stats) -> str:

@@ -38,11 +38,16 @@ class WorkStats:
         workers: processes (1 stands for the thread of `num_workers=0`).
         busy_s: seconds that workers spent in each step; "read" is unpacking inputs, "write" filling slabs.
         deaths: workers that ended before their time, and were replaced.
+        batches_at_once: how many batches may be under way, where their samples are made by all workers and then
+            collated by one; 0 elsewhere.
+        collations_at_once: how many of them may be collated at once.
     """
 
     workers: int = 0
     busy_s: dict[str, float] = field(default_factory=dict)
     deaths: int = 0
+    batches_at_once: int = 0
+    collations_at_once: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +111,7 @@ class LoaderMeters:
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = {}
         self.deaths = 0
+        self.batches_at_once = self.collations_at_once = 0
         self.ready = self.begun = 0
         self.samples = 0
         self.batches = 0

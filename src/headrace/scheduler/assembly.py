@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -12,8 +12,10 @@ from anyio.abc import TaskGroup
 
 from headrace.memory import Lease
 from headrace.scheduler.budget import Budget
+from headrace.scheduler.cuts import Cuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.recipe import Recipe, Slabs
+from headrace.scheduler.turns import Turns
 from headrace.tasks import Delivery, Finish, Part, Reply, Task
 from headrace.types import EpochMeters, Sender
 
@@ -31,16 +33,20 @@ class BatchState(Enum):
 class Batch:
     """One batch, from its first sample to its delivery."""
 
-    def __init__(self, number: int, size: int) -> None:
+    def __init__(self, number: int, position: int, size: int, capacity: int) -> None:
         self.number = number
+        self.position = position  # of its first sample
         self.expected = size  # samples; less once the end of the epoch is known to be in it
+        self.capacity = capacity  # slots, if it has any
         self.state = BatchState.OPEN
         self.admitted = asyncio.Event()
         self.parts: dict[int, Part] = {}  # by slot; held until the batch is made, to make it again if need be
+        self.made: dict[int, Part] = {}  # by slot; what became of the parts, where that is collated by another
         self.seen = 0
         self.written = 0
         self.under_way = 0
         self.use_slots = True
+        self.is_spread = False  # its samples are made, or being made, by all workers, to be collated by one
         self.is_left_out = False  # as a last one that is short: only errors in it are told
         self.slab: Lease | None = None
         self.slab_lock = asyncio.Lock()
@@ -54,6 +60,7 @@ class Assembly:
 
     Args:
         recipe: how samples become batches.
+        cuts: which samples make which batch.
         key: from which, with their positions, the samples' random numbers are made.
         dispatch: has tasks worked on.
         slabs, budget: places for batches, and who is told when one was delivered.
@@ -65,6 +72,7 @@ class Assembly:
     def __init__(
         self,
         recipe: Recipe,
+        cuts: Cuts,
         key: int,
         dispatch: Dispatch,
         slabs: Slabs,
@@ -73,21 +81,29 @@ class Assembly:
         meters: EpochMeters,
         finished: Callable[[], None],
     ) -> None:
-        self._recipe, self._key, self._dispatch = recipe, key, dispatch
+        self._recipe, self._cuts, self._key, self._dispatch = recipe, cuts, key, dispatch
         self._slabs, self._budget, self._sender, self._meters = slabs, budget, sender, meters
         self._finished = finished
         self._batches: dict[int, Batch] = {}
         self._next_delivery = 0
         self._is_cut = False  # every sample of the epoch has been added
+        self._turns = Turns(recipe.collations)
         self.group: TaskGroup | None = None
         sender.on_credit(self._on_credit)
 
+    def begin(self, number: int) -> None:
+        """The source has told of a batch; it may be an empty one."""
+        batch = self._batch(number)
+        if not batch.expected:
+            batch.state, batch.use_slots = BatchState.FILLING, False
+            self._collate_if_due(batch)
+
     def add(self, position: int, part: Part) -> None:
         """Samples at the positions from `position` on, counted where batches are cut; takes their leases over."""
-        size, done = self._recipe.batch_size, 0
+        done = 0
         while done < part.count:
-            number, slot = divmod(position + done, size)
-            count = min(part.count - done, size - slot)
+            number, slot = self._cuts.find(position + done)
+            count = min(part.count - done, self._cuts.size(number) - slot)
             self._add(self._batch(number), slot, part.cut(done, done + count))
             done += count
         part.release()
@@ -95,7 +111,7 @@ class Assembly:
     def end(self, count: int) -> None:
         """All `count` samples of the epoch have been added: the last batch may be short."""
         self._is_cut = True
-        number, rest = divmod(count, self._recipe.batch_size)
+        number, rest = self._cuts.find(count)
         last = self._batches.get(number)
         if rest and last is not None and last.expected != rest:
             last.expected = rest
@@ -109,7 +125,7 @@ class Assembly:
         if oldest >= self._sender.granted:
             return False
         if position is not None:
-            return position < (oldest + 1) * self._recipe.batch_size
+            return position < self._cuts.start(oldest + 1)
         batch = self._batches.get(oldest if self._recipe.in_order else min(self._batches, default=oldest))
         return batch is None or batch.seen < batch.expected
 
@@ -120,37 +136,45 @@ class Assembly:
 
     def _batch(self, number: int) -> Batch:
         if number not in self._batches:
-            batch = self._batches[number] = Batch(number, self._recipe.batch_size)
+            size = self._cuts.size(number)
+            capacity = max(size, self._recipe.spec_capacity)  # one size of slab for all batches, as far as can be
+            batch = self._batches[number] = Batch(number, self._cuts.start(number), size, capacity)
             batch.use_slots = self._recipe.use_slots
             if number < self._sender.granted:
                 batch.admitted.set()
         return self._batches[number]
 
     def _add(self, batch: Batch, slot: int, part: Part) -> None:
-        assert self.group is not None
         batch.parts[slot] = part
         batch.seen += part.count
         batch.state = BatchState.FILLING
         if batch.use_slots:
-            chunk = self._recipe.chunk
-            if self._recipe.spec is None:  # the first samples are made by all workers at once
-                chunk = min(chunk, -(-part.count // self._recipe.workers))
-            for a in range(0, part.count, chunk):
-                piece = part.cut(a, min(a + chunk, part.count))
-                batch.under_way += 1
-                self.group.start_soon(self._fill, batch, slot + a, piece)
+            self._hand_out(batch, slot, part, self._fill)
         self._collate_if_due(batch)
+
+    def _hand_out(
+        self, batch: Batch, slot: int, part: Part, work: Callable[[Batch, int, Part], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Have a part of a batch worked on in pieces, by all workers."""
+        assert self.group is not None
+        chunk = self._recipe.chunk(self._cuts.size(batch.number))
+        if self._recipe.spec is None:  # the first samples are made by all workers at once
+            chunk = min(chunk, -(-part.count // self._recipe.workers))
+        for a in range(0, part.count, chunk):
+            batch.under_way += 1
+            self.group.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
 
     async def _fill(self, batch: Batch, slot: int, part: Part) -> None:
         """Have workers write a part of a batch into its slots."""
         recipe = self._recipe
         count = part.count
         task = Task(recipe.chain, self._key, batch.number, Finish.SLOTS, [part])
-        task.position, task.slot, task.capacity = batch.number * recipe.batch_size + slot, slot, recipe.batch_size
+        task.position, task.slot, task.capacity = batch.position + slot, slot, batch.capacity
         try:
             await batch.admitted.wait()
-            if batch.use_slots and recipe.spec is not None:
-                task.place = (await self._slab(batch, recipe.spec_size)).retain()
+            batch.use_slots = batch.use_slots and (recipe.use_slots or batch.slab is not None)
+            if batch.use_slots and recipe.spec is not None and batch.capacity <= recipe.spec_capacity:
+                task.place = (await self._slab(batch)).retain()
         except BaseException:
             part.release()
             raise
@@ -162,10 +186,13 @@ class Assembly:
         batch.under_way -= 1
         if reply.kind == "mismatch":
             batch.use_slots = False
+            if recipe.is_spread:
+                recipe.use_slots = False  # what is not in slots is made a second time: once is enough
         else:
             batch.errors.update(reply.errors)
             batch.columns[slot] = reply.columns
             batch.written += count
+            recipe.learn_time(reply.made_s, count)
         self._collate_if_due(batch)
 
     async def _find_slots(self, batch: Batch, reply: Reply) -> Lease | None:
@@ -175,18 +202,24 @@ class Assembly:
             recipe.use_slots = False
             return None
         if recipe.spec is None:
-            recipe.spec, recipe.spec_size = reply.spec, reply.size
+            recipe.spec, recipe.spec_size, recipe.spec_capacity = reply.spec, reply.size, batch.capacity
             self._dispatch.learn_spec(recipe.chain, reply.spec)
-        return (await self._slab(batch, recipe.spec_size)).retain()
+        elif batch.capacity > recipe.spec_capacity:
+            if reply.spec != recipe.spec:
+                return None  # the size that the worker tells is that of another form
+            recipe.spec_size, recipe.spec_capacity = max(reply.size, recipe.spec_size), batch.capacity
+        return (await self._slab(batch)).retain()
 
-    async def _slab(self, batch: Batch, size: int) -> Lease:
+    async def _slab(self, batch: Batch, size: int | None = None) -> Lease:
+        """The batch's place; by default the one that its slots are in, which stays once some of them are written."""
         async with batch.slab_lock:
-            if batch.slab is None or batch.slab.size < size:
+            if batch.slab is None or (size is not None and batch.slab.size < size):
                 old, batch.slab = batch.slab, None
                 if old is not None:
                     old.release()
                 is_urgent = lambda: batch.number <= self._next_delivery
-                batch.slab = await self._slabs.acquire(size, batch.number, is_urgent)
+                wanted = self._recipe.spec_size if size is None else size
+                batch.slab = await self._slabs.acquire(wanted, batch.number, is_urgent)
         return batch.slab
 
     def _collate_if_due(self, batch: Batch) -> None:
@@ -197,30 +230,63 @@ class Assembly:
             self._leave_out(batch)
         elif batch.use_slots:
             self._finish(batch, self._slots_delivery(batch))
+        elif self._recipe.is_spread and not batch.is_spread and not self._recipe.is_quick(batch.expected):
+            batch.is_spread = True
+            batch.errors.clear()
+            for slot, part in batch.parts.items():
+                self._hand_out(batch, slot, part, self._make)
+            self._collate_if_due(batch)
+        elif batch.is_spread and batch.errors:
+            self._finish(batch, self._error_delivery(batch))
         else:
             assert self.group is not None
             batch.state = BatchState.COLLATING
             self.group.start_soon(self._collate, batch)
 
+    async def _make(self, batch: Batch, slot: int, part: Part) -> None:
+        """Have workers make a part of a batch, to be collated afterwards."""
+        task = Task(self._recipe.chain, self._key, batch.number, Finish.SAMPLES, [part], batch.position + slot)
+        task.slot = slot
+        try:
+            await batch.admitted.wait()
+        except BaseException:
+            part.release()
+            raise
+        reply, made = await self._dispatch.samples(task, lambda: batch.number <= self._next_delivery)
+        batch.under_way -= 1
+        batch.errors.update(reply.errors)
+        if made is not None:
+            batch.made[slot] = made
+            self._recipe.learn_time(reply.made_s, made.count)
+        self._collate_if_due(batch)
+
     async def _collate(self, batch: Batch) -> None:
-        """Have one worker make the whole batch."""
+        """Have one worker make the whole batch, of samples or of what became of them."""
         recipe = self._recipe
         await batch.admitted.wait()
         if batch.slab is None and recipe.batch_bytes and not batch.is_left_out:
             await self._slab(batch, recipe.batch_bytes)
-        parts = [part for _, part in sorted(batch.parts.items(), key=lambda item: item[0])]
-        batch.parts = {}
-        position = batch.number * recipe.batch_size
-        finish = Finish.CHECK if batch.is_left_out else Finish.BATCH
-        task = Task(recipe.chain, self._key, batch.number, finish, parts, position)
+        end_turn = await self._turns.take(batch.number)
+        parts = [part for _, part in sorted((batch.made or batch.parts).items(), key=lambda item: item[0])]
+        if batch.is_spread:
+            self._release(batch.parts)
+        batch.parts, batch.made = {}, {}
+        finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
+        task = Task(recipe.chain, self._key, batch.number, finish, parts, batch.position)
         if batch.slab is not None:
             task.place = batch.slab.retain()
 
         async def find_slab(reply: Reply) -> Lease:
+            end_turn()  # it is collated: what it waits for now may depend on who waits for a turn
             recipe.batch_bytes = max(recipe.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
 
-        reply = await self._dispatch.work(task, find_slab)
+        try:
+            reply = await self._dispatch.work(task, find_slab)
+        finally:
+            end_turn()
+        if finish is Finish.BATCH:
+            recipe.learn_time(reply.made_s, batch.expected)
         if reply.errors:
             batch.errors.update(reply.errors)
             self._finish(batch, self._error_delivery(batch))
@@ -232,7 +298,7 @@ class Assembly:
         self._finish(
             batch,
             Delivery(
-                batch.number, batch.expected, position, "packed", batch.slab.segment.number, lengths=reply.lengths
+                batch.number, batch.expected, batch.position, "packed", batch.slab.segment.number, lengths=reply.lengths
             ),
         )
 
@@ -243,29 +309,25 @@ class Assembly:
         assert self._recipe.spec is not None
         chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
         columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
-        size = self._recipe.batch_size
         return Delivery(
             batch.number,
             batch.expected,
-            batch.number * size,
+            batch.position,
             "slots",
             batch.slab.segment.number,
             columns=columns,
-            capacity=size,
+            capacity=batch.capacity,
             blob=self._recipe.spec,
         )
 
     def _error_delivery(self, batch: Batch) -> Delivery:
         first = min(batch.errors)
-        position = batch.number * self._recipe.batch_size
-        return Delivery(batch.number, batch.expected, position, "error", blob=batch.errors[first])
+        return Delivery(batch.number, batch.expected, batch.position, "error", blob=batch.errors[first])
 
     def _finish(self, batch: Batch, delivery: Delivery) -> None:
         batch.delivery = delivery
         batch.state = BatchState.READY
-        for part in batch.parts.values():
-            part.release()
-        batch.parts = {}
+        self._release(batch.parts, batch.made)
         if delivery.kind == "error" and batch.slab is not None:
             batch.slab.release()
             batch.slab = None
@@ -304,12 +366,16 @@ class Assembly:
         self._end_if_done()
 
     def _drop_batch(self, batch: Batch) -> None:
-        for part in batch.parts.values():
-            part.release()
-        batch.parts = {}
+        self._release(batch.parts, batch.made)
         if batch.slab is not None:
             batch.slab.release()
             batch.slab = None
+
+    def _release(self, *parts_by_slot: dict[int, Part]) -> None:
+        for parts in parts_by_slot:
+            for part in parts.values():
+                part.release()
+            parts.clear()
 
     def _on_credit(self) -> None:
         for number, batch in self._batches.items():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from headrace.memory import Lease
+from headrace.memory import Arena, Lease
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.recipe import Works
-from headrace.tasks import Reply, Task
+from headrace.tasks import PackedPart, Reply, Task
 
 
 class Dispatch:
@@ -16,10 +16,11 @@ class Dispatch:
     Args:
         works: the workers.
         budget: told when something was released, and when the workers have nothing left to do.
+        arena: where samples lie that have been made and are not in a batch yet.
     """
 
-    def __init__(self, works: Works, budget: Budget) -> None:
-        self._works, self._budget = works, budget
+    def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
+        self._works, self._budget, self._arena = works, budget, arena
         self._under_way = 0
         self.has_begun = False  # a first batch was delivered: idle workers mean from now on that reading is too slow
 
@@ -37,12 +38,14 @@ class Dispatch:
         self._under_way += 1
         try:
             reply = await self._works.run(task)
+            made_s = _made_s(reply)
             while reply.kind == "held":
                 place = None if find_place is None else await find_place(reply)
                 if place is None:
                     self._works.abandon(task)
                     return Reply("mismatch")
                 reply = await self._works.place(task, place)
+                made_s += _made_s(reply)
         except BaseException:
             self._works.abandon(task)
             raise
@@ -51,4 +54,42 @@ class Dispatch:
             if not self._under_way and self.has_begun:
                 self._budget.starved()
             self._budget.changed()
+        reply.made_s = made_s
         return reply
+
+    async def samples(self, task: Task, is_urgent: Callable[[], bool]) -> tuple[Reply, PackedPart | None]:
+        """Have samples made, and put where the next stage finds them; None where the whole task has failed.
+
+        Args:
+            is_urgent: whether the oldest batch waits for them, so that they get room whatever is held.
+        """
+        room: list[Lease] = []
+
+        async def find_room(reply: Reply) -> Lease:
+            while room:
+                room.pop().release()
+
+            def grant() -> None:
+                room.append(self._arena.lease(reply.size))
+
+            # The worker holds them meanwhile, and takes on nothing that comes later: so much is bounded too.
+            rank = (-1, task.position)
+            await self._budget.admit(reply.size, rank, grant, is_urgent=is_urgent, is_early=lambda: False)
+            return room[0].retain()
+
+        try:
+            reply = await self.work(task, find_room)
+        except BaseException:
+            for lease in room:
+                lease.release()
+            raise
+        if reply.kind == "written":
+            return reply, PackedPart(room[0], reply.lengths, 0, len(reply.kept))
+        for lease in room:
+            lease.release()
+        return reply, None
+
+
+def _made_s(reply: Reply) -> float:
+    """Seconds in which samples were made; what is done to batches is not theirs."""
+    return sum(seconds for step, seconds in reply.busy_s.items() if step not in ("collate", "write"))

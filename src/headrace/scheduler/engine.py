@@ -80,7 +80,7 @@ class Engine:
         self.mailbox = Mailbox()
         self._hooks = opened, closing, closed
         self._group: TaskGroup | None = None
-        self._end = anyio.Event()
+        self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._serve, name="headrace-engine", daemon=True)
         _engines.add(self)
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,11 @@ from headrace.errors import LoaderClosedError
 from headrace.memory import Arena, Lease
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.budget import Budget
+from headrace.scheduler.cuts import Cuts, EvenCuts, ToldCuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.recipe import LoopStage, Recipe, Slabs, Works
-from headrace.tasks import Failure, Finish, ListPart, PackedPart, Part, Reply, Source, Task
+from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task
 from headrace.types import EpochMeters, Rows, Sender
 
 
@@ -51,8 +53,11 @@ class Epoch:
         self._slabs, self._arena, self._budget = slabs, arena, budget
         self._sender, self._meters = sender, meters
         self._wrap, self._pack_error = wrap, pack_error
-        self._dispatch = Dispatch(works, budget)
-        self._assembly = Assembly(recipe, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery)
+        self._dispatch = Dispatch(works, budget, arena)
+        self._cuts: Cuts = ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)
+        self._assembly = Assembly(
+            recipe, self._cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery
+        )
         self._frontier = 0  # positions below are past the inner stages (where those may change the count)
         self._put = 0  # the positions that the source has put end here
         self._count = 0  # how many samples that were; less where some before the end are missing
@@ -64,7 +69,7 @@ class Epoch:
         self._inside = 0  # samples in the inner stages
         self._reserved = 0
         self._is_done = False  # every batch was delivered
-        self._finished = anyio.Event()
+        self._finished = asyncio.Event()
         self._group: TaskGroup | None = None
 
     async def run(self) -> None:
@@ -138,6 +143,10 @@ class Epoch:
         self._meters.set_reading(bool(self._loading or self._reserved))
         return self._wrap(samples)
 
+    def cut(self, count: int) -> None:
+        assert isinstance(self._cuts, ToldCuts)
+        self._assembly.begin(self._cuts.add(count))
+
     def put(self, start: int, part: Part) -> None:
         self._put = max(self._put, start + part.count)
         self._count += part.count
@@ -145,8 +154,9 @@ class Epoch:
             self._arrive(start, part)
             return
         assert self._group is not None
-        for a in range(0, part.count, self._recipe.chunk):
-            b = min(a + self._recipe.chunk, part.count)
+        chunk = self._recipe.chunk(self._recipe.batch_size or part.count)
+        for a in range(0, part.count, chunk):
+            b = min(a + chunk, part.count)
             self._inner_under_way += 1
             self._inside += b - a
             self._group.start_soon(self._through_inner, start + a, part.cut(a, b))
@@ -177,6 +187,8 @@ class Epoch:
             if self._count < self._put:
                 raise  # samples before it are missing, and nobody gets them any more
             # What came before is delivered first; the error has the next position.
+            if isinstance(self._cuts, ToldCuts):
+                self.cut(1)
             self.put(self._put, ListPart([Failure(self._pack_error(_first(error)))]))
         self._is_fed = True
         self._check_end()
@@ -207,32 +219,11 @@ class Epoch:
     async def _through_workers(
         self, chain: int, start: int, part: Part, positions: Sequence[int]
     ) -> tuple[Part, Sequence[int]]:
-        task = Task(chain, self._key, start // self._recipe.batch_size, Finish.SAMPLES, [part], start, positions)
-        room: list[Lease] = []
-
-        async def find_room(reply: Reply) -> Lease:
-            while room:
-                room.pop().release()
-
-            def grant() -> None:
-                room.append(self._arena.lease(reply.size))
-
-            # The worker holds it meanwhile, and takes on nothing that comes later: so much is bounded too.
-            is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
-            await self._budget.admit(reply.size, (-1, start), grant, is_urgent=is_urgent, is_early=lambda: False)
-            return room[0].retain()
-
-        try:
-            reply = await self._dispatch.work(task, find_room)
-        except BaseException:
-            for lease in room:
-                lease.release()
-            raise
-        if reply.kind == "written":
-            kept = [positions[k] for k in reply.kept]
-            return PackedPart(room[0], reply.lengths, 0, len(kept)), kept
-        for lease in room:
-            lease.release()
+        task = Task(chain, self._key, self._cuts.find(start)[0], Finish.SAMPLES, [part], start, positions)
+        is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
+        reply, made = await self._dispatch.samples(task, is_urgent)
+        if made is not None:
+            return made, [positions[k] for k in reply.kept]
         return ListPart([Failure(reply.errors[0][1])] * len(positions)), positions
 
     def _arrive(self, start: int, part: Part) -> None:
@@ -267,9 +258,9 @@ class Epoch:
         """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
         recipe = self._recipe
         if self._sender.depth:
-            ahead = self._cut + self._inside - self._sender.granted * recipe.batch_size
+            ahead = self._cut + self._inside - self._cuts.start(self._sender.granted)
             return position is not None and ahead >= recipe.look_ahead
-        return position is None or position >= self._sender.granted * recipe.batch_size
+        return position is None or position >= self._cuts.start(self._sender.granted)
 
 
 def _first(error: Exception) -> Exception:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.memory import Lease
 from headrace.tasks import Part, Reply, Task
+
+_MAX_CHUNK = 256
+_WORTH_S = 1e-3  # of work, for one task
+_QUICK_S = 0.05  # of work for all samples of a batch
 
 
 class Works(Protocol):
@@ -55,8 +60,7 @@ class Recipe:
     Attributes:
         inner: the stages before the last one.
         chain: the last stage's chain: it collates.
-        batch_size: samples in a batch.
-        chunk: samples in one task, at most.
+        batch_size: samples in a batch; None: as many as the source says for each.
         workers: who share a batch's samples.
         drop_last: leave a short last batch out.
         keeps_count: whether each sample put by the source becomes one sample of a batch.
@@ -65,13 +69,19 @@ class Recipe:
         in_order: whether batches come in plan order.
         spec: the form of a sample, once a worker has told it.
         use_slots: whether samples are written into slots; False once it has shown that they cannot.
+        is_spread: whether all workers make the samples of a batch that has no slots too, and one collates them; False:
+            one does both.
+        collations: how many batches may be collated at once, where they are spread; None: any number.
+        is_adaptive: whether tasks have more samples where those are made in no time; False: their number is fixed.
+        depth: how many batches are under way at most; 0: not known.
+        sample_s: seconds that a worker needs for a sample, as far as is known.
+        spec_size, spec_capacity: bytes and slots of a slab that is filled in that form.
         batch_bytes: of the largest batch so far that was collated by one worker.
     """
 
     inner: tuple[WorkStage | LoopStage, ...]
     chain: int
-    batch_size: int
-    chunk: int
+    batch_size: int | None
     workers: int
     drop_last: bool
     keeps_count: bool
@@ -79,6 +89,32 @@ class Recipe:
     look_ahead: int
     in_order: bool
     use_slots: bool
+    is_spread: bool = False
+    collations: int | None = None
+    is_adaptive: bool = False
+    depth: int = 0
+    sample_s: float = 0.0
     spec: bytes | None = None
     spec_size: int = 0
+    spec_capacity: int = 0
     batch_bytes: int = 0
+
+    def chunk(self, batch_size: int) -> int:
+        """How many samples of a batch go into one task, at most.
+
+        Each worker has two or more tasks of it; fewer where a task would be worth less than the message that it is.
+        """
+        if self.is_quick(batch_size):
+            return batch_size
+        share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
+        return max(share, int(_WORTH_S / self.sample_s)) if self.is_adaptive and self.sample_s else share
+
+    def is_quick(self, batch_size: int) -> bool:
+        """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""
+        known = self.is_adaptive and self.sample_s > 0 and self.depth >= self.workers
+        return known and batch_size * self.sample_s < _QUICK_S
+
+    def learn_time(self, seconds: float, count: int) -> None:
+        """A worker has made `count` samples in so many seconds."""
+        last = seconds / max(1, count)
+        self.sample_s = last if not self.sample_s else 0.9 * self.sample_s + 0.1 * last

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.errors import WorkerDiedError
 from headrace.memory import Lease
-from headrace.tasks import Task
+from headrace.tasks import KeyPart, Task
 
 DEATHS = 3  # workers that a sample may cost
 
@@ -70,11 +70,13 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
     )
 
 
-def _origin(task: Task, sample: int) -> tuple[str | None, str | None]:
+def _origin(task: Task, sample: int) -> tuple[Any, str | None]:
     """Key and address of a sample, where they can be told without unpacking it."""
     index = max(sample, 0)
     for part in task.parts:
         if index < part.count:
+            if isinstance(part, KeyPart):
+                return part.keys[part.start + index], None
             kind, *rest = part.describe()[0]
             if kind != "raw":
                 return None, None

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.errors import WorkerDiedError
 from headrace.memory import Lease, Segment
@@ -30,11 +30,16 @@ log = logging.getLogger("headrace")
 
 
 class Workers(Protocol):
-    """Whoever works on tasks: processes or, with `num_workers=0`, a thread."""
+    """Whoever works on tasks: processes or threads.
+
+    `pack` may be called in any thread, and gives what `learn` takes; all else is called on the engine's loop.
+    """
 
     async def open(self) -> None: ...
 
-    def learn(self, number: int, chain: Chain) -> None: ...
+    def pack(self, chain: Chain) -> Any: ...
+
+    def learn(self, number: int, packed: Any) -> None: ...
 
     def learn_spec(self, number: int, spec: bytes) -> None: ...
 
@@ -139,8 +144,8 @@ class ProcessWorkers:
         for number in range(self._count):
             self._start(number)
 
-    def learn(self, number: int, chain: Chain) -> None:
-        """Make a chain known to all workers, also to those that are started later.
+    def pack(self, chain: Chain) -> tuple[Segment, tuple[int, ...]]:
+        """A chain in shared memory, once for all workers.
 
         Raises:
             Exception: whatever pickling the functions raises.
@@ -150,15 +155,20 @@ class ProcessWorkers:
         except Exception as error:
             error.add_note(f"stage: work; {_unpackable(chain)} cannot be sent to the workers")
             raise
+        segment = Segment.create(packing.packed_size(parts))
+        return segment, packing.write(parts, segment.view)
+
+    def learn(self, number: int, packed: tuple[Segment, tuple[int, ...]]) -> None:
+        """Make a packed chain known to all workers, also to those that are started later; an older one is forgotten."""
         if number in self._chains:
             self._chains[number][0].close()
-        segment = Segment.create(packing.packed_size(parts))
-        self._chains[number] = segment, packing.write(parts, segment.view)
+        self._chains[number] = packed
+        self._specs.pop(number, None)
         for worker in self._workers:
             self._tell_chain(worker, number)
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known to all workers in which form a chain's samples are written into slots."""
+        """Make known to all workers in which form a chain's samples are written into slots; none: forget it."""
         self._specs[number] = spec
         for worker in self._workers:
             if worker.wire is not None:
@@ -312,8 +322,9 @@ class ProcessWorkers:
         assert self._starter is not None
         try:
             worker.pid, sock = await self._starter.start(worker.number)
-        except OSError as error:
-            if self._helper.process.poll() is None and worker.attempts < _STARTS:
+        except Exception as error:
+            is_short = isinstance(error, OSError) and self._helper.process.poll() is None
+            if is_short and worker.attempts < _STARTS:
                 asyncio.get_running_loop().call_later(_START_AGAIN_S, self._start, worker.number, worker.attempts + 1)
             else:
                 self._fail_all(error)
@@ -334,15 +345,17 @@ class ProcessWorkers:
         self._meters.count_started()
         self._hand_out()
 
-    def _fail_all(self, error: OSError) -> None:
+    def _fail_all(self, error: Exception) -> None:
         """No worker can be started any more: whoever waits, or will, must not wait for ever."""
-        pid, code = self._helper.process.pid, self._helper.process.poll()
-        self._failure = WorkerDiedError(
-            f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it is the helper process that starts the workers "
-            f"({told(code)}; {error}); make a new loader",
-            pid=pid,
-            exitcode=code,
-        )
+        self._failure = error
+        if isinstance(error, OSError):
+            pid, code = self._helper.process.pid, self._helper.process.poll()
+            self._failure = WorkerDiedError(
+                f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it is the helper process that starts the "
+                f"workers ({told(code)}; {error}); make a new loader",
+                pid=pid,
+                exitcode=code,
+            )
         for entry in list(self._entries.values()):
             if not entry.reply.done():
                 entry.reply.set_exception(self._failure)

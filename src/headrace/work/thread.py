@@ -1,4 +1,4 @@
-"""Workers for `num_workers=0`: a thread of the trainer's process does what worker processes would do."""
+"""Workers that are threads of the trainer's process: one for `num_workers=0`, or as many as were asked for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import LoaderClosedError
-from headrace.memory import Lease
+from headrace.memory import Lease, Segment
 from headrace.tasks import Chain, Finish, Reply, Task
 from headrace.torch_compat.packing import pack_error
 from headrace.types import Meters
@@ -21,31 +21,49 @@ from headrace.work.workbench import Workbench, untold
 
 _END_S = 2.0
 
+# What a thread does at its bench.
+_Job = Callable[[Workbench], None]
 
-class ThreadWorker:
-    """One thread that works on tasks, those of the earliest batch first.
+
+class ThreadWorkers:
+    """Threads that work on tasks, those of the earliest batch first; which one takes a task is nobody's choice.
 
     The global random number generators belong to the trainer's own code in this process and are left alone; `hr.rng()`
     gives each sample the same numbers as in a worker process.
+
+    Args:
+        count: how many.
+        meters: where busy times are counted.
     """
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, count: int, meters: Meters) -> None:
         self._meters = meters
-        self._bench = Workbench(everywhere=False, progress=untold)
-        self._jobs: list[tuple[int, int, int, Callable[[], None]]] = []
+        self._benches = [Workbench(everywhere=False, progress=untold, number=number) for number in range(count)]
+        self._jobs: list[tuple[int, int, int, _Job]] = []
         self._numbers = itertools.count(1)
         self._tasks: dict[Task, int] = {}
+        self._holders: dict[Task, Workbench] = {}  # the bench that has made what a task asked for
         self._under_way: set[Task] = set()
+        self._running = 0
         self._ended = asyncio.Event()
         self._wake = threading.Condition()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._serve, name="headrace-work", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._serve, args=(bench,), name="headrace-work", daemon=True)
+            for bench in self._benches
+        ]
 
     async def open(self) -> None:
-        """Start the thread."""
+        """Start the threads."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
+            self._running += 1
         self._meters.count_started()
+
+    def pack(self, chain: Chain) -> Chain:
+        """A chain as `learn` wants it."""
+        return chain
 
     def learn(self, number: int, chain: Chain) -> None:
         """Make a chain known, without keeping it: its functions may refer to the loader, which may be forgotten."""
@@ -57,11 +75,13 @@ class ThreadWorker:
                 raise LoaderClosedError("the loader is gone")
             return found
 
-        self._bench.learn(number, load)
+        for bench in self._benches:
+            bench.learn(number, load)
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known in which form a chain's samples are written into slots."""
-        self._bench.learn_spec(number, spec)
+        """Make known in which form a chain's samples are written into slots; none: the next one made will tell."""
+        for bench in self._benches:
+            bench.learn_spec(number, spec)
 
     async def run(self, task: Task) -> Reply:
         """Have a task worked on."""
@@ -73,9 +93,14 @@ class ThreadWorker:
             parts.append(description)
             segments += needed
         for segment in segments:
-            self._bench.attach(segment.number, segment.view)
+            self._attach(segment)
         order = order_of(number, task, parts)
-        return await self._do(task, lambda: self._bench.work(order))
+
+        def work(bench: Workbench) -> Reply:
+            self._holders[task] = bench
+            return bench.work(order)
+
+        return await self._do(task, work)
 
     async def place(self, task: Task, place: Lease) -> Reply:
         """Say where what is held for a task goes; takes the lease over."""
@@ -83,39 +108,44 @@ class ThreadWorker:
             task.place.release()
         task.place = place
         number = self._tasks[task]
-        self._bench.attach(place.segment.number, place.segment.view)
-        address = address_of(place)
-        return await self._do(task, lambda: self._bench.place(number, address))
+        self._attach(place.segment)
+        address, holder = address_of(place), self._holders[task]
+        return await self._do(task, lambda _: holder.place(number, address))
 
     def abandon(self, task: Task) -> None:
         """Let go of what is held for a task that nobody waits for."""
         number = self._tasks.get(task)
         if number is not None and task not in self._under_way:
-            self._bench.let_go(number)
+            self._holders[task].let_go(number)
             self._release(task)
 
     def forget_segment(self, number: int) -> None:
         """A segment is gone."""
-        self._bench.detach(number)
+        for bench in self._benches:
+            bench.detach(number)
 
     async def close(self) -> None:
-        """End the thread once the function that it is in returns; that is waited for, but not for long."""
+        """End each thread once the function that it is in returns; that is waited for, but not for long."""
         with self._wake:
             self._is_closed = True
             self._jobs.clear()
-            self._wake.notify()
+            self._wake.notify_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _END_S)
         for task in list(self._tasks):
             self._release(task)
 
-    async def _do(self, task: Task, work: Callable[[], Reply]) -> Reply:
+    def _attach(self, segment: Segment) -> None:
+        for bench in self._benches:
+            bench.attach(segment.number, segment.view)
+
+    async def _do(self, task: Task, work: Callable[[Workbench], Reply]) -> Reply:
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._under_way.add(task)
 
-        def job() -> None:
+        def job(bench: Workbench) -> None:
             try:
-                reply = work()
+                reply = work(bench)
             except BaseException as error:  # a SystemExit of the user's ends this thread no more than another error
                 reply = Reply("failed", errors=[(task.slot, pack_error(error))])
             self._tell(self._finish, task, future, reply)
@@ -144,19 +174,25 @@ class ThreadWorker:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _release(self, task: Task) -> None:
+        self._holders.pop(task, None)
         if self._tasks.pop(task, None) is not None:
             for part in task.parts:
                 part.release()
             if task.place is not None:
                 task.place.release()
 
-    def _serve(self) -> None:
+    def _serve(self, bench: Workbench) -> None:
         while True:
             with self._wake:
                 while not self._jobs and not self._is_closed:
                     self._wake.wait()
                 if self._is_closed:
-                    self._tell(self._ended.set)
-                    return
+                    break
                 job = heapq.heappop(self._jobs)[3]
-            job()
+            job(bench)
+        self._tell(self._count_end)
+
+    def _count_end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._ended.set()

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from headrace.errors import CollateError, StageError
-from headrace.tasks import Chain, Description, Failure, Finish, Made, Part, Reply, Step, member_pieces
+from headrace.tasks import Chain, Description, Failure, Finish, Made, Part, Reply, Step
 from headrace.torch_compat import collate, packing
-from headrace.types import Buffer, Rows
-from headrace.work.randomness import begin_sample
+from headrace.types import Buffer
+from headrace.work.inputs import Inputs
+from headrace.work.randomness import begin_sample, key_number
 
 # A task as workers see it: leases have become (segment's number, offset, size).
 Order = dict[str, Any]
 
 _DROPPED = object()
+_WRITTEN_AT_ONCE_BYTES = 2**20
+_AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
 class Workbench:
@@ -33,49 +37,66 @@ class Workbench:
         self._everywhere = everywhere
         self._progress = progress
         self._number = number
-        self._segments: dict[int, memoryview] = {}
+        self._inputs = Inputs()
         self._chains: dict[int, Callable[[], Chain]] = {}
-        self._specs: dict[int, collate.Spec] = {}
+        self._begun: dict[int, weakref.ref[Chain]] = {}
+        self._specs: dict[int, tuple[collate.Spec, bytes]] = {}
         self._held: dict[int, tuple[Order, Any]] = {}
 
     def attach(self, number: int, view: memoryview) -> None:
         """Make a segment known."""
-        self._segments[number] = view
+        self._inputs.attach(number, view)
 
     def detach(self, number: int) -> None:
         """Forget a segment."""
-        self._segments.pop(number, None)
+        self._inputs.detach(number)
 
     def learn(self, number: int, load: Callable[[], Chain]) -> None:
-        """Make a chain known; `load` gives it whenever it is needed."""
+        """Make a chain known, in the place of an older one; `load` gives it whenever it is needed."""
         self._chains[number] = load
+        self._specs.pop(number, None)
 
     def learn_spec(self, number: int, spec: bytes) -> None:
-        """Make known in which form the samples of a chain are written into slots."""
-        self._specs[number] = collate.Spec.loads(spec)
+        """Make known in which form the samples of a chain are written into slots; none: the next one will tell."""
+        if spec:
+            self._specs[number] = collate.Spec.loads(spec), spec
+        else:
+            self._specs.pop(number, None)
 
     def work(self, order: Order) -> Reply:
         """Carry out one task. Whatever goes wrong is in the reply."""
         busy: dict[str, float] = {}
+        chain = Chain()
         try:
             if order["finish"] is Finish.SCAN:
                 return self._scan(order)
             chain = self._chains[order["chain"]]()
-            made = self._make(chain, order, busy)
-            if order["finish"] is Finish.BATCH:
+            self._begin(order["chain"], chain)
+            if order["finish"] is Finish.COLLATE:
+                made = list(self._inputs.samples(order["parts"], busy))
+            elif order["finish"] is Finish.SLOTS and self._may_fill(order):
+                return self._fill(chain, order, busy)
+            else:
+                made = list(self._make(chain, order, busy))
+                if order["finish"] is Finish.SLOTS and not chain.by_key:
+                    _remember(order["parts"], made)
+            if order["finish"] in (Finish.BATCH, Finish.COLLATE):
                 made = self._collate(chain, made, order, busy)
                 if isinstance(made, Failure):
                     return Reply("failed", errors=[(order["slot"], made.blob)], busy_s=busy)
                 made = _packed_batch(made, order["batch"])
             elif order["finish"] is Finish.SAMPLES:
                 order["kept"] = [k for k, m in enumerate(made) if m is not _DROPPED]
-                made = _packed_samples([made[k] for k in order["kept"]], chain)
+                samples = [made[k] for k in order["kept"]]
+                made = self._packed_samples(samples, chain)
+                failed = zip(order["kept"], samples, strict=True)
+                order["errors"] = [(order["slot"] + k, m.blob) for k, m in failed if isinstance(m, Failure)]
             elif order["finish"] is Finish.CHECK:
                 errors = [(order["slot"] + k, m.blob) for k, m in enumerate(made) if isinstance(m, Failure)]
                 return Reply("written", errors=errors, busy_s=busy)
         except Exception as error:
             self._progress(-1)  # what ends the process instead, such as a SystemExit, leaves it at the sample
-            return Reply("failed", errors=[(order["slot"], packing.pack_error(error))], busy_s=busy)
+            return Reply("failed", errors=[(order["slot"], self._pack(chain, error))], busy_s=busy)
         return self._write(order, made, busy)
 
     def place(self, task: int, place: tuple[int, int, int]) -> Reply:
@@ -104,26 +125,27 @@ class Workbench:
         if place is None or place[2] < size:
             self._held[order["task"]] = order, parts
             return Reply("held", size=size, busy_s=busy)
-        lengths = packing.write(parts, self._view(place))
-        return Reply("written", lengths=lengths, kept=order.get("kept", ()), busy_s=busy)
+        lengths = packing.write(parts, self._inputs.view(place))
+        kept, errors = order.get("kept", ()), order.get("errors", [])
+        return Reply("written", lengths=lengths, kept=kept, errors=errors, busy_s=busy)
 
     def _write_slots(self, order: Order, made: list[Any], busy: dict[str, float]) -> Reply:
         slot = order["slot"]
         errors = [(slot + k, sample.blob) for k, sample in enumerate(made) if isinstance(sample, Failure)]
         if len(errors) == len(made):
             return Reply("written", errors=errors, busy_s=busy)
-        spec, place = self._specs.get(order["chain"]), order["place"]
+        (spec, told), place = self._specs.get(order["chain"], (None, b"")), order["place"]
         if spec is None or place is None:
             self._held[order["task"]] = order, made
             form = spec or collate.Spec.of(next(sample for sample in made if not isinstance(sample, Failure)))
             if form is None:
                 return Reply("held", busy_s=busy)
-            return Reply("held", spec=form.dumps(), size=form.nbytes(order["capacity"]), busy_s=busy)
+            return Reply("held", spec=told or form.dumps(), size=form.nbytes(order["capacity"]), busy_s=busy)
         if errors:
             # The batch raises: what is in its slots is never seen.
             return Reply("written", errors=errors, busy_s=busy)
         try:
-            columns = spec.write(made, self._view(place), slot, order["capacity"])
+            columns = spec.write(made, self._inputs.view(place), slot, order["capacity"])
         except collate.Mismatch:
             return Reply("mismatch", busy_s=busy)
         return Reply("written", columns=columns, busy_s=busy)
@@ -131,28 +153,97 @@ class Workbench:
     def _scan(self, order: Order) -> Reply:
         scanner, offset, last = order["scan"]
         began = time.perf_counter()
-        rows = scanner.feed(self._view(order["place"]), offset, last)
+        rows = scanner.feed(self._inputs.view(order["place"]), offset, last)
         return Reply("written", value=(rows, scanner), busy_s={"scan": time.perf_counter() - began})
 
-    def _make(self, chain: Chain, order: Order, busy: dict[str, float]) -> list[Any]:
+    def _may_fill(self, order: Order) -> bool:
+        """Whether samples can be written as they are made, and need not be kept for another attempt."""
+        is_known = order["chain"] in self._specs and order["place"] is not None
+        return is_known and all(kind != "list" for kind, *_ in order["parts"])
+
+    def _fill(self, chain: Chain, order: Order, busy: dict[str, float]) -> Reply:
+        """Samples into their slots while they are in the processor's cache."""
+        spec, _ = self._specs[order["chain"]]
+        view, first, capacity = self._inputs.view(order["place"]), order["slot"], order["capacity"]
+        at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
+        columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+        errors: list[tuple[int, bytes]] = []
+        waiting: list[Any] = []
+
+        def write(slot: int) -> None:
+            began = time.perf_counter()
+            for column, values in zip(columns, spec.write(waiting, view, slot, capacity), strict=True):
+                column.extend(values)
+            waiting.clear()
+            busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
+
+        slot = first
+        try:
+            for sample in self._make(chain, order, busy):
+                slot += 1
+                if isinstance(sample, Failure):
+                    errors.append((slot - 1, sample.blob))
+                elif not errors:  # with one the batch raises: what is in its slots is never seen
+                    waiting.append(sample)
+                del sample  # the next one is to be made where this one was: that memory is in the cache
+                if len(waiting) >= at_once:
+                    write(slot - len(waiting))
+            if waiting and not errors:
+                write(slot - len(waiting))
+        except collate.Mismatch:
+            return Reply("mismatch", busy_s=busy)
+        return Reply("written", columns=[] if errors else columns, errors=errors, busy_s=busy)
+
+    def _make(self, chain: Chain, order: Order, busy: dict[str, float]) -> Iterator[Any]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
-        made: list[Any] = []
+        if chain.many is not None:
+            keys = list(self._inputs.samples(order["parts"], busy))
+            yield from self._make_many(chain, chain.many, keys, order, busy)
+            return
         failures, positions = order["failures"], order["positions"]
-        key = stage_key(order["key"], order["chain"])
+        # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
+        key = order["key"] if chain.by_key else stage_key(order["key"], order["chain"])
         if positions is None:
             positions = itertools.count(order["position"])
-        for index, (sample, position) in enumerate(zip(self.samples(order["parts"], busy), positions, strict=False)):
+        for index, (sample, position) in enumerate(
+            zip(self._inputs.samples(order["parts"], busy), positions, strict=False)
+        ):
             if index in failures:
-                made.append(Failure(failures[index]))
+                yield Failure(failures[index])
                 continue
             self._progress(index)
-            made.append(self._apply(chain.steps, sample, key, position, busy))
+            yield self._apply(chain, chain.steps, sample, key, position, busy)
         self._progress(-1)  # what follows is no sample's doing
-        if order["finish"] is Finish.SLOTS:
-            _remember(order["parts"], made)
-        return made
 
-    def _apply(self, steps: Sequence[Step], sample: Any, key: int, position: int, busy: dict[str, float]) -> Any:
+    def _make_many(
+        self,
+        chain: Chain,
+        many: Callable[[list[Any]], Sequence[Any]],
+        keys: list[Any],
+        order: Order,
+        busy: dict[str, float],
+    ) -> list[Any]:
+        """All samples of a task by one call; where that fails, a Failure in the place of each."""
+        sendable = [key for key in keys if not isinstance(key, Failure)]
+        name = chain.steps[0].name
+        if not sendable:
+            return keys
+        begin_sample(order["key"], key_number(sendable[0]), everywhere=self._everywhere)
+        began = time.perf_counter()
+        try:
+            samples = list(_quietly(many, sendable, name))
+            if len(samples) != len(sendable):
+                raise ValueError(f"{name} gave {len(samples)} samples for {len(sendable)} keys")
+        except Exception as error:
+            note_origin(error, name, None, order["position"], self._number if self._everywhere else None, keys)
+            samples = [Failure(self._pack(chain, error))] * len(sendable)
+        busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+        made = iter(samples)
+        return [key if isinstance(key, Failure) else next(made) for key in keys]
+
+    def _apply(
+        self, chain: Chain, steps: Sequence[Step], sample: Any, key: int, position: int, busy: dict[str, float]
+    ) -> Any:
         if isinstance(sample, Failure):
             return sample
         if isinstance(sample, Made):
@@ -163,7 +254,8 @@ class Workbench:
             for step in steps:
                 name = step.name
                 if step.random and not is_begun:
-                    begin_sample(key, position, everywhere=self._everywhere)
+                    number = key_number(source) if chain.by_key else position
+                    begin_sample(key, number, everywhere=self._everywhere)
                     is_begun = True
                 began = time.perf_counter()
                 result = _call(step, sample)
@@ -173,8 +265,9 @@ class Workbench:
                 elif not result:
                     return _DROPPED
         except Exception as error:
-            note_origin(error, name, source, position, self._number if self._everywhere else None)
-            return Failure(packing.pack_error(error))
+            worker = self._number if self._everywhere else None
+            note_origin(error, name, source, position, worker, source if chain.by_key else None)
+            return Failure(self._pack(chain, error))
         return sample
 
     def _collate(self, chain: Chain, made: list[Any], order: Order, busy: dict[str, float]) -> Any:
@@ -185,52 +278,43 @@ class Workbench:
         batch = kept[0] if chain.collate is None else _DROPPED
         if chain.collate is not None:
             began = time.perf_counter()
+            key = stage_key(order["key"], _COLLATE)
+            begin_sample(key, order["position"], everywhere=self._everywhere)
             try:
-                batch = _quietly(chain.collate, kept)
+                batch = _quietly(chain.collate, kept, "collate_fn")
             except Exception as error:
-                return Failure(packing.pack_error(_collate_error(error, chain.collate, kept, order["batch"])))
+                return Failure(self._pack(chain, _collate_error(error, chain.collate, kept, order["batch"])))
             finally:
                 busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
-        return self._apply(chain.after, batch, stage_key(order["key"], -1), order["position"], busy)
+        return self._apply(chain, chain.after, batch, stage_key(order["key"], _AFTER), order["position"], busy)
 
-    def samples(self, parts: Sequence[Description], busy: dict[str, float]) -> Iterator[Any]:
-        """The samples of the described parts, in order."""
-        for kind, *rest in parts:
-            began = time.perf_counter()
-            ways: dict[str, Callable[..., list[Any]]] = {"raw": self._raw, "packed": self._packed, "list": _listed}
-            samples = ways[kind](*rest)
-            busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
-            yield from samples
+    def _begin(self, number: int, chain: Chain) -> None:
+        begun = self._begun.get(number)
+        if chain.begin is not None and (begun is None or begun() is not chain):
+            chain.begin(self._number)
+            self._begun[number] = weakref.ref(chain)
 
-    def _packed(self, place: tuple[int, int, int], lengths: Sequence[int], start: int, stop: int) -> list[Any]:
-        samples: list[Any] = packing.unpack(self._view(place), lengths, copy=True)
-        return samples[start:stop]
+    def _pack(self, chain: Chain, error: BaseException) -> bytes:
+        return packing.pack_error(error) if chain.pack_error is None else chain.pack_error(error, self._number)
 
-    def _raw(
-        self, rows: Rows, shards: Any, urls: Sequence[str], places: Sequence[tuple[int, int, int, int]]
-    ) -> list[dict[str, Any]]:
-        views = [self._view(place[1:]) for place in places]
-        first = [place[0] for place in places]
-        ends = [place[0] + place[3] for place in places]
-        starts, fields, names = rows.starts.tolist(), rows.field.tolist(), rows.fields
-        offsets, sizes = rows.offset.tolist(), rows.size.tolist()
-        samples = []
-        for k, (key, shard) in enumerate(zip(rows.keys.tolist(), shards.tolist(), strict=True)):
-            sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
-            for m in range(starts[k], starts[k + 1]):
-                offset, size = offsets[m], sizes[m]
-                inside = offset - first[0]
-                if len(views) == 1 or (inside >= 0 and offset + size <= ends[0]):
-                    body = bytes(views[0][inside : inside + size])
-                else:
-                    body = b"".join(views[s][a:b] for s, a, b in member_pieces(first, ends, offset, size))
-                sample[names[fields[m]]] = body
-            samples.append(sample)
-        return samples
+    def _packed_samples(self, samples: list[Any], chain: Chain) -> list[Buffer]:
+        """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
+        try:
+            return packing.pack(samples)
+        except Exception:
+            samples[:] = [self._sendable(sample, chain) for sample in samples]
+            return packing.pack(samples)
 
-    def _view(self, place: tuple[int, ...]) -> memoryview:
-        number, offset, size = place
-        return self._segments[number][offset : offset + size]
+    def _sendable(self, sample: Any, chain: Chain) -> Any:
+        try:
+            packing.pack(sample)
+        except Exception as error:
+            name = next((step.name for step in reversed(chain.steps) if step.kind == "map"), "fetch")
+            told = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
+            key = _key_of(sample)
+            error.add_note(told + ("" if key is None else f"; key {key!r}"))
+            return Failure(self._pack(chain, error))
+        return sample
 
 
 def _packed_batch(batch: Any, number: int) -> list[Buffer]:
@@ -239,30 +323,6 @@ def _packed_batch(batch: Any, number: int) -> list[Buffer]:
     except Exception as error:
         error.add_note(f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer")
         raise
-
-
-def _packed_samples(samples: list[Any], chain: Chain) -> list[Buffer]:
-    """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
-    try:
-        return packing.pack(samples)
-    except Exception:
-        return packing.pack([_sendable(sample, chain) for sample in samples])
-
-
-def _sendable(sample: Any, chain: Chain) -> Any:
-    try:
-        packing.pack(sample)
-    except Exception as error:
-        name = next((step.name for step in reversed(chain.steps) if step.kind == "map"), "fetch")
-        told = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
-        key = _key_of(sample)
-        error.add_note(told + ("" if key is None else f"; key {key!r}"))
-        return Failure(packing.pack_error(error))
-    return sample
-
-
-def _listed(samples: list[Any], start: int, stop: int) -> list[Any]:
-    return samples[start:stop]
 
 
 def _remember(parts: Sequence[Description], made: Sequence[Any]) -> None:
@@ -285,10 +345,10 @@ def untold(_: int) -> None:
 def open_part(part: Part) -> list[Any]:
     """The samples of a part, in the process that has its leases."""
     description, segments = part.describe()
-    bench = Workbench(everywhere=False, progress=untold)
+    inputs = Inputs()
     for segment in segments:
-        bench.attach(segment.number, segment.view)
-    return list(bench.samples([description], {}))
+        inputs.attach(segment.number, segment.view)
+    return list(inputs.samples([description], {}))
 
 
 def _call(step: Step, sample: Any) -> Any:
@@ -298,11 +358,11 @@ def _call(step: Step, sample: Any) -> Any:
         raise RuntimeError(f"{step.name} raised StopIteration") from error
 
 
-def _quietly(function: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+def _quietly(function: Callable[[list[Any]], Any], samples: list[Any], name: str) -> Any:
     try:
         return function(samples)
     except StopIteration as error:
-        raise RuntimeError("collate_fn raised StopIteration") from error
+        raise RuntimeError(f"{name} raised StopIteration") from error
 
 
 def _collate_error(error: Exception, function: Any, samples: Sequence[Any], batch: int) -> Exception:
@@ -336,12 +396,16 @@ def _key_of(sample: Any) -> Any:
     return sample.get("__key__") if isinstance(sample, dict) else None
 
 
-def note_origin(error: BaseException, step: str, sample: Any, position: int, worker: int | None) -> None:
+def note_origin(
+    error: BaseException, step: str, sample: Any, position: int, worker: int | None, key: Any = None
+) -> None:
     """Say on the exception itself where it happened."""
-    key, url = (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)
+    url = None
+    if key is None and isinstance(sample, dict):
+        key, url = sample.get("__key__"), sample.get("__url__")
     where = [f"stage: {step}", f"sample {position} of the epoch"]
     if key is not None:
-        where.append(f"key {key!r}")
+        where.append(f"key {key!r:.200}")
     if url is not None:
         where.append(f"url {url}")
     if worker is not None:

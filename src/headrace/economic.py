@@ -1,0 +1,335 @@
+"""Economic mode: all workers make the samples of one batch at once, and memory is that of the batches under way.
+
+torch's samplers are drawn in the caller's thread, as torch does it, and their keys are sent to the loader's engine, a
+batch at a time. There is no more of anything for more workers: `prefetch_factor` counts batches for all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn, default_collate
+
+from headrace.deliver.iterator import BatchIterator, Opener
+from headrace.fetch.keys import KeyFeed
+from headrace.machinery import Machinery
+from headrace.options import FetchOptions, Settings
+from headrace.plan import sample_seed
+from headrace.scheduler.recipe import Recipe
+from headrace.tasks import Chain, Delivery, Step
+from headrace.torch_compat import packing, worker_info
+from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.errors import pack_worker_error, unpack_worker_error
+
+_CAUGHT = b"caught "  # before the bytes of an exception that a user's function has raised in a worker
+
+
+class Economy:
+    """What a loader in economic mode runs on; it ends with the last of those who hold it: the loader, its iterators.
+
+    Args:
+        loader: a loader of torch's, or a kind of it, with a map-style data set and workers; it is not kept.
+        num_batch_workers: how many batches may be collated at once; None: `prefetch_factor`.
+        memory_budget: bytes of shared memory that are not gone beyond, except for the oldest batch.
+        workers: what the workers are.
+        device: where batches are to be.
+        seed: of the samples' random numbers; None: the base seed that torch draws for each iterator.
+    """
+
+    def __init__(
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        *,
+        num_batch_workers: int | None,
+        memory_budget: int,
+        workers: Literal["process", "thread"] = "process",
+        device: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        self.prefetch_factor = loader.prefetch_factor or 1
+        self.num_batch_workers = num_batch_workers or self.prefetch_factor
+        self.in_threads = workers == "thread"
+        self.seed = seed
+        settings = Settings(
+            batch_size=loader.batch_size or 1,
+            drop_last=loader.drop_last,
+            num_workers=loader.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            collate=None,
+            use_slots=False,
+            init=None,
+            seed=0,
+            in_order=loader.in_order,
+            timeout_s=loader.timeout,
+            fetch_concurrency=1,
+            memory_budget=memory_budget,
+            fetch=FetchOptions(),
+            pin_memory=loader.pin_memory,
+            device=device,
+        )
+        self.machinery = Machinery(settings, in_threads=self.in_threads)
+        self.machinery.read_ahead(memory_budget)  # samples are made for batches under way alone: that is their bound
+        self.machinery.meters.batches_at_once = self.prefetch_factor
+        self.machinery.meters.collations_at_once = self.num_batch_workers
+        self.numbers = _Numbers()
+        self._end = weakref.finalize(self, self.machinery.close_soon)
+        self._end.atexit = False
+
+    def close(self) -> None:
+        """End all iterators and workers, and wait until nothing is left; batches stay valid."""
+        self.machinery.close()
+        self._end.detach()
+
+
+class EconomicIterator(_BaseDataLoaderIter):
+    """One run, or with persistent workers all runs, over a loader in economic mode.
+
+    The data set is sent to the workers when this is made. After an error in a batch the next one can be asked for.
+
+    Args:
+        loader: the loader; it is not kept.
+        economy: what it runs on.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> None:
+        super().__init__(loader)  # warns, and draws, as torch does
+        self._economy = economy
+        self._number = economy.numbers.take()
+        weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
+        self._chain = _chain(self, loader, economy)  # kept: threads know it weakly
+        economy.machinery.teach(self._number, self._chain)
+        self._in_order = loader.in_order
+        self._epoch = 0
+        self._begin()
+
+    def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._batches.close()
+        self._economy.machinery.forget_spec(self._number)
+        self._epoch += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        machinery = self._economy.machinery
+        recipe = Recipe(
+            inner=(),
+            chain=self._number,
+            batch_size=None,
+            workers=self._num_workers,
+            drop_last=False,
+            keeps_count=True,
+            limit=None,
+            look_ahead=0,
+            in_order=self._in_order,
+            use_slots=self._auto_collation and self._collate_fn is default_collate and not is_extended(),
+            is_spread=self._auto_collation,
+            collations=self._economy.num_batch_workers,
+            is_adaptive=self._chain.many is None,  # that one's random numbers go by the first key of each task
+            depth=self._economy.prefetch_factor,
+        )
+        self._source = KeyFeed(machinery.key_part_of)
+        self._drawn, self._is_drawn = 0, False
+        self._batches: BatchIterator[Any] = machinery.iterate(
+            self._economy,
+            self._source,
+            recipe,
+            sample_seed(self._seed(), self._epoch),
+            _prepare_nothing,
+            _remember_nothing,
+            "headrace.deliver",
+            opener=_Opener,
+        )
+        self._draw(self._economy.prefetch_factor)
+
+    def _next_data(self) -> Any:
+        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
+        return next(self._batches)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
+        batch = await anext(self._batches)
+        self._num_yielded += 1
+        return batch
+
+    def try_next(self) -> Any:
+        """The next batch if it is ready.
+
+        Raises:
+            NotReady: it is not; nothing was lost, ask again.
+            StopIteration: the epoch is over.
+        """
+        self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
+        batch = self._batches.try_next()
+        self._num_yielded += 1
+        return batch
+
+    def _seed(self) -> int:
+        return int(self._base_seed) if self._economy.seed is None else self._economy.seed
+
+    def close(self) -> None:
+        """End this run here; its memory is free, and its workers have nothing more to do for it."""
+        self._batches.close()
+
+    def _draw(self, count: int) -> None:
+        """Have the sampler asked for `count` batches in all, in this thread."""
+        post, source = self._economy.machinery.post, self._source
+        while self._drawn < count and not self._is_drawn:
+            try:
+                index = self._next_index()  # type: ignore[no-untyped-call]
+            except StopIteration:
+                self._is_drawn = True
+                post(source.add, None)
+            else:
+                self._drawn += 1
+                post(source.add, list(index) if self._auto_collation else [index])
+
+
+def check_benefit(
+    num_workers: int,
+    num_batch_workers: int | None,
+    prefetch_factor: int | None,
+    batch_size: int | None,
+    *,
+    stacklevel: int = 2,
+) -> None:
+    """Warn of more workers than can ever have something to do at once; the options' names are those of the loader.
+
+    Args:
+        stacklevel: which caller the warnings name, as `warnings.warn` has it; 2: who calls this function.
+    """
+    if not num_workers or prefetch_factor is None:
+        return
+    if num_batch_workers is not None and num_batch_workers > prefetch_factor:
+        warnings.warn(
+            f"num_batch_workers={num_batch_workers} brings nothing beyond prefetch_factor={prefetch_factor}: "
+            "no more batches than that are under way at once",
+            stacklevel=stacklevel,
+        )
+    samples = (batch_size or 1) * prefetch_factor
+    if num_workers > samples:
+        warnings.warn(
+            f"num_workers={num_workers} brings nothing beyond {samples} with economic=True: batches of "
+            f"{batch_size or 1} and prefetch_factor={prefetch_factor} put no more samples than that under way at once",
+            stacklevel=stacklevel,
+        )
+
+
+class _Numbers:
+    """The numbers of the chains that live iterators have; a new one takes the lowest that is free."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._used = 0
+
+    def take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._used += 1
+        return self._used
+
+    def give_back(self, number: int) -> None:
+        heapq.heappush(self._free, number)
+
+
+class _Opener(Opener):
+    """Errors that come in the place of batches are raised as torch's loader raises them."""
+
+    def open(self, delivery: Delivery) -> Any:
+        if delivery.kind != "error":
+            return super().open(delivery)
+        if delivery.blob.startswith(_CAUGHT):
+            raise unpack_worker_error(delivery.blob[len(_CAUGHT) :])
+        raise packing.unpack_error(delivery.blob)
+
+
+def _pack_in_process(error: BaseException, worker: int) -> bytes:
+    return _CAUGHT + pack_worker_error(error, f"in DataLoader worker process {worker}")
+
+
+def _pack_in_thread(error: BaseException, worker: int) -> bytes:
+    return _CAUGHT + pack_worker_error(error, f"in DataLoader worker thread {worker}")
+
+
+def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> Chain:
+    """What workers do: get samples by their keys, and collate them."""
+    dataset, collate, init = iterator._dataset, iterator._collate_fn, loader.worker_init_fn
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        init = functools.partial(_sharding_worker_init_fn, init, iterator._world_size, iterator._rank)
+    if not iterator._auto_collation:
+        collate = _OfOne(collate)
+    elif collate is default_collate:
+        collate = plain_collate
+    many = _get_many(dataset) if iterator._auto_collation else None
+    return Chain(
+        (Step("__getitem__" if many is None else "__getitems__", "map", _Get(dataset), random=True),),
+        collate,
+        by_key=True,
+        many=many,
+        begin=_Begin(dataset, loader.num_workers, int(iterator._base_seed), init, economy.in_threads),
+        pack_error=_pack_in_thread if economy.in_threads else _pack_in_process,
+    )
+
+
+class _Get:
+    """A data set's samples by their keys."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, key: Any) -> Any:
+        return self._dataset[key]
+
+
+def _get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """A data set's own way to give several samples at once, if it has one; torch's subsets only pass it on."""
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    return dataset.__getitems__ if getattr(inner, "__getitems__", None) else None
+
+
+class _OfOne:
+    """A function of a sample, as one of a list with that sample alone."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._function(samples[0])
+
+
+class _Begin:
+    """What a worker does before its first sample: what torch's workers do."""
+
+    def __init__(
+        self, dataset: Any, count: int, base_seed: int, init: Callable[[int], Any] | None, in_thread: bool
+    ) -> None:
+        self._dataset, self._count, self._base_seed = dataset, count, base_seed
+        self._init, self._in_thread = init, in_thread
+
+    def __call__(self, number: int) -> None:
+        if self._in_thread:
+            worker_info.set_in_thread(number, self._count, self._base_seed, self._dataset)
+        else:
+            torch.set_num_threads(1)
+            worker_info.set_in_process(number, self._count, self._base_seed, self._dataset)
+        if self._init is not None:
+            self._init(number)
+
+
+async def _prepare_nothing(_: Machinery) -> None:
+    """The workers were taught in the trainer's thread."""
+
+
+def _remember_nothing() -> None:
+    """Which epoch is next is the sampler's business."""

@@ -1,0 +1,266 @@
+"""Economic mode: torch's data sets, the samples of one batch made by all workers; what comes is what torch gives."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.economic import KINDS, AnyKey, Dice, Faulty, Function, Images, Make, Squares, as_list, flat
+from torch.utils.data import Subset, get_worker_info
+from torch.utils.data.dataloader import default_collate
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.usefixtures("warm_workers"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": 5, "shuffle": True, "collate_fn": as_list},
+        {"batch_size": None},
+        {"batch_size": 4, "sampler": torch.tensor([3, 1, 1, 7, 2])},
+    ],
+)
+def test_batches_are_torchs_in_the_samplers_order(economic: Make, kind: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(7)
+    wanted = list(torch.utils.data.DataLoader(Squares(), **options))
+    torch.manual_seed(7)
+    got = list(economic(Squares(), kind=kind, **options))
+    assert len(got) == len(wanted)
+    for one, other in zip(got, wanted, strict=True):
+        assert type(one) is type(other)
+        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_written_into_slots_when_they_are_of_one_form(economic: Make, kind: str) -> None:
+    loader = economic(Images(), kind=kind, batch_size=6)
+    seen = 0
+    for number, (images, labels) in enumerate(loader):
+        wanted = default_collate([Images()[k] for k in range(6 * number, min(40, 6 * number + 6))])
+        assert images.equal(wanted[0])
+        assert labels.equal(wanted[1])
+        seen += len(labels)
+    assert seen == 40
+    stats = loader.economy.machinery.stats(0)
+    assert "collate" not in stats.work.busy_s
+    assert stats.shared_bytes == loader.economy.machinery._slabs.nbytes  # nothing of it was input
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_torchs_when_samples_differ_in_form(economic: Make, kind: str) -> None:
+    data = Function(lambda k: k if k % 4 else k + 0.5)
+    got = list(economic(data, kind=kind, batch_size=4))
+    wanted = list(torch.utils.data.DataLoader(data, batch_size=4))
+    assert [b.dtype for b in got] == [b.dtype for b in wanted]
+    assert all(a.equal(b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_ragged_samples_raise_as_torchs_do_and_those_after_them_come(economic: Make) -> None:
+    data = Function(lambda k: torch.ones(3 if k == 5 else 2))
+    iterator = iter(economic(data, batch_size=4))
+    assert next(iterator).shape == (4, 2)
+    with pytest.raises(RuntimeError, match=r"(?s)^Caught RuntimeError in DataLoader worker process \d.*stack expects"):
+        next(iterator)
+    assert [len(batch) for batch in iterator] == [4, 4]
+
+
+@pytest.mark.parametrize("collate", [None, as_list])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_torchs_and_iteration_goes_on(economic: Make, kind: str, collate: Any) -> None:
+    iterator = iter(economic(Faulty(), kind=kind, batch_size=3, collate_fn=collate))
+    assert list(next(iterator)) == [0, 1, 2]
+    with pytest.raises(ValueError) as caught:
+        next(iterator)
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"Caught ValueError in DataLoader worker {kind} ")
+    assert lines[1] == "Original Traceback (most recent call last):"
+    assert "in __getitem__" in str(caught.value)
+    assert "key 5" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert str(caught.value.__cause__) == "no sample 5"
+    assert [list(batch) for batch in iterator] == [[6, 7, 8], [9, 10, 11]]
+
+
+def test_an_error_of_collate_is_raised_in_its_batchs_place(economic: Make) -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 5 in samples:
+            raise LookupError("five")
+        return samples
+
+    iterator = iter(economic(list(range(8)), batch_size=2, collate_fn=collate))
+    got: list[Any] = []
+    while True:
+        try:
+            got.append(next(iterator))
+        except StopIteration:
+            break
+        except LookupError as error:
+            got.append(str(error).splitlines()[-2])
+    assert got == [[0, 1], [2, 3], "LookupError: five", [6, 7]]
+
+
+@pytest.mark.parametrize("collate", [None, as_list])
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_are_as_long_as_the_batch_sampler_says(economic: Make, kind: str, collate: Any) -> None:
+    plan = [[3, 1], [0], [5, 4, 2, 8, 9, 7, 11], [6], list(range(20)), [1, 1, 1]]
+    loader = economic(Images(), kind=kind, batch_sampler=plan, collate_fn=collate)
+    got = list(loader)
+    if collate is None:
+        assert [labels.tolist() for _, labels in got] == plan
+        assert all(images[:, 2, 9, 9].tolist() == labels.tolist() for images, labels in got)
+        assert "collate" not in loader.economy.machinery.stats(0).work.busy_s
+    else:
+        assert [[label for _, label in batch] for batch in got] == plan
+    assert [len(b) for b in economic(Squares(), batch_sampler=[[], [1], [], [], [2, 3], []], collate_fn=as_list)] == [
+        *(0, 1, 0, 0, 2, 0)
+    ]
+
+
+KEYS = ["a", "ä", 3, -4, 2**70, (1, "b"), None, b"c", 1.5, frozenset({"x"}), np.int64(9), torch.tensor(8)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_are_of_any_type_and_random_numbers_go_by_them(economic: Make, kind: str) -> None:
+    def drawn(keys: list[Any], **options: Any) -> dict[str, float]:
+        torch.manual_seed(1)
+        return dict(flat(economic(AnyKey(), kind=kind, sampler=keys, collate_fn=as_list, **options)))
+
+    first = drawn(KEYS, batch_size=5)
+    assert list(first) == [repr(key) for key in KEYS]
+    assert drawn(KEYS[::-1], batch_size=2, num_workers=1) == first
+    assert len(set(first.values())) == len(KEYS)
+
+
+@pytest.mark.parametrize("collate", [None, as_list])
+def test_random_numbers_do_not_depend_on_workers(economic: Make, collate: Any) -> None:
+    def drawn(kind: str, num_workers: int, num_batch_workers: int | None, size: int) -> list[list[float]]:
+        torch.manual_seed(3)
+        loader = economic(
+            Dice(), kind=kind, batch_size=size, num_workers=num_workers, num_batch_workers=num_batch_workers,
+            collate_fn=collate or as_list_of_tensors,
+        )  # fmt: skip
+        return sorted(flat(loader))
+
+    first = drawn("process", 1, 1, 6)
+    assert len({throw for sample in first for throw in sample[1:]}) == 4 * 24
+    for num_workers, num_batch_workers, size in ((2, None, 6), (4, 2, 6), (2, 1, 5)):
+        assert drawn("process", num_workers, num_batch_workers, size) == first
+    in_threads = drawn("thread", 2, None, 6)
+    assert [sample[4] for sample in in_threads] == [sample[4] for sample in first]
+
+
+def as_list_of_tensors(samples: list[list[float]]) -> list[list[float]]:
+    return torch.tensor(samples, dtype=torch.float64).tolist()
+
+
+def test_random_numbers_of_collate_do_not_depend_on_workers(economic: Make) -> None:
+    def drawn(**options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return list(economic(Dice(), batch_size=6, collate_fn=lambda samples: torch.rand(3).tolist(), **options))
+
+    first = drawn(num_workers=1)
+    assert drawn(num_workers=4) == drawn(num_batch_workers=1) == first
+    assert len({tuple(batch) for batch in first}) == 4
+
+
+def test_random_numbers_differ_from_epoch_to_epoch(economic: Make) -> None:
+    for loader in (economic(Dice(), batch_size=24), economic(Dice(), batch_size=24, persistent_workers=True)):
+        (first,), (second,) = list(loader), list(loader)
+        assert not any(a.equal(b) for a, b in zip(first[1:], second[1:], strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_answer_as_torchs_do(economic: Make, kind: str) -> None:
+    def tell(_: int) -> Any:
+        info = get_worker_info()
+        return info.id, info.num_workers, info.seed, info.dataset.begun, type(info.dataset).__name__, os.getpid()
+
+    def begin(number: int) -> None:
+        info = get_worker_info()
+        assert info.id == number
+        if kind == "process":
+            info.dataset.begun = number
+            assert torch.get_num_threads() == 1
+
+    data = Function(tell, 30)
+    data.begun = None  # type: ignore[attr-defined]
+    torch.manual_seed(5)
+    base = torch.empty((), dtype=torch.int64).random_().item()
+    torch.manual_seed(5)
+    got = flat(economic(data, kind=kind, batch_size=3, worker_init_fn=begin, collate_fn=as_list))
+    for number, count, seed, begun, name, pid in got:
+        assert (count, seed, name) == (2, base + number, "Function")
+        assert begun == (number if kind == "process" else None)
+        assert (pid == os.getpid()) == (kind == "thread")
+    assert get_worker_info() is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_of_worker_init_fn_is_raised(economic: Make, kind: str) -> None:
+    def begin(_: int) -> None:
+        raise ValueError("not today")
+
+    with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker.*not today"):
+        next(iter(economic(Squares(), kind=kind, worker_init_fn=begin)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_data_set_is_sent_anew_unless_workers_are_persistent(
+    economic: Make, tmp_path: Path, persistent: bool
+) -> None:
+    begun = tmp_path / "begun"
+
+    def begin(number: int) -> None:
+        with begun.open("a") as file:
+            file.write(f"{number} ")
+
+    data = Function(lambda k: k, 3)
+    loader = economic(data, batch_size=3, persistent_workers=persistent, worker_init_fn=begin, num_workers=1)
+    assert [b.tolist() for b in loader] == [[0, 1, 2]]
+    data.function = lambda k: torch.full((2,), k)
+    assert [b.tolist() for b in loader] == ([[0, 1, 2]] if persistent else [[[0, 0], [1, 1], [2, 2]]])
+    assert begun.read_text().split() == ["0"] * (1 if persistent else 2)
+
+
+class Many(Squares):
+    def __getitems__(self, keys: list[int]) -> list[tuple[int, int]]:
+        return [(k, len(keys)) for k in keys]
+
+
+class TooFew(Squares):
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        return keys[:-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_samples_are_got_at_once_when_the_data_set_can(economic: Make, kind: str) -> None:
+    got = list(economic(Many(24), kind=kind, batch_size=12, collate_fn=as_list))
+    assert [k for batch in got for k, _ in batch] == list(range(24))
+    assert {count for batch in got for _, count in batch} <= {3, 6}
+    assert flat(economic(Subset(Squares(), [3, 4]), kind=kind, collate_fn=as_list)) == [9, 16]
+    with pytest.raises(ValueError, match="__getitems__ gave 1 samples for 2 keys"):
+        next(iter(economic(TooFew(), kind=kind, batch_size=8)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_come_as_they_are_ready_when_order_is_of_no_matter(economic: Make, kind: str) -> None:
+    got = [batch.tolist() for batch in economic(Squares(), kind=kind, batch_size=4, in_order=False)]
+    assert sorted(got) == [[k * k for k in range(a, min(a + 4, 23))] for a in range(0, 23, 4)]
+
+
+def test_tasks_can_wait_for_batches(economic: Make) -> None:
+    async def main() -> list[Any]:
+        return [batch.tolist() async for batch in iter(economic(Squares(6), batch_size=3))]
+
+    assert asyncio.run(main()) == [[0, 1, 4], [9, 16, 25]]
