@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import socket
 import struct
@@ -10,8 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.wakeup import is_readable
+
 _HEADER = struct.Struct("<Q")
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
+_ASKED_EACH_S = 1.0
 _MAX_DESCRIPTORS = 64
 
 
@@ -44,7 +48,14 @@ class _Decoder:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, descriptors, _, _ = socket.recv_fds(sock, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if flags & socket.MSG_CTRUNC:
+        for fd in descriptors:
+            os.close(fd)
+        raise RuntimeError(
+            "Too many open files. Communication with the workers is no longer possible. "
+            "Please increase the limit using `ulimit -n` in the shell"
+        )
     return data, descriptors
 
 
@@ -56,13 +67,19 @@ class BlockingWire:
         self._decoder = _Decoder()
         self._waiting: deque[Any] = deque()
 
-    def receive(self) -> Any:
+    def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
         """The next message.
 
+        Args:
+            is_wanted: asked each second whether to go on waiting.
+
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is gone, or the message is not wanted any more.
         """
         while not self._waiting:
+            while is_wanted is not None and not is_readable(self._sock.fileno(), _ASKED_EACH_S):
+                if not is_wanted():
+                    raise EOFError
             data, descriptors = _receive(self._sock)
             if not data:
                 raise EOFError
@@ -73,47 +90,36 @@ class BlockingWire:
         """The descriptor that came with the message just received."""
         return self._decoder.descriptors.popleft()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         """Send, waiting until the socket has taken it all."""
-        self._sock.sendall(encode(message))
+        data = encode(message)
+        sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
+        self._sock.sendall(memoryview(data)[sent:])
 
 
-class LoopWire:
-    """The trainer's end, served by its event loop; never blocks.
+class PolledWire:
+    """The trainer's end: never blocks. Its owner polls the socket, for reading and, while `flush` says so, for writing.
 
     Args:
         sock: the connected socket; closed by `close`.
-        received: called with each message.
-        lost: called once when the other end is gone.
     """
 
-    def __init__(self, sock: socket.socket, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._sock = sock
-        self._received, self._lost = received, lost
         self._decoder = _Decoder()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-        self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send now, or as soon as the socket takes it. `descriptors` must stay open until then."""
-        if not self._open:
-            return
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        """Send now, or in `flush`; whether all was sent. `descriptors` must stay open until then."""
         self._unsent.append((encode(message), list(descriptors)))
-        if len(self._unsent) == 1:
-            self._flush()
+        return self.flush() if len(self._unsent) == 1 else False
 
-    def close(self) -> None:
-        """Close the socket; nothing is called any more."""
-        if self._open:
-            self._open = False
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
-            self._sock.close()
-
-    def _flush(self) -> None:
+    def flush(self) -> bool:
+        """Send what the socket takes; whether all was sent, or never can be (reading shows the end too)."""
         try:
             while self._unsent:
                 data, descriptors = self._unsent[0]
@@ -123,24 +129,81 @@ class LoopWire:
                 else:
                     self._unsent.popleft()
         except BlockingIOError:
-            self._loop.add_writer(self._sock.fileno(), self._flush)
+            return False
         except OSError:
-            self._unsent.clear()  # the reader sees the end of the connection too, and says so
-            self._loop.remove_writer(self._sock.fileno())
-        else:
-            self._loop.remove_writer(self._sock.fileno())
+            self._unsent.clear()
+        return True
+
+    def receive(self) -> list[Any]:
+        """Messages that have come; there may be more, unless there are none.
+
+        Raises:
+            EOFError: the other end is gone, and all that it has sent was received.
+        """
+        while True:
+            try:
+                data, descriptors = _receive(self._sock)
+            except BlockingIOError:
+                return []
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                raise EOFError
+            messages = self._decoder.feed(data, descriptors)
+            if messages:
+                return messages
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the message just received."""
+        return self._decoder.descriptors.popleft()
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that nobody took."""
+        self._sock.close()
+        while self._decoder.descriptors:
+            os.close(self._decoder.descriptors.popleft())
+
+
+class LoopWire:
+    """The trainer's end, served by its event loop.
+
+    Args:
+        sock: the connected socket; closed by `close`.
+        received: called with each message.
+        lost: called once when the other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket, received: Callable[[Any], None], lost: Callable[[], None]) -> None:
+        self._wire = PolledWire(sock)
+        self._received, self._lost = received, lost
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send now, or as soon as the socket takes it. `descriptors` must stay open until then."""
+        if self._open and not self._wire.send(message, descriptors):
+            self._loop.add_writer(self._wire.fileno(), self._flush)
+
+    def close(self) -> None:
+        """Close the socket; nothing is called any more."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+            self._wire.close()
+
+    def _flush(self) -> None:
+        if self._wire.flush():
+            self._loop.remove_writer(self._wire.fileno())
 
     def _on_readable(self) -> None:
         try:
-            data, descriptors = _receive(self._sock)
-        except BlockingIOError:
-            return
-        except OSError:
-            data, descriptors = b"", []
-        if not data:
-            self._loop.remove_reader(self._sock.fileno())
+            messages = self._wire.receive()
+        except EOFError:
+            self._loop.remove_reader(self._wire.fileno())
             self._lost()
             return
-        for message in self._decoder.feed(data, descriptors):
+        for message in messages:
             if self._open:
                 self._received(message)

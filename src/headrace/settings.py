@@ -1,0 +1,183 @@
+"""What a loader was told, with every "auto" resolved."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import default_convert
+
+from headrace.datasets.stream import Pipeline
+from headrace.errors import LateOptionError, OptionError
+from headrace.options import FetchOptions, Settings
+from headrace.torch_compat.collate import default_collate, is_extended
+
+_FETCH_CONCURRENCY = 128
+_MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
+_PREFETCH_BATCHES = 4
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def check_workers(workers: Any, num_workers: Any, collate_fn: Any) -> None:
+    """Notice now what torch's loader, or Python, would notice only when it is iterated over.
+
+    Raises:
+        TypeError: an argument is of no use as what it is given for.
+        OptionError: there are no such workers.
+    """
+    if workers not in ("process", "thread"):
+        raise OptionError(f"workers={workers!r}: one of 'process', 'thread' is meant")
+    try:
+        operator.index(num_workers)
+    except TypeError:
+        raise TypeError(f"num_workers={num_workers!r} must be a whole number") from None
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn={collate_fn!r} must be callable")
+
+
+def check_torch(loader: Any) -> None:
+    """The arguments of a loader in the torch regime that go or do not go together.
+
+    Raises:
+        OptionError: some do not.
+        LateOptionError: some do not that torch's loader would refuse only when it is iterated over.
+        TypeError: a sampler cannot be iterated over.
+    """
+    kind = type(loader.dataset).__name__
+    for name in ("sampler", "batch_sampler"):
+        value = getattr(loader, name)
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name}={value!r} must be iterable")
+    if loader.timeout > 0 and loader.num_workers == 0:
+        raise LateOptionError(f"timeout={loader.timeout} needs workers, and num_workers is 0")
+    if loader.prefetch_factor == 0:
+        raise LateOptionError(f"prefetch_factor=0 must be more than 0 for {kind}")
+    for name, unset in (("fetch", None), ("fetch_concurrency", "auto")):
+        value = getattr(loader, name)
+        if value != unset:
+            raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
+    if loader.workers == "thread" and loader.multiprocessing_context is not None:
+        raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
+    _check_economic(loader, kind)
+
+
+def _check_economic(loader: Any, kind: str) -> None:
+    names = ("num_batch_workers", "num_workers_batches", "seed")
+    given = {name: value for name in names if (value := getattr(loader, name)) is not None}
+    if loader.memory_budget != "auto":
+        given["memory_budget"] = loader.memory_budget
+        budget_bytes(loader.memory_budget)
+    if not loader.economic:
+        for name, value in given.items():
+            raise OptionError(f"{name}={value!r} needs economic=True for {kind}")
+        return
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise OptionError(f"economic=True needs a data set with __getitem__: {kind} is iterated over")
+    if loader.num_workers == 0:
+        raise OptionError("economic=True needs workers, and num_workers is 0")
+    if loader.multiprocessing_context is not None:
+        raise OptionError("economic=True starts its workers from a clean process; leave multiprocessing_context out")
+    if loader.num_batch_workers is not None and loader.num_workers_batches is not None:
+        raise OptionError("num_batch_workers and num_workers_batches are one option: give one of them")
+    for name in ("num_batch_workers", "num_workers_batches"):
+        value = getattr(loader, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name}={value!r} must be a number of 1 or more")
+
+
+def resolve(loader: Any, pipeline: Pipeline) -> Settings:
+    """The settings of a loader over a data set of ours.
+
+    Args:
+        loader: its attributes are its arguments.
+
+    Raises:
+        OptionError: an option has a value that cannot be used.
+    """
+    batch_size, drop_last = loader.batch_size, loader.drop_last
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    if pipeline.group is not None:
+        if batch_size not in (None, 1):
+            raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
+        batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
+        if collate is default_convert:  # torch's default where the loader itself makes no batches
+            collate = default_collate
+    elif batch_size is None:
+        collate = _Single(loader.collate_fn)
+    use_slots = collate is default_collate and not pipeline.after and not is_extended()
+    prefetch_factor = loader.prefetch_factor
+    if prefetch_factor is None:
+        prefetch_factor = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    return Settings(
+        batch_size=batch_size or 1,
+        drop_last=drop_last,
+        num_workers=loader.num_workers,
+        prefetch_factor=prefetch_factor,
+        collate=collate,
+        use_slots=use_slots,
+        init=loader.worker_init_fn if loader.num_workers else None,
+        seed=loader.seed or 0,
+        in_order=loader.in_order,
+        timeout_s=loader.timeout,
+        fetch_concurrency=_concurrency(loader.fetch_concurrency),
+        memory_budget=budget_bytes(loader.memory_budget),
+        fetch=loader.fetch or FetchOptions(),
+        pin_memory=loader.pin_memory,
+        device=loader.device,
+    )
+
+
+class _Single:
+    """Collation where there is none: the function of the only sample."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.function(samples[0])
+
+
+def _concurrency(asked: Any) -> int:
+    """How many reads are under way at once.
+
+    Raises:
+        OptionError: it is no such number.
+    """
+    count = _FETCH_CONCURRENCY if asked == "auto" else asked
+    if not isinstance(count, int) or count < 1:
+        raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
+    return count
+
+
+def budget_bytes(budget: int | str) -> int:
+    """A number of bytes out of an option.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if budget == "auto":
+        return _memory_bytes() // _MEMORY_SHARE
+    if isinstance(budget, str):
+        match = _SIZE.fullmatch(budget)
+        if match is None:
+            raise OptionError(f"memory_budget={budget!r}: bytes, or text such as '2GiB', or 'auto'")
+        base = 1024 if match[3] or not match[2] else 1000
+        budget = int(float(match[1]) * base ** (" KMGT".index(match[2].upper()) if match[2] else 0))
+    if budget <= 0:
+        raise OptionError(f"memory_budget={budget!r} must be more than 0 bytes")
+    return budget
+
+
+def _memory_bytes() -> int:
+    """The memory that this process may use: the machine's, or its control group's where that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(path).read_text()))
+    return min(limits)

@@ -1,0 +1,395 @@
+"""The trainer's side of the torch regime's workers: sends them whole batches to make, and takes in what they made.
+
+There is no thread and no loop behind it. Whoever wants a batch waits in `receive`, as with torch's own loader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import WorkerDiedError
+from headrace.memory import Segment
+from headrace.torch_compat import packing
+from headrace.wakeup import Wakeup
+from headrace.work.hands import Hand, Starter
+from headrace.work.job import Job, Result
+from headrace.work.orders import DEATHS, told
+from headrace.work.places import Places
+from headrace.work.serve import WORDS
+from headrace.work.wire import PolledWire
+
+_END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
+
+
+@dataclass(slots=True)
+class _Task:
+    batch: int
+    epoch: int
+    index: Any
+    place: Segment | None = None
+    deaths: dict[int, int] = field(default_factory=dict)  # workers that ended at it, by the sample's index in it
+
+
+class _Worker:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.starts = 0
+        self.idle_deaths = 0  # one after the other, in no batch
+        self.hand: Hand | None = None
+        self.wire: PolledWire | None = None
+        self.sentinel = -1
+        self.known: set[int] = set()  # segments that it has mapped
+        self.tasks: dict[int, _Task] = {}  # in the order in which it works on them
+        self.spec = b""
+        self.failure: bytes | None = None  # why it is not started again
+        self.is_mourned = False  # that was told
+        self.awaits_writing = False
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What came of a batch: its number, its worker's, what the worker answered, and the form of its samples."""
+
+    batch: int
+    worker: int
+    result: Result
+    spec: bytes
+
+
+class Crew:
+    """The workers of one iterator. One thread may send while another receives.
+
+    Args:
+        job: what they work on.
+        starter: starts them.
+        limit: how many batches are under way at most.
+
+    Attributes:
+        places: where batches lie in shared memory.
+    """
+
+    def __init__(self, job: Job, starter: Starter, limit: int) -> None:
+        self._job, self._starter = job, starter
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = Wakeup()
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+        self._inbox: deque[Made] = deque()
+        self._epoch = 0
+        self._is_receiving = self._is_closed = False
+        self._serials = itertools.count(1)
+        self._workers = [_Worker(number) for number in range(job.num_workers)]
+        self.places = Places(job.num_workers, limit, self._forget)
+        self._words = Segment.create(8 * (1 + WORDS * job.num_workers))
+        self._numbers = self._words.view.cast("q")
+        try:
+            for worker in self._workers:
+                self._start(worker)
+        except BaseException:
+            self.close()
+            raise
+        if starter.fileno() >= 0:
+            self._selector.register(starter.fileno(), selectors.EVENT_READ, self._on_news)
+
+    @property
+    def hands(self) -> list[Any]:
+        """The workers, with the face of multiprocessing's processes."""
+        return [worker.hand for worker in self._workers]
+
+    def fileno(self) -> int:
+        """What to wait on until there may be something to receive."""
+        descriptor: int = self._selector.fileno()
+        return descriptor
+
+    def send(self, batch: int, number: int, index: Any) -> None:
+        """Have worker `number` make a batch."""
+        with self._lock:
+            if self._is_closed:
+                return
+            worker = self._workers[number]
+            task = _Task(batch, self._epoch, index if _is_plain(index) else packing.pack_bytes(index))
+            if worker.failure is not None:
+                self._answer(worker, task, self._death_of(worker))
+                return
+            serial = next(self._serials)
+            worker.tasks[serial] = task
+            self._give(worker, serial, task)
+
+    def receive(self, timeout_s: float | None) -> Made | None:
+        """What came of a batch; None where nothing has after `timeout_s` seconds (None: wait as long as it takes).
+
+        Raises:
+            EOFError: the crew was closed.
+        """
+        if not self._inbox:
+            if self._is_closed:
+                raise EOFError
+            self._is_receiving = True
+            try:
+                self._wait(timeout_s)
+            finally:
+                self._is_receiving = False
+                self._close_selector()
+        return self._inbox.popleft() if self._inbox else None
+
+    def reset(self, shared_seed: int | None) -> None:
+        """Have the workers begin another epoch.
+
+        They make all batches that are under way nonetheless, as torch's do: so their random numbers are the same.
+        """
+        with self._lock:
+            self._epoch += 1
+            while self._inbox:
+                self.drop(self._inbox.popleft())
+            for worker in self._workers:
+                if worker.wire is None and self._job.is_iterable:
+                    worker.failure, worker.is_mourned = None, False
+                    self._start(worker)
+                self._tell(worker, ("reset", shared_seed))
+
+    def close(self) -> None:
+        """Have all workers end after what they are in the middle of; that is not waited for."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if self._pid == os.getpid():
+            self._numbers[0] = True
+        for worker in self._workers:
+            if worker.wire is not None:
+                worker.wire.close()
+            if worker.sentinel >= 0:
+                os.close(worker.sentinel)
+                worker.sentinel = -1
+        self._starter.close()
+        self.places.close()
+        self._words.close()
+        self._wakeup.set()
+        self._close_selector()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            with self._lock:
+                if self._is_closed:
+                    return
+                key.data()
+
+    def _close_selector(self) -> None:
+        """Of a crew that was closed, as soon as nobody waits there any more."""
+        if self._is_closed and not self._is_receiving:
+            self._selector.close()
+
+    # Starting.
+
+    def _start(self, worker: _Worker) -> None:
+        worker.hand, sock = self._starter.start(worker.number, worker.starts)
+        worker.starts += 1
+        worker.known, worker.spec = set(), b""
+        worker.wire = PolledWire(sock)
+        worker.awaits_writing = False
+        self._selector.register(sock, selectors.EVENT_READ, self._on_event_of(worker, self._on_readable))
+        self._tell(worker, ("words", self._words.size, 1 + WORDS * worker.number), [self._words.fd])
+        for message, descriptors in self._starter.greeting:
+            self._tell(worker, message, descriptors)
+        self._watch(worker)
+
+    def _on_event_of(self, worker: _Worker, do: Callable[[_Worker], None]) -> Callable[[], None]:
+        """What to call at an event: of one death two may tell at once, and by the second the worker is another."""
+        wire = worker.wire
+        return lambda: do(worker) if worker.wire is wire else None
+
+    def _watch(self, worker: _Worker) -> None:
+        """Hear of its end also where somebody else holds its socket open."""
+        if worker.sentinel < 0 and worker.wire is not None and worker.hand is not None and worker.hand.sentinel >= 0:
+            worker.sentinel = os.dup(worker.hand.sentinel)
+            ended = self._on_event_of(worker, self._on_death)
+            self._selector.register(worker.sentinel, selectors.EVENT_READ, ended)
+
+    def _on_news(self) -> None:
+        self._starter.pump()
+        for worker in self._workers:
+            self._watch(worker)
+
+    # Sending.
+
+    def _give(self, worker: _Worker, serial: int, task: _Task) -> None:
+        if task.place is None:
+            task.place = self.places.free_for(worker.number)
+        place = None
+        if task.place is not None:
+            place = task.place.number, task.place.size
+            if task.place.number not in worker.known:
+                worker.known.add(task.place.number)
+                self._tell(worker, ("segment", *place), [task.place.fd])
+        self._tell(worker, ("make", serial, task.index, place))
+
+    def _tell(self, worker: _Worker, message: Any, descriptors: Any = ()) -> None:
+        if worker.wire is not None and not worker.wire.send(message, descriptors) and not worker.awaits_writing:
+            worker.awaits_writing = True
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(worker.wire, both, self._on_event_of(worker, self._on_writable))
+
+    def _on_writable(self, worker: _Worker) -> None:
+        assert worker.wire is not None
+        if worker.wire.flush():
+            worker.awaits_writing = False
+            readable = self._on_event_of(worker, self._on_readable)
+            self._selector.modify(worker.wire, selectors.EVENT_READ, readable)
+        self._on_readable(worker)
+
+    def _forget(self, number: int) -> None:
+        for worker in self._workers:
+            if number in worker.known:
+                worker.known.discard(number)
+                self._tell(worker, ("forget", number))
+
+    # Receiving.
+
+    def _on_readable(self, worker: _Worker) -> None:
+        assert worker.wire is not None
+        try:
+            self._take_in(worker, worker.wire.receive())
+        except EOFError:
+            self._on_death(worker)
+
+    def _take_in(self, worker: _Worker, messages: list[Any]) -> None:
+        assert worker.wire is not None
+        for kind, *rest in messages:
+            if kind == "made":
+                self._on_made(worker, *rest)
+            elif kind == "spec":
+                (worker.spec,) = rest
+            else:
+                number, size = rest
+                self.places.add(Segment(number, worker.wire.take_descriptor(), size))
+                worker.known.add(number)
+
+    def _on_made(self, worker: _Worker, serial: int, result: Result) -> None:
+        task = worker.tasks.pop(serial)
+        worker.idle_deaths = 0
+        used = result[1] if result[0] in ("slots", "packed") else None
+        if task.place is not None and task.place.number != used:
+            self.places.unused(task.place, worker.number, is_too_small=used is not None)
+        if used is not None:
+            self.places.filled(used, worker.number)
+        self._answer(worker, task, result)
+
+    def _answer(self, worker: _Worker, task: _Task, result: Result) -> None:
+        made = Made(task.batch, worker.number, result, worker.spec)
+        if task.epoch == self._epoch:
+            self._inbox.append(made)
+        else:
+            self.drop(made)
+
+    def drop(self, made: Made) -> None:
+        """Let go of a batch that nobody wants any more."""
+        if made.result[0] in ("slots", "packed"):
+            self.places.give_back(made.result[1])
+
+    # Deaths.
+
+    def _on_death(self, worker: _Worker) -> None:
+        assert worker.wire is not None
+        assert worker.hand is not None
+        with contextlib.suppress(EOFError):  # what it has sent before counts
+            while messages := worker.wire.receive():
+                self._take_in(worker, messages)
+        worker.hand.kill()  # it may have closed its socket only
+        worker.hand.join(_END_S)
+        pid, code = worker.hand.pid, worker.hand.exitcode
+        self._part_with(worker)
+        first = 1 + WORDS * worker.number
+        running, sample = self._numbers[first], self._numbers[first + 1]
+        self._numbers[first], self._numbers[first + 1] = 0, -1
+        lost = worker.tasks
+        if self._job.is_iterable:
+            worker.failure = _died(pid, code, "; its place in the data set is lost with it")
+        elif self._starter.is_lost:
+            worker.failure = _died(pid, code, ", and so has the helper process that starts workers; make a new loader")
+        elif running in lost:
+            self._count_death(worker, lost, running, sample, pid, code)
+        else:
+            worker.idle_deaths += 1
+            if worker.idle_deaths >= DEATHS:
+                worker.failure = _died(pid, code, f"; {DEATHS} did so before they made a batch")
+        if worker.failure is not None:
+            worker.tasks = {}
+            for task in lost.values():
+                if task.place is not None:
+                    self.places.unused(task.place, worker.number, is_too_small=False)
+                self._answer(worker, task, self._death_of(worker))
+            return
+        self._start(worker)
+        for serial, task in worker.tasks.items():
+            self._give(worker, serial, task)
+        warnings.warn(
+            f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({told(code)}); "
+            "another one makes its batches again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    def _death_of(self, worker: _Worker) -> Result:
+        """What is answered for a worker that is not started again; of a data set that is iterated over, once."""
+        if self._job.is_iterable and worker.is_mourned:
+            return ("end",)
+        worker.is_mourned = True
+        return "died", worker.failure
+
+    def _part_with(self, worker: _Worker) -> None:
+        assert worker.wire is not None
+        self._selector.unregister(worker.wire)
+        worker.wire.close()
+        worker.wire = None
+        if worker.sentinel >= 0:
+            self._selector.unregister(worker.sentinel)
+            os.close(worker.sentinel)
+            worker.sentinel = -1
+
+    def _count_death(
+        self, worker: _Worker, lost: dict[int, _Task], serial: int, sample: int, pid: int | None, code: int | None
+    ) -> None:
+        task = lost[serial]
+        task.deaths[sample] = task.deaths.get(sample, 0) + 1
+        if task.deaths[sample] < DEATHS:
+            return
+        del lost[serial]
+        if task.place is not None:
+            self.places.unused(task.place, worker.number, is_too_small=False)
+        index = packing.unpack_bytes(task.index) if isinstance(task.index, bytes) else task.index
+        which = f"batch {task.batch}, before or after its samples {index!r:.100}"
+        if sample >= 0:
+            key = list(index)[sample] if self._job.auto_collation else index
+            which = f"sample {key!r:.100} of batch {task.batch}"
+        self._answer(worker, task, ("died", _died(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)))
+
+
+def _died(pid: int | None, code: int | None, how: str, batch: int | None = None) -> bytes:
+    return packing.pack_error(
+        WorkerDiedError(
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}){how}",
+            pid=pid or 0,
+            exitcode=code,
+            batch=batch,
+        )
+    )
+
+
+def _is_plain(index: Any) -> bool:
+    """Whether an index is the same object in every process: numbers and text, and lists of them."""
+    if isinstance(index, list):
+        return len(set(map(type, index)) - _PLAIN) == 0
+    return type(index) in _PLAIN
+
+
+_PLAIN = {int, str, float, bool, type(None)}

@@ -1,0 +1,318 @@
+"""What a worker of the torch regime does: whole batches, by itself, as torch's workers make them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data._utils.collate import default_collate
+from torch.utils.data.graph_settings import apply_random_seed
+
+from headrace.errors import WorkerDiedError
+from headrace.torch_compat import packing, worker_info
+from headrace.torch_compat.collate import Mismatch, Spec, is_extended, plain_collate
+from headrace.torch_compat.errors import pack_worker_error
+from headrace.work.randomness import begin_sample
+from headrace.work.shelf import Shelf
+
+_INLINE_BYTES = 16384  # smaller batches go with the message: a place of their own would cost more than the copy
+_SLOTS_FROM_BYTES = 4096  # samples of fewer bytes are collated by torch: writing them one by one is slower
+_WRITTEN_AT_ONCE_BYTES = 2**20
+
+Result = tuple[Any, ...]
+"""What a worker answers, as it goes over the wire: a kind and its fields.
+
+* "slots": the segment's number, how many samples, how many slots, the columns that are not in slots
+* "packed": the segment's number, the lengths of the pickle and its buffers there
+* "inline": the pickle and its buffers themselves
+* "object": the batch itself, which has stayed in the process
+* "error": an exception for `unpack_worker_error`; "died": one for `unpack_error`
+* "end": the worker's data set has no more samples
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the workers of one iterator are told; the names are those of torch's loader."""
+
+    dataset: Any
+    is_iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], Any] | None
+    num_workers: int
+    shared_seed: int | None
+
+
+class _Ended(Exception):
+    """An iterable data set has no more samples."""
+
+
+class Maker:
+    """Makes batches.
+
+    Args:
+        number: the worker's number.
+        shelf: where batches are put for the trainer, whose thread this is; None where the process is the worker's own.
+        place: gives (its number, memory of at least so many bytes) for the batch that is being made.
+        tell_spec: makes the form of samples known in which slots are filled from now on.
+        progress: memory of one number: there the index of the sample in its batch is told that is begun, -1 for none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        *,
+        shelf: Shelf | None,
+        place: Callable[[int], tuple[int, memoryview]],
+        tell_spec: Callable[[bytes], None],
+        progress: memoryview,
+    ) -> None:
+        self._job, self._number, self._shelf = job, number, shelf
+        self._place, self._tell_spec, self._progress = place, tell_spec, progress
+        self._dataset = job.dataset
+        self._failure: Result | None = None
+        self._has_begun = False  # what is done once has not failed
+        self._index: Any = None
+        self._are_small = False  # the last samples were, so that they are not worth writing one by one
+        self._spec: Spec | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._is_over = False
+        self._collates_plainly = job.collate_fn is default_collate
+        self._begin()
+
+    def reset(self, shared_seed: int | None) -> None:
+        """Begin another epoch with the same data set."""
+        if self._has_begun:
+            self._failure = None
+            with self._kept_error():
+                self._seed_pipes(shared_seed)
+                self._open()
+
+    def make(self, index: Any) -> Result:
+        """The batch of an index, or of the next samples; whatever goes wrong is in the answer."""
+        if self._failure is not None:
+            return self._failure
+        self._index = index
+        try:
+            if self._is_over:
+                return ("end",)
+            if not self._job.auto_collation:
+                return self._pack(self._collate(self._one(index)))
+            if self._collates_plainly and not self._are_small and not is_extended():
+                return self._into_slots(index)
+            samples = self._list(index)
+            self._are_small = _is_small(samples)
+            return self._pack(self._collate(samples))
+        except _Ended:
+            return ("end",)
+        except BaseException as error:
+            return self._failed(error)
+        finally:
+            self._progress[0] = -1
+
+    def _begin(self) -> None:
+        job = self._job
+        with self._kept_error():
+            if self._shelf is not None and isinstance(self._dataset, IterDataPipe | MapDataPipe):
+                self._dataset = packing.copied(self._dataset)  # each worker shards its own
+            set_info = worker_info.set_in_process if self._shelf is None else worker_info.set_in_thread
+            set_info(self._number, job.num_workers, job.base_seed, self._dataset)
+            if self._seed_pipes(job.shared_seed):
+                set_info(self._number, job.num_workers, job.base_seed, self._dataset)
+            begin_sample(job.base_seed, self._number, everywhere=False)  # for `hr.rng()`
+            if job.init_fn is not None:
+                job.init_fn(self._number)
+            self._has_begun = True
+            self._open()
+
+    def _seed_pipes(self, shared_seed: int | None) -> bool:
+        if not isinstance(self._dataset, IterDataPipe):
+            return False
+        generator = torch.Generator()
+        generator.manual_seed(shared_seed or 0)
+        self._dataset = apply_random_seed(self._dataset, generator)
+        return True
+
+    def _open(self) -> None:
+        self._is_over = False
+        self._iterator = None
+        if self._job.is_iterable:
+            self._iterator = iter(self._dataset)
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """What goes wrong is the answer to every task from now on."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = self._failed(error)
+
+    def _failed(self, error: BaseException) -> Result:
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            died = WorkerDiedError(
+                f"DataLoader worker (pid(s) {os.getpid()}) exited unexpectedly: {error!r} was raised in it",
+                pid=os.getpid(),
+                exitcode=code,
+            )
+            died.__cause__ = error
+            return "died", packing.pack_error(died)
+        where = "process" if self._shelf is None else "thread"
+        return "error", pack_worker_error(error, f"in DataLoader worker {where} {self._number}")
+
+    # Samples.
+
+    def _one(self, key: Any) -> Any:
+        if self._iterator is None:
+            self._progress[0] = 0
+            return _item(self._dataset, key)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._is_over = True
+            raise _Ended from None
+
+    def _samples(self, index: Any) -> Iterator[Any]:
+        dataset, progress = self._dataset, self._progress
+        if self._iterator is not None:
+            for _ in index:
+                try:
+                    sample = next(self._iterator)
+                except StopIteration:
+                    self._is_over = True
+                    return
+                yield sample
+        elif getattr(dataset, "__getitems__", None):
+            yield from _items(dataset, index)
+        else:
+            for k, key in enumerate(index):
+                progress[0] = k
+                yield _item(dataset, key)
+
+    def _list(self, index: Any) -> list[Any]:
+        """The samples of a batch, all of them."""
+        if self._iterator is not None or getattr(self._dataset, "__getitems__", None):
+            return self._complete(list(self._samples(index)), index)
+        dataset, progress = self._dataset, self._progress
+        samples: list[Any] = []
+        key = None
+        try:
+            for k, key in enumerate(index):
+                progress[0] = k
+                samples.append(dataset[key])
+        except StopIteration as error:
+            raise _stopped(key) from error
+        return samples
+
+    # Batches.
+
+    def _collate(self, samples: Any) -> Any:
+        self._progress[0] = -1
+        try:
+            return plain_collate(samples) if self._collates_plainly else self._job.collate_fn(samples)
+        except StopIteration as error:
+            which = "" if self._iterator is not None else f" for the samples {self._index!r:.200}"
+            raise RuntimeError(f"collate_fn raised StopIteration{which}") from error
+
+    def _into_slots(self, index: Any) -> Result:
+        """Each sample straight into its place in the batch, if they are large and of one form."""
+        samples = self._samples(index)
+        waiting = list(itertools.islice(samples, 1))
+        spec = self._spec_of(waiting[0]) if waiting else None
+        if spec is None:
+            self._are_small = _is_small(waiting)
+            return self._pack(self._collate(self._complete([*waiting, *samples], index)))
+        capacity, count = len(index), 0
+        at_once = max(1, _WRITTEN_AT_ONCE_BYTES // spec.sample_bytes)
+        columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]  # what has no slots: text
+        segment, view = self._place(spec.nbytes(capacity))
+
+        def write() -> int:
+            if count + len(waiting) > capacity:  # `__getitems__` may give more than it was asked for
+                raise Mismatch
+            for column, values in zip(columns, spec.write(waiting, view, count, capacity), strict=True):
+                column.extend(values)
+            written = count + len(waiting)
+            waiting.clear()
+            return written
+
+        try:
+            for sample in samples:
+                waiting.append(sample)
+                del sample  # the next one is to be made where this one was: that memory is in the cache
+                if len(waiting) >= at_once:
+                    count = write()
+            if waiting:
+                count = write()
+        except Mismatch:
+            self._spec = None
+            written = spec.samples(view, count, capacity, columns)
+            return self._pack(self._collate(self._complete([*written, *waiting, *samples], index)))
+        if self._iterator is not None and self._job.drop_last and count < capacity:
+            raise _Ended
+        return "slots", segment, count, capacity, columns
+
+    def _complete(self, samples: list[Any], index: Any) -> list[Any]:
+        """The samples of a batch, if it is one: an iterable data set may have ended before."""
+        if self._iterator is not None and (not samples or (self._job.drop_last and len(samples) < len(index))):
+            raise _Ended
+        return samples
+
+    def _spec_of(self, sample: Any) -> Spec | None:
+        if self._spec is None or not self._spec.fits(sample):
+            self._spec = None if _is_small([sample]) else Spec.of(sample)
+            if self._spec is not None:
+                self._tell_spec(self._spec.dumps())
+        return self._spec
+
+    def _pack(self, batch: Any) -> Result:
+        if self._shelf is not None:
+            return "object", self._shelf.put(batch)
+        try:
+            parts = packing.pack(batch)
+        except Exception as error:
+            which = "" if self._iterator is not None else f" of the samples {self._index!r:.100}"
+            told = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
+            error.add_note(told)
+            raise
+        size = packing.packed_size(parts)
+        if size <= _INLINE_BYTES:
+            return "inline", [bytes(part) for part in parts]
+        segment, view = self._place(size)
+        return "packed", segment, packing.write(parts, view)
+
+
+def _item(dataset: Any, key: Any) -> Any:
+    try:
+        return dataset[key]
+    except StopIteration as error:
+        raise _stopped(key) from error
+
+
+def _stopped(key: Any) -> RuntimeError:
+    return RuntimeError(f"dataset[{key!r}] raised StopIteration")
+
+
+def _items(dataset: Any, keys: Sequence[Any]) -> Any:
+    try:
+        return dataset.__getitems__(keys)
+    except StopIteration as error:
+        raise RuntimeError(f"dataset.__getitems__({keys!r:.200}) raised StopIteration") from error
+
+
+def _is_small(samples: Sequence[Any]) -> bool:
+    """Whether samples are like these of so few bytes that they are better collated by torch."""
+    if not samples or type(samples[0]) in (int, float, bool, str, bytes):
+        return True
+    spec = Spec.of(samples[0])
+    return spec is not None and spec.sample_bytes < _SLOTS_FROM_BYTES

@@ -1,0 +1,55 @@
+"""Data sets that do something at one of their samples, and what a loader should give of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Acting(Dataset[int]):
+    """The numbers 0 to 19; for some of them, something is done first."""
+
+    def __init__(self, act: Callable[[int], Any], at: tuple[int, ...] = (5,)) -> None:
+        self.act, self.at = act, at
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.at:
+            self.act(index)
+        return index
+
+
+class ActingStream(IterableDataset[int]):
+    """Of each worker, the numbers from 100 times its id; before the fourth, something is done."""
+
+    def __init__(self, act: Callable[[int], Any], workers: tuple[int, ...] = (0,)) -> None:
+        self.act, self.workers = act, workers
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        number = worker.id if worker else 0
+        for value in range(8):
+            if value == 3 and number in self.workers:
+                self.act(value)
+            yield 100 * number + value
+
+
+def raising(error: Callable[[], BaseException]) -> Callable[[int], None]:
+    def act(index: int) -> None:
+        raise error()
+
+    return act
+
+
+def batches_of(size: int, but: tuple[int, ...] = (), count: int = 20) -> list[list[int]]:
+    """The batches of 0 to `count`, without those with the numbers in `but`."""
+    return [list(range(k, k + size)) for n, k in enumerate(range(0, count, size)) if n not in but]
+
+
+def split(got: list[Any]) -> tuple[list[Any], list[Exception]]:
+    """The batches, and the errors."""
+    return [x for x in got if not isinstance(x, Exception)], [x for x in got if isinstance(x, Exception)]

@@ -1,0 +1,41 @@
+"""Every statement is made of all classes: torch itself proves it true, ours has to keep it.
+
+Where ours differs on purpose, a test says so of ours alone and does not ask for `loader_class`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+
+import pytest
+import torch
+from drop_in.classes import CLASSES, OURS
+
+from headrace.work.starter import Helper
+
+
+@pytest.fixture(params=CLASSES)
+def loader_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLoader]:
+    """torch's DataLoader, then ours, with workers that are processes and with threads."""
+    return request.param
+
+
+@pytest.fixture(params=OURS)
+def our_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLoader]:
+    """Ours, with workers that are processes and with threads: for what we do otherwise than torch."""
+    return request.param
+
+
+@pytest.fixture(scope="session", autouse=True)
+def python_keeps_its_resource_tracker() -> None:
+    """Python starts it for the first context that is no fork, and has it until the interpreter ends."""
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def helper() -> Iterator[Helper]:
+    """One helper process for all tests of this folder: it takes a second to start, its workers some milliseconds."""
+    helper = Helper.acquire()
+    yield helper
+    helper.release()

@@ -1,0 +1,188 @@
+"""What travels to workers, and how: files are mapped again, shared tensors stay shared, modules are imported once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import headrace as hr
+from headrace.work.starter import Helper
+
+
+class Asked(Dataset[Any]):
+    """What a function says of the data set, once for each sample."""
+
+    def __init__(self, ask: Callable[[Any], Any], **things: Any) -> None:
+        self.ask = ask
+        vars(self).update(things)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.ask(self)
+
+
+def told(dataset: Dataset[Any], **options: Any) -> list[Any]:
+    """What workers say, without any collation."""
+    return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))
+
+
+def resident_bytes(name: str) -> int:
+    """Of this process, bytes of mappings whose line names `name`."""
+    sizes, counts = [], False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0] and ":" not in line.split(" ", 1)[0]:
+            counts = name in line
+        elif counts and line.startswith("Private_Dirty:"):
+            sizes.append(int(line.split()[1]) * 1024)
+    return sum(sizes)
+
+
+def test_arrays_of_the_data_set_are_mapped_and_not_copied_by_workers() -> None:
+    data = Asked(
+        lambda self: (float(self.array[7]), float(self.tensor[7]), resident_bytes("memfd:headrace")),
+        array=np.arange(2_000_000, dtype=np.float64),
+        tensor=torch.arange(2_000_000, dtype=torch.float64),
+    )
+    for array, tensor, private in told(data):
+        assert (array, tensor) == (7.0, 7.0)
+        assert private < 1_000_000, "the 32 MB lie in shared memory, and no page of them is the worker's own"
+
+
+def test_array_that_a_worker_writes_to_is_its_own_from_then_on() -> None:
+    def write(self: Any) -> tuple[float, float]:
+        self.array[0] += 1
+        self.tensor[0] += 1
+        return float(self.array[0]), float(self.tensor[0])
+
+    data = Asked(write, array=np.zeros(100_000), tensor=torch.zeros(100_000))
+    assert told(data) == [(1.0, 1.0), (1.0, 1.0), (2.0, 2.0), (2.0, 2.0)], "two workers, two samples each"
+    assert (float(data.array[0]), float(data.tensor[0])) == (0.0, 0.0)
+
+
+def test_mapped_file_is_mapped_again_by_workers(tmp_path: Path) -> None:
+    np.arange(3_000, dtype=np.int32).tofile(tmp_path / "tokens.bin")
+    tokens = np.memmap(tmp_path / "tokens.bin", np.int32, "r")
+    data = Asked(
+        lambda self: (
+            self.part[:2].tolist(),
+            str(self.part.filename),
+            "tokens.bin" in Path("/proc/self/maps").read_text(),
+        ),
+        part=tokens[1_000:2_000:2],
+    )
+    assert told(data) == [([1_000, 1_002], str(tmp_path / "tokens.bin"), True)] * 4
+
+
+def test_mapped_file_that_is_gone_travels_as_an_array(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.int32).tofile(tmp_path / "gone.bin")
+    data = Asked(lambda self: int(self.array[42]), array=np.memmap(tmp_path / "gone.bin", np.int32, "r"))
+    (tmp_path / "gone.bin").unlink()
+    assert told(data) == [42] * 4
+
+
+def test_shared_tensor_stays_shared_with_the_trainer_and_between_workers() -> None:
+    def count(self: Any) -> int:
+        self.counts[self.view.storage_offset()] += 1
+        return int(self.view[0]) > 0
+
+    counts = torch.zeros(10, dtype=torch.int64).share_memory_()
+    data = Asked(count, counts=counts, view=counts[3:])
+    assert all(told(data))
+    assert counts[3] >= 2, "workers wrote to the trainer's own memory, each at least one of its two"
+
+
+def test_class_of_the_script_can_be_pickled_by_name_in_a_worker() -> None:
+    # As torch's own graph of DataPipes does, and the user's code may.
+    data = Asked(lambda self: type(pickle.loads(pickle.dumps(Asked(print)))) is type(self))
+    assert told(data) == [True] * 4
+
+
+def test_open_file_is_an_error_that_names_the_attribute(tmp_path: Path) -> None:
+    with (tmp_path / "open.txt").open("w") as file:
+        data = Asked(len, transforms=[None, {"log": file}])
+        with pytest.raises(
+            TypeError, match=r"dataset\.transforms\[1\]\['log'\].*multiprocessing_context=\"fork\""
+        ) as caught:
+            iter(hr.DataLoader(data, num_workers=1))
+    assert isinstance(caught.value, hr.CannotCarryError)
+
+
+def test_lock_is_carried_by_the_context_that_the_error_offers() -> None:
+    data = Asked(lambda self: self.lock.locked(), lock=threading.Lock())
+    with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
+        iter(hr.DataLoader(data, num_workers=1))
+    assert told(data, multiprocessing_context="fork") == [False] * 4
+
+
+def test_tensor_on_another_device_is_an_error_that_says_what_to_do() -> None:
+    class Elsewhere(torch.Tensor):
+        device = torch.device("cuda", 0)  # as far as can be seen here
+
+    data = Asked(lambda self: torch.zeros(3).as_subclass(Elsewhere))
+    with pytest.raises(TypeError, match=r"a tensor on cuda:0 cannot be sent to another process"):
+        told(data)
+
+
+MODULE = """
+import os
+IMPORTED_BY = os.getpid()
+VALUE = {value}
+
+class Numbers:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return IMPORTED_BY, os.getpid(), VALUE
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Any]]:
+    """Writes the user's module, and gives it as a new import would."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "users_numbers.py"
+
+    def write(value: int) -> Any:
+        path.write_text(MODULE.format(value=value))
+        os.utime(path, ns=(value * 10**9, value * 10**9))
+        importlib.invalidate_caches()
+        sys.modules.pop("users_numbers", None)
+        return importlib.import_module("users_numbers")
+
+    yield write
+    sys.modules.pop("users_numbers", None)
+
+
+def test_module_of_the_data_set_is_imported_once_and_not_by_each_worker(module: Callable[[int], Any]) -> None:
+    numbers = module(1).Numbers()
+    importers, workers = zip(*[(by, pid) for _ in range(2) for by, pid, _ in told(numbers)], strict=True)
+    assert len(set(workers)) == 4, "two for each of two epochs"
+    assert len(set(importers)) == 1
+    assert not set(importers) & {os.getpid(), *workers}
+
+
+def test_module_that_was_changed_is_imported_anew(module: Callable[[int], Any]) -> None:
+    assert {value for _, _, value in told(module(1).Numbers())} == {1}
+    assert {value for _, _, value in told(module(2).Numbers())} == {2}
+
+
+def test_helper_serves_a_next_loader_after_its_last_user_has_gone() -> None:
+    Helper.end_idle()
+    data = Asked(lambda self: os.getppid())
+    (first,) = set(told(data))
+    (second,) = set(told(data))
+    assert first == second

@@ -1,0 +1,391 @@
+"""The constructor: its parameters, its checks in their order, what the loader keeps, what may be set later."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import multiprocessing.context
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from drop_in.classes import in_processes
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
+
+import headrace as hr
+
+METHODS = torch.multiprocessing.get_all_start_methods()
+
+NUM_WORKERS = "num_workers option should be non-negative; use num_workers=0 to disable multiprocessing."
+TIMEOUT = "timeout option should be non-negative"
+PREFETCH = (
+    "prefetch_factor option could only be specified in multiprocessing.let num_workers > 0 to enable "
+    "multiprocessing, otherwise set prefetch_factor to None."
+)
+PREFETCH_NEGATIVE = "prefetch_factor option should be non-negative"
+PERSISTENT = "persistent_workers option needs num_workers > 0"
+CONTEXT_UNUSED = (
+    "multiprocessing_context can only be used with multi-process loading (num_workers > 0), but got num_workers=0"
+)
+CONTEXT_UNKNOWN = (
+    f"multiprocessing_context option should specify a valid start method in {METHODS!r}, "
+    "but got multiprocessing_context='x'"
+)
+CONTEXT_TYPE = (
+    "multiprocessing_context option should be a valid context object or a string specifying the start method, "
+    "but got multiprocessing_context=7"
+)
+ITERABLE = "DataLoader with IterableDataset: expected unspecified {0} option, but got {0}={1}"
+SHUFFLE_AND_SAMPLER = "sampler option is mutually exclusive with shuffle"
+BATCH_SAMPLER = "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+UNBATCHED = "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
+BATCH_SIZE = "batch_size should be a positive integer value, but got batch_size={}"
+DROP_LAST = "drop_last should be a boolean value, but got drop_last={}"
+EMPTY = "num_samples should be a positive integer value, but got num_samples=0"
+
+
+class Squares(Dataset[int]):
+    def __init__(self, count: int = 6) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> int:
+        return k * k
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+class Lengthless(Squares):
+    def __len__(self) -> int:
+        raise LookupError("the length was asked for")
+
+
+POSITIONAL = {
+    "dataset": inspect.Parameter.empty,
+    "batch_size": 1,
+    "shuffle": None,
+    "sampler": None,
+    "batch_sampler": None,
+    "num_workers": 0,
+    "collate_fn": None,
+    "pin_memory": False,
+    "drop_last": False,
+    "timeout": 0,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "generator": None,
+}
+BY_NAME = {"prefetch_factor": None, "persistent_workers": False, "pin_memory_device": "", "in_order": True}
+
+
+@in_processes
+def test_parameters_have_torchs_names_order_kinds_and_defaults(loader_class: Any) -> None:
+    parameters = inspect.signature(loader_class).parameters.values()
+    positional = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    by_name = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert list(positional.items()) == list(POSITIONAL.items())
+    assert by_name.items() >= BY_NAME.items()
+    assert len(positional) + len(by_name) == len(parameters)
+
+
+@pytest.mark.parametrize("options", [{"num_worker": 1}, {"workers_method": "thread"}])
+def test_constructor_refuses_a_name_that_it_does_not_know(loader_class: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
+        loader_class(Squares(), **options)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"num_workers": -1}, NUM_WORKERS),
+    ({"timeout": -1}, TIMEOUT),
+    ({"prefetch_factor": 2}, PREFETCH),
+    ({"prefetch_factor": 0}, PREFETCH),
+    ({"prefetch_factor": -1, "num_workers": 1}, PREFETCH_NEGATIVE),
+    ({"persistent_workers": True}, PERSISTENT),
+    ({"multiprocessing_context": "fork"}, CONTEXT_UNUSED),
+    ({"multiprocessing_context": "x", "num_workers": 1}, CONTEXT_UNKNOWN),
+    ({"sampler": [0], "shuffle": True}, SHUFFLE_AND_SAMPLER),
+    ({"batch_sampler": [[0]], "batch_size": 2}, BATCH_SAMPLER),
+    ({"batch_sampler": [[0]], "batch_size": None}, BATCH_SAMPLER),
+    ({"batch_sampler": [[0]], "shuffle": True}, BATCH_SAMPLER),
+    ({"batch_sampler": [[0]], "sampler": [0]}, BATCH_SAMPLER),
+    ({"batch_sampler": [[0]], "drop_last": True}, BATCH_SAMPLER),
+    ({"batch_size": None, "drop_last": True}, UNBATCHED),
+    ({"batch_size": 0}, BATCH_SIZE.format(0)),
+    ({"batch_size": -2}, BATCH_SIZE.format(-2)),
+    ({"batch_size": True}, BATCH_SIZE.format(True)),
+    ({"batch_size": 2.0}, BATCH_SIZE.format(2.0)),
+    ({"batch_size": "2"}, BATCH_SIZE.format("2")),
+    ({"drop_last": 1}, DROP_LAST.format(1)),
+    ({"drop_last": None}, DROP_LAST.format(None)),
+    ({"dataset": [], "shuffle": True}, EMPTY),
+    ({"dataset": Counting(), "shuffle": True}, ITERABLE.format("shuffle", True)),
+    ({"dataset": Counting(), "sampler": [0]}, ITERABLE.format("sampler", [0])),
+    ({"dataset": Counting(), "batch_sampler": [[0]]}, ITERABLE.format("batch_sampler", [[0]])),
+]
+
+
+def told(loader_class: Any, cases: list[tuple[dict[str, Any], str]]) -> list[tuple[dict[str, Any], str]]:
+    """The cases, with what the constructor says of each."""
+    texts = []
+    for options, _ in cases:
+        with pytest.raises(ValueError) as caught:
+            loader_class(**{"dataset": Squares()} | options)
+        texts.append((options, str(caught.value)))
+    return texts
+
+
+def test_constructor_says_what_is_wrong_when_an_option_is(loader_class: Any) -> None:
+    assert told(loader_class, WRONG) == WRONG
+
+
+def test_constructor_raises_a_type_error_when_the_context_is_neither_text_nor_a_context(loader_class: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        loader_class(Squares(), num_workers=1, multiprocessing_context=7)
+    assert str(caught.value) == CONTEXT_TYPE
+
+
+# Two mistakes at once, and which of them is told: each line's second mistake is the next check that torch makes.
+ORDER: list[tuple[dict[str, Any], str]] = [
+    ({"num_workers": -1, "timeout": -1}, NUM_WORKERS),
+    ({"timeout": -1, "prefetch_factor": 2}, TIMEOUT),
+    ({"prefetch_factor": 2, "persistent_workers": True}, PREFETCH),
+    ({"prefetch_factor": -1, "num_workers": 1, "multiprocessing_context": "x"}, PREFETCH_NEGATIVE),
+    ({"persistent_workers": True, "multiprocessing_context": "fork"}, PERSISTENT),
+    ({"multiprocessing_context": "fork", "dataset": Counting(), "shuffle": True}, CONTEXT_UNUSED),
+    ({"dataset": Counting(), "shuffle": True, "sampler": [0]}, ITERABLE.format("shuffle", True)),
+    ({"dataset": Counting(), "sampler": [0], "batch_sampler": [[0]]}, ITERABLE.format("sampler", [0])),
+    ({"dataset": Counting(), "batch_sampler": [[0]], "drop_last": True}, ITERABLE.format("batch_sampler", [[0]])),
+    ({"sampler": [0], "shuffle": True, "batch_sampler": [[0]]}, SHUFFLE_AND_SAMPLER),
+    ({"batch_sampler": [[0]], "batch_size": None, "drop_last": True}, BATCH_SAMPLER),
+    ({"batch_size": None, "drop_last": True, "dataset": [], "shuffle": True}, UNBATCHED),
+    ({"dataset": [], "shuffle": True, "batch_size": 0}, EMPTY),
+    ({"batch_size": 0, "drop_last": 1}, BATCH_SIZE.format(0)),
+]
+
+
+def test_the_first_check_that_fails_is_told_when_two_do(loader_class: Any) -> None:
+    assert told(loader_class, ORDER) == ORDER
+
+
+@pytest.mark.parametrize(
+    ("options", "name"), [({"prefetch_factor": 0, "num_workers": 1}, "prefetch_factor"), ({"timeout": 1}, "timeout")]
+)
+def test_ours_notices_while_it_is_built_what_torch_notices_at_the_first_use(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        hr.DataLoader(Squares(), **options)
+    assert isinstance(caught.value, AssertionError), "code that expects torch's error has to catch ours"
+
+
+UNCHECKED = [{"num_workers": 1.5}, {"collate_fn": 5}, {"sampler": 5}, {"batch_sampler": 5}]
+
+
+@pytest.mark.parametrize("options", UNCHECKED, ids=str)
+def test_what_is_of_no_use_is_a_type_error_before_the_first_batch(loader_class: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        list(loader_class(Squares(), **options))
+
+
+@pytest.mark.parametrize("options", UNCHECKED, ids=str)
+def test_ours_notices_while_it_is_built_what_is_of_no_use(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=next(iter(options))):
+        hr.DataLoader(Squares(), **options)
+
+
+@pytest.mark.parametrize("shuffle", [False, None])
+def test_an_iterable_data_set_may_be_said_not_to_be_shuffled(loader_class: Any, shuffle: bool | None) -> None:
+    assert len(list(loader_class(Counting(), 3, shuffle))) == 2
+
+
+def test_shuffle_is_taken_by_its_truth_when_the_data_set_is_a_map(loader_class: Any) -> None:
+    assert isinstance(loader_class(Squares(), shuffle="yes").sampler, RandomSampler)
+    assert isinstance(loader_class(Squares(), shuffle="").sampler, SequentialSampler)
+
+
+def test_length_of_the_data_set_is_asked_for_at_construction_only_when_shuffled(loader_class: Any) -> None:
+    loader = loader_class(Lengthless())
+    with pytest.raises(LookupError):
+        next(iter(loader))
+    with pytest.raises(LookupError):
+        loader_class(Lengthless(), shuffle=True)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_data_set_may_be_empty_when_it_is_not_shuffled(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class([], num_workers=num_workers)
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+def test_attributes_hold_the_parameters(loader_class: Any) -> None:
+    generator, collate, init = torch.Generator(), list, print
+    data = Squares()
+    loader = loader_class(
+        data, 3, True, num_workers=2, collate_fn=collate, pin_memory=True, drop_last=True, timeout=5,
+        worker_init_fn=init, generator=generator, prefetch_factor=4, persistent_workers=True,
+        pin_memory_device="cuda", in_order=False,
+    )  # fmt: skip
+    assert loader.dataset is data
+    assert (loader.batch_size, loader.drop_last, loader.num_workers, loader.prefetch_factor) == (3, True, 2, 4)
+    assert (loader.pin_memory, loader.pin_memory_device, loader.in_order) == (True, "cuda", False)
+    assert (loader.timeout, loader.persistent_workers, loader.multiprocessing_context) == (5, True, None)
+    assert loader.collate_fn is collate
+    assert loader.worker_init_fn is init
+    assert loader.generator is generator
+
+
+@pytest.mark.parametrize(("num_workers", "default"), [(0, None), (2, 2)])
+def test_prefetch_factor_is_two_when_there_are_workers(loader_class: Any, num_workers: int, default: int) -> None:
+    assert loader_class(Squares(), num_workers=num_workers).prefetch_factor == default
+
+
+def test_samplers_are_torchs_own_when_none_is_given(loader_class: Any) -> None:
+    data, generator = Squares(), torch.Generator()
+    in_order = loader_class(data, 2, drop_last=True)
+    assert type(in_order.sampler) is SequentialSampler
+    assert in_order.sampler.data_source is data
+    assert type(in_order.batch_sampler) is BatchSampler
+    assert in_order.batch_sampler.sampler is in_order.sampler
+    assert (in_order.batch_sampler.batch_size, in_order.batch_sampler.drop_last) == (2, True)
+    shuffled = loader_class(data, shuffle=True, generator=generator)
+    assert type(shuffled.sampler) is RandomSampler
+    assert shuffled.sampler.generator is generator
+    unbatched = loader_class(data, batch_size=None)
+    assert type(unbatched.sampler) is SequentialSampler
+    assert unbatched.batch_sampler is None
+
+
+def test_samplers_are_kept_as_they_are_when_given(loader_class: Any) -> None:
+    sampler, batch_sampler = [3, 1], [[0, 1], [2]]
+    assert loader_class(Squares(), sampler=sampler).sampler is sampler
+    given = loader_class(Squares(), batch_sampler=batch_sampler)
+    assert given.batch_sampler is batch_sampler
+    assert (given.batch_size, given.drop_last) == (None, False)
+    assert type(given.sampler) is SequentialSampler
+
+
+def test_sampler_of_an_iterable_data_set_never_ends(loader_class: Any) -> None:
+    sampler = iter(loader_class(Counting()).sampler)
+    assert [next(sampler) for _ in range(100)] == [None] * 100
+
+
+def test_collate_fn_is_torchs_own_function_when_none_is_given(loader_class: Any) -> None:
+    assert loader_class(Squares()).collate_fn is default_collate
+    assert loader_class(Squares(), batch_sampler=[[0]]).collate_fn is default_collate
+    assert loader_class(Squares(), batch_size=None).collate_fn is default_convert
+    assert loader_class(Squares())._auto_collation is True
+    assert loader_class(Squares(), batch_size=None)._auto_collation is False
+
+
+@in_processes
+@pytest.mark.parametrize("method", METHODS)
+def test_context_is_an_object_when_its_name_was_given(loader_class: Any, method: str) -> None:
+    loader = loader_class(Squares(), num_workers=1, multiprocessing_context=method)
+    assert isinstance(loader.multiprocessing_context, multiprocessing.context.BaseContext)
+    assert loader.multiprocessing_context.get_start_method() == method
+    loader.multiprocessing_context = None
+    assert loader.multiprocessing_context is None
+
+
+@in_processes
+def test_context_is_checked_when_it_is_set_later(loader_class: Any) -> None:
+    loader = loader_class(Squares(), num_workers=1)
+    with pytest.raises(ValueError) as caught:
+        loader.multiprocessing_context = "x"
+    assert str(caught.value) == CONTEXT_UNKNOWN
+    with pytest.raises(TypeError) as wrong_type:
+        loader.multiprocessing_context = 7
+    assert str(wrong_type.value) == CONTEXT_TYPE
+    context = torch.multiprocessing.get_context("spawn")
+    loader.multiprocessing_context = context
+    assert loader.multiprocessing_context is context
+    alone = loader_class(Squares())
+    with pytest.raises(ValueError) as unused:
+        alone.multiprocessing_context = "fork"
+    assert str(unused.value) == CONTEXT_UNUSED
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_attributes_that_shape_the_loader_are_not_set_later(loader_class: Any, name: str) -> None:
+    class Mine(loader_class):
+        pass
+
+    for kind in (loader_class, Mine):
+        loader = kind(Squares())
+        before = getattr(loader, name)
+        with pytest.raises(ValueError) as caught:
+            setattr(loader, name, 2)
+        assert str(caught.value) == f"{name} attribute should not be set after {kind.__name__} is initialized"
+        assert getattr(loader, name) is before
+
+
+def test_other_attributes_are_read_at_the_next_iteration_when_set(loader_class: Any) -> None:
+    loader = loader_class(Squares(), batch_size=4)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25]]
+    loader.collate_fn = tuple
+    assert list(loader) == [(0, 1, 4, 9), (16, 25)]
+    loader.prefetch_factor, loader.num_workers = 1, 2
+    loader.collate_fn = lambda batch: torch.utils.data.get_worker_info().num_workers
+    assert list(loader) == [2, 2]
+    loader.note = "mine"
+    assert loader.note == "mine"
+
+
+def test_subclass_may_set_attributes_before_the_constructor_ran(loader_class: Any) -> None:
+    class Mine(loader_class):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.batch_size = self.sampler = self.dataset = self.drop_last = None
+            super().__init__(*args, **options)
+            self.ready = True
+
+    loader = Mine(Squares(), 4)
+    assert loader.ready
+    assert loader.batch_size == 4
+    assert [batch.tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loader_gives_the_same_batches_after_it_was_pickled_or_copied(loader_class: Any, num_workers: int) -> None:
+    # The class of the data set need not be importable by its name: a list is enough to tell the batches.
+    loader = loader_class([5, 6, 7], 2, collate_fn=sum, num_workers=num_workers)
+    for again in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
+        assert type(again) is loader_class
+        assert list(again) == [11, 7]
+    assert list(loader) == [11, 7]
+    assert list(pickle.loads(pickle.dumps(loader))) == [11, 7], "a loader that was used can be pickled as well"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_iterator_is_not_pickled(loader_class: Any, num_workers: int) -> None:
+    iterator = iter(loader_class([1, 2], num_workers=num_workers))
+    with pytest.raises(NotImplementedError, match="cannot be pickled"):
+        pickle.dumps(iterator)
+
+
+def test_class_is_subscribed_as_a_generic_one(loader_class: Any) -> None:
+    class Mine(loader_class[int]):
+        pass
+
+    assert list(loader_class[int]([1, 2])) == [1, 2]
+    assert list(Mine([1, 2])) == [1, 2]
+    assert loader_class[int].__origin__ is loader_class
+
+
+def test_instances_are_torchs(loader_class: Any) -> None:
+    assert isinstance(loader_class(Squares()), torch.utils.data.DataLoader)

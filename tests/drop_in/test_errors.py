@@ -1,0 +1,306 @@
+"""Errors in user code: what is raised, when, with which text, and that iteration goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drop_in.acting import Acting, ActingStream, batches_of, raising, split
+from drop_in.classes import caught
+from drop_in.reading import causes_of, next_error, read_all, told_by
+from torch.utils.data import Dataset, IterableDataset
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+class TwoArgumentsError(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.code, self.reason = code, reason
+
+
+class LockedError(Exception):
+    """Neither built from one text nor pickled."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(code, reason)
+        self.lock = threading.Lock()
+
+
+class MessageError(Exception):
+    message = "a class attribute"
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
+class DetailedError(ValueError):
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@pytest.mark.parametrize("kind", [ValueError, IndexError, OSError, AttributeError, NotImplementedError, DetailedError])
+def test_error_of_a_worker_keeps_type_and_shows_where_it_was_raised(
+    loader_class: type[Any], kind: type[Exception]
+) -> None:
+    loader = loader_class(Acting(raising(lambda: kind("sample is bad")), at=(13,)), batch_size=4, num_workers=2)
+    got = read_all(iter(loader))
+    error = got[3]
+    assert type(error) is kind
+    text = str(error)
+    first = caught(loader_class, kind.__name__, 1)
+    assert text.startswith(first)
+    assert "in __getitem__" in text and "self.act(index)" in text and "raise error()" in text
+    assert text.rstrip().endswith(f"{kind.__name__}: sample is bad")
+    assert got[:3] + got[4:] == batches_of(4, but=(3,))
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, TwoArgumentsError])
+def test_error_comes_as_it_is_when_there_are_no_workers(loader_class: type[Any], kind: type[Exception]) -> None:
+    raised = kind(3, "why")
+    iterator = iter(loader_class(Acting(raising(lambda: raised)), batch_size=4))
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    assert next_error(iterator) is raised
+    assert raised.args == (3, "why")
+    assert read_all(iterator) == batches_of(4, but=(0, 1))
+
+
+def test_key_error_of_a_worker_is_readable(loader_class: type[Any]) -> None:
+    def act(index: int) -> None:
+        {}["a missing name"]
+
+    loader = loader_class(Acting(act), batch_size=4, num_workers=2)
+    _, [error] = split(read_all(iter(loader)))
+    assert type(error) is KeyError
+    assert str(error).startswith(caught(loader_class, "KeyError", 1))
+    assert "\\n" not in repr(error), "lines are lines"
+    assert isinstance(error.args[0], str)
+
+
+def test_type_with_a_message_attribute_is_built_with_the_keyword_message(loader_class: type[Any]) -> None:
+    loader = loader_class(Acting(raising(lambda: MessageError(message="from inside"))), batch_size=4, num_workers=2)
+    _, [error] = split(read_all(iter(loader)))
+    assert type(error) is MessageError
+    assert str(error).startswith(caught(loader_class, "MessageError", 1))
+    assert "from inside" in str(error)
+
+
+def test_type_that_cannot_be_built_from_a_text_shows_the_same_text(loader_class: type[Any]) -> None:
+    loader = loader_class(Acting(raising(lambda: LockedError(3, "why"))), batch_size=4, num_workers=2)
+    batches, [error] = split(read_all(iter(loader)))
+    assert isinstance(
+        error, RuntimeError if loader_class is torch.utils.data.DataLoader else LockedError | RuntimeError
+    )
+    assert str(error).startswith(caught(loader_class, "LockedError", 1))
+    assert "(3, 'why')" in str(error)
+    assert batches == batches_of(4, but=(1,))
+
+
+def test_type_with_two_arguments_is_kept_with_torchs_text(our_class: type[Any]) -> None:
+    loader = our_class(Acting(raising(lambda: TwoArgumentsError(3, "why"))), batch_size=4, num_workers=2)
+    _, [error] = split(read_all(iter(loader)))
+    assert isinstance(error, TwoArgumentsError)
+    assert str(error).startswith(caught(our_class, "TwoArgumentsError", 1))
+    assert (error.code, error.reason) == (3, "why")
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_original_error_is_the_cause_with_its_attributes(our_class: type[Any], num_workers: int) -> None:
+    loader = our_class(Acting(raising(lambda: DetailedError("bad", 7))), batch_size=4, num_workers=num_workers)
+    _, [error] = split(read_all(iter(loader)))
+    assert type(error) is DetailedError
+    assert type(error.__cause__) is DetailedError
+    assert error.__cause__.args == ("bad",)
+    assert error.__cause__.code == 7
+
+
+def test_text_shows_what_the_original_error_was_raised_from(loader_class: type[Any]) -> None:
+    def act(index: int) -> None:
+        try:
+            {}["inner"]
+        except KeyError as error:
+            raise ValueError("outer") from error
+
+    _, [error] = split(read_all(iter(loader_class(Acting(act), batch_size=4, num_workers=1))))
+    assert type(error) is ValueError
+    assert re.search(r"KeyError: 'inner'\s+The above exception was the direct cause", str(error))
+    assert str(error).rstrip().endswith("ValueError: outer")
+
+
+def test_error_of_a_class_that_only_this_function_knows_keeps_its_type(our_class: type[Any]) -> None:
+    class LocalError(Exception):
+        pass
+
+    loader = our_class(Acting(raising(lambda: LocalError("here"))), batch_size=4, num_workers=1)
+    _, [error] = split(read_all(iter(loader)))
+    assert type(error) is LocalError
+    assert "here" in str(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_iteration_goes_on_after_each_error_and_then_ends_for_ever(loader_class: type[Any], num_workers: int) -> None:
+    loader = loader_class(
+        Acting(raising(lambda: ValueError("bad")), at=(0, 5, 6, 19)), batch_size=4, num_workers=num_workers
+    )
+    iterator = iter(loader)
+    got = read_all(iterator)
+    assert [k for k, x in enumerate(got) if isinstance(x, ValueError)] == [0, 1, 4]
+    assert split(got)[0] == batches_of(4, but=(0, 1, 4))
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_error_of_the_collate_function_fails_its_batch_alone(loader_class: type[Any], num_workers: int) -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 9 in samples:
+            raise LookupError("no such shape")
+        return samples
+
+    got = read_all(iter(loader_class(range(20), batch_size=4, num_workers=num_workers, collate_fn=collate)))
+    assert type(got[2]) is LookupError
+    assert "no such shape" in str(got[2])
+    assert split(got)[0] == batches_of(4, but=(2,))
+
+
+def test_persistent_workers_serve_the_next_epoch_after_errors(loader_class: type[Any]) -> None:
+    loader = loader_class(
+        Acting(raising(lambda: ValueError("bad"))), batch_size=4, num_workers=2, persistent_workers=True
+    )
+    for _ in range(3):
+        batches, [error] = split(read_all(iter(loader)))
+        assert batches == batches_of(4, but=(1,)) and type(error) is ValueError
+
+
+def test_error_of_a_sampler_is_raised_as_it_is(loader_class: type[Any]) -> None:
+    class Sampler:
+        def __iter__(self) -> Iterator[int]:
+            yield from range(7)
+            raise ZeroDivisionError("in the sampler")
+
+    for num_workers in (0, 1):
+        with pytest.raises(ZeroDivisionError, match=r"^in the sampler$"):
+            list(loader_class(range(20), sampler=Sampler(), num_workers=num_workers))
+
+
+def test_error_inside_a_stream_ends_that_workers_stream_alone(loader_class: type[Any]) -> None:
+    loader = loader_class(ActingStream(raising(lambda: ValueError("bad line"))), batch_size=2, num_workers=2)
+    batches, [error] = split(read_all(iter(loader)))
+    assert batches == [[0, 1], [100, 101], [102, 103], [104, 105], [106, 107]]
+    assert type(error) is ValueError and str(error).startswith(caught(loader_class, "ValueError", 0))
+
+
+class Unopenable(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise ConnectionError("no such host")
+
+
+def test_error_of_iter_of_a_data_set_comes_at_iter_without_workers_and_else_at_next(loader_class: type[Any]) -> None:
+    with pytest.raises(ConnectionError, match=r"^no such host$"):
+        iter(loader_class(Unopenable()))
+    error = next_error(iter(loader_class(Unopenable(), num_workers=1)))
+    assert type(error) is ConnectionError
+    assert str(error).startswith(caught(loader_class, "ConnectionError", 0))
+    assert "no such host" in str(error)
+
+
+def fail_to_start(worker_id: int) -> None:
+    raise PermissionError(f"worker {worker_id} may not")
+
+
+def test_failing_init_function_is_raised_at_the_first_batch_of_that_worker(loader_class: type[Any]) -> None:
+    iterator = iter(loader_class(range(20), batch_size=4, num_workers=2, worker_init_fn=fail_to_start))
+    for worker_id in range(2):
+        error = next_error(iterator)
+        assert type(error) is PermissionError
+        assert str(error).startswith(caught(loader_class, "PermissionError", worker_id))
+        assert f"worker {worker_id} may not" in str(error)
+
+
+def test_failing_init_function_is_raised_each_time(our_class: type[Any]) -> None:
+    got = read_all(iter(our_class(range(20), batch_size=4, num_workers=2, worker_init_fn=fail_to_start)))
+    assert [type(error) for error in got] == [PermissionError] * 5
+    for number, error in enumerate(got):
+        assert f"worker {number % 2} may not" in str(error)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stop_iteration_of_a_sample_is_an_error_that_names_it(our_class: type[Any], num_workers: int) -> None:
+    loader = our_class(Acting(raising(StopIteration), at=(9,)), batch_size=4, num_workers=num_workers)
+    got = read_all(iter(loader))
+    assert isinstance(got[2], RuntimeError)
+    assert "StopIteration" in told_by(got[2])
+    assert re.search(r"\b9\b", told_by(got[2])), told_by(got[2])
+    if num_workers == 0:
+        assert [type(cause) for cause in causes_of(got[2])] == [StopIteration]
+    assert got[:2] + got[3:] == batches_of(4, but=(2,))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stop_iteration_of_the_collate_function_is_an_error_that_names_the_samples(
+    our_class: type[Any], num_workers: int
+) -> None:
+    def collate(samples: list[int]) -> list[int]:
+        if 9 in samples:
+            raise StopIteration
+        return samples
+
+    got = read_all(iter(our_class(range(20), batch_size=4, num_workers=num_workers, collate_fn=collate)))
+    assert isinstance(got[2], RuntimeError)
+    assert "StopIteration" in told_by(got[2])
+    assert re.search(r"\b8\b", told_by(got[2])), told_by(got[2])
+    assert got[:2] + got[3:] == batches_of(4, but=(2,))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_stop_iteration_of_a_single_sample_is_an_error_without_batching(our_class: type[Any], num_workers: int) -> None:
+    loader = our_class(Acting(raising(StopIteration), at=(9,)), batch_size=None, num_workers=num_workers)
+    got = read_all(iter(loader))
+    assert isinstance(got[9], RuntimeError) and re.search(r"\b9\b", told_by(got[9]))
+    assert got[:9] + got[10:] == [*range(9), *range(10, 20)]
+
+
+UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
+    "lock": (threading.Lock, "lock"),
+    "generator": (lambda: (x for x in ()), "generator"),
+    "file": (lambda: Path("/dev/null").open(), "file"),  # noqa: SIM115
+}
+
+
+@pytest.mark.parametrize("what", list(UNSENDABLE))
+@pytest.mark.parametrize("place", ["sample", "collate"])
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_result_that_cannot_be_sent_is_an_error_naming_stage_type_and_sample(what: str, place: str) -> None:
+    make, name = UNSENDABLE[what]
+
+    class Making(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return make() if place == "sample" and index == 3 else index
+
+    def collate(samples: list[Any]) -> Any:
+        return {"made": make()} if place == "collate" and 3 in samples else samples
+
+    got = read_all(iter(hr.DataLoader(Making(), batch_size=2, num_workers=2, collate_fn=collate)))
+    assert [x for k, x in enumerate(got) if k != 1] == [[0, 1], [4, 5]]
+    assert isinstance(got[1], Exception)
+    told = told_by(got[1])
+    assert name in told
+    assert "collate" in told
+    assert re.search(r"\b[23]\b", told), told
+
+
+def test_lambda_in_a_batch_arrives_and_can_be_called(our_class: type[Any]) -> None:
+    loader = our_class(range(4), batch_size=2, num_workers=1, collate_fn=lambda samples: lambda: sum(samples))
+    assert [batch() for batch in loader] == [1, 5]

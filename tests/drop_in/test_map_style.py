@@ -1,0 +1,439 @@
+"""Data sets with `__getitem__`: what each parameter does, in the process and with workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drop_in.classes import caught, in_processes
+from drop_in.reading import next_error
+from process.waiting import wait_until
+from torch.utils.data import Dataset, get_worker_info
+
+import headrace as hr
+
+both = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+class Squares(Dataset[int]):
+    def __init__(self, count: int = 10) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> int:
+        return k * k
+
+
+class Many(Squares):
+    """Takes whole batches of keys; what it gives tells what it was asked for."""
+
+    def __getitems__(self, keys: Any) -> list[Any]:
+        return [type(keys).__name__, *keys]
+
+
+class Bulk(Squares):
+    """A key may be a list: the data set makes the batch itself."""
+
+    def __getitem__(self, keys: Any) -> Any:
+        return torch.tensor(keys) ** 2
+
+
+class Counted:
+    """A sampler, or a batch sampler, that counts what was drawn from it, in the process that iterates."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values, self.begun, self.drawn = list(values), 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        for value in self.values:
+            self.drawn += 1
+            yield value
+
+
+class OldSequence:
+    """Is iterated by asking for 0, 1, 2 ... until that is an IndexError."""
+
+    def __getitem__(self, k: int) -> int:
+        return [4, 2][k]
+
+
+class Failing(Squares):
+    def __getitem__(self, k: int) -> int:
+        raise LookupError(f"no sample {k}")
+
+
+class Gate(Squares):
+    """The sample 0 waits until the gate is opened; every sample that was made is a line in the log."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(count)
+        self.gate, self.log = str(folder / "gate"), str(folder / "log")
+        os.mkfifo(self.gate)
+        Path(self.log).touch()
+
+    def __getitem__(self, k: int) -> int:
+        if k == 0:
+            Path(self.gate).read_bytes()
+        with Path(self.log).open("a") as log:
+            log.write(f"{k}\n")
+        return k
+
+    def open(self) -> None:
+        """Let the sample 0 pass; waits until somebody is at the gate."""
+        Path(self.gate).write_bytes(b"")
+
+    def made(self) -> set[int]:
+        return {int(line) for line in Path(self.log).read_text().splitlines()}
+
+
+def kind(value: Any) -> str:
+    return type(value).__name__
+
+
+def plain(batches: Iterable[Any]) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+# How batches are made
+
+
+@both
+def test_batches_are_lists_of_samples_collated_in_order(loader_class: Any, num_workers: int) -> None:
+    assert plain(loader_class(Squares(5), 2, num_workers=num_workers)) == [[0, 1], [4, 9], [16]]
+    assert plain(loader_class(Squares(5), 2, drop_last=True, num_workers=num_workers)) == [[0, 1], [4, 9]]
+
+
+@both
+def test_samples_come_alone_when_batch_size_is_none(loader_class: Any, num_workers: int) -> None:
+    assert list(loader_class(Squares(4), None, num_workers=num_workers)) == [0, 1, 4, 9]
+    marked = loader_class(Squares(3), None, collate_fn=lambda sample: ("one", sample), num_workers=num_workers)
+    assert list(marked) == [("one", 0), ("one", 1), ("one", 4)]
+
+
+@both
+@pytest.mark.parametrize(
+    "sampler", [[3, 1, 1], range(3), (2, 0), {7: "x", 8: "y"}, OldSequence(), Counted([9, 0])], ids=kind
+)
+def test_sampler_is_any_iterable(loader_class: Any, num_workers: int, sampler: Any) -> None:
+    loader = loader_class(Squares(), None, sampler=sampler, num_workers=num_workers)
+    assert list(loader) == [k * k for k in sampler]
+    batched = loader_class(Squares(), 2, sampler=sampler, num_workers=num_workers)
+    assert [n for batch in plain(batched) for n in batch] == [k * k for k in sampler]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_sampler_is_iterated_once_for_each_epoch(loader_class: Any, persistent: bool, name: str) -> None:
+    sampler = Counted([[1], [2]])
+    loader = loader_class(Many(), num_workers=2, persistent_workers=persistent, collate_fn=len, **{name: sampler})
+    assert sampler.begun == 0
+    for epoch in (1, 2, 3):
+        list(loader)
+        assert sampler.begun == epoch
+
+
+@both
+def test_data_set_is_asked_for_what_the_sampler_gives_when_that_is_a_list(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Bulk(), None, sampler=[[1, 2, 3], [4]], num_workers=num_workers)
+    assert plain(loader) == [[1, 4, 9], [16]]
+
+
+@both
+@pytest.mark.parametrize("batches", [[[0, 1], [2]], [(0, 1), (2,)], ([1, 1, 1],), [range(3)]], ids=repr)
+def test_batch_sampler_says_the_batches(loader_class: Any, num_workers: int, batches: Any) -> None:
+    loader = loader_class(Squares(), batch_sampler=batches, num_workers=num_workers)
+    assert plain(loader) == [[k * k for k in batch] for batch in batches]
+    assert len(loader) == len(batches)
+
+
+@both
+def test_collate_fn_gets_an_empty_list_when_the_batch_is_empty(loader_class: Any, num_workers: int) -> None:
+    batches = [[1], [], [2]]
+    loader = loader_class(Squares(), batch_sampler=batches, collate_fn=tuple, num_workers=num_workers)
+    assert list(loader) == [(1,), (), (4,)]
+    iterator = iter(loader_class(Squares(), batch_sampler=batches, num_workers=num_workers))
+    assert next(iterator).tolist() == [1]
+    assert isinstance(next_error(iterator), IndexError), "the default asks for the first sample"
+
+
+@both
+def test_whole_batches_are_asked_for_when_the_data_set_has_getitems(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Many(3), 2, collate_fn=tuple, num_workers=num_workers)
+    assert list(loader) == [("list", 0, 1), ("list", 2)]
+    given = loader_class(Many(), batch_sampler=[(4, 5)], collate_fn=tuple, num_workers=num_workers)
+    assert list(given) == [("tuple", 4, 5)], "the batch arrives as the batch sampler gave it"
+    assert list(loader_class(Many(3), None, num_workers=num_workers)) == [0, 1, 4], "it is for batches only"
+
+
+@both
+def test_samples_are_asked_for_one_by_one_when_getitems_is_false(loader_class: Any, num_workers: int) -> None:
+    data = Squares(3)
+    data.__getitems__ = None
+    assert plain(loader_class(data, 3, num_workers=num_workers)) == [[0, 1, 4]]
+
+
+@both
+def test_keys_are_the_samplers_own_objects_of_any_type(loader_class: Any, num_workers: int) -> None:
+    data = {"a": 1, ("b", 2): 2, None: 3}
+    assert plain(loader_class(data, 2, sampler=list(data), num_workers=num_workers)) == [[1, 2], [3]]
+
+
+# Lengths
+
+
+def test_length_is_that_of_the_batch_sampler_or_the_sampler(loader_class: Any) -> None:
+    data = Squares(7)
+    loader = loader_class(data, 3)
+    assert (len(loader), len(iter(loader))) == (3, 3)
+    assert len(loader_class(data, 3, drop_last=True)) == 2
+    assert len(loader_class(data, None)) == 7
+    assert len(loader_class(data, None, sampler=[1, 2])) == 2
+    assert len(loader_class(data, 2, sampler=[1, 2, 3])) == 2
+    data.count = 10
+    assert len(loader) == 4, "it follows a data set that grows"
+
+
+def test_length_is_a_type_error_when_the_sampler_has_none(loader_class: Any) -> None:
+    loader = loader_class(Squares(), 2, sampler=Counted([1, 2, 3]))
+    for sized in (loader, iter(loader)):
+        with pytest.raises(TypeError):
+            len(sized)
+    assert plain(loader) == [[1, 4], [9]]
+
+
+# When things happen
+
+
+def test_nothing_happens_before_next_when_there_are_no_workers(loader_class: Any) -> None:
+    asked = []
+
+    class Recording(Squares):
+        def __getitem__(self, k: int) -> int:
+            asked.append(k)
+            return k
+
+    sampler = Counted(range(6))
+    iterator = iter(loader_class(Recording(6), 2, sampler=sampler))
+    assert (sampler.drawn, asked) == (0, [])
+    next(iterator)
+    assert (sampler.drawn, asked) == (2, [0, 1])
+    next(iterator)
+    assert (sampler.drawn, asked) == (4, [0, 1, 2, 3])
+
+
+def test_no_process_is_entered_when_there_are_no_workers(loader_class: Any) -> None:
+    loader = loader_class(Squares(2), None, collate_fn=lambda sample: (sample, os.getpid(), get_worker_info()))
+    assert list(loader) == [(0, os.getpid(), None), (1, os.getpid(), None)]
+
+
+def test_workers_begin_at_iter_without_a_call_of_next(loader_class: Any, tmp_path: Path) -> None:
+    data = Gate(tmp_path, 6)
+    iterator = iter(loader_class(data, None, sampler=[1, 2, 3, 4, 5], num_workers=2, prefetch_factor=1))
+    wait_until(lambda: data.made() == {1, 2}, "one batch for each worker is made")
+    assert next(iterator) == 1
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 3])
+def test_outstanding_batches_are_prefetch_factor_for_each_worker(loader_class: Any, prefetch_factor: int) -> None:
+    sampler = Counted(range(40))
+    loader = loader_class(Squares(), 2, sampler=sampler, num_workers=2, prefetch_factor=prefetch_factor)
+    loader.collate_fn = tuple
+    loader.dataset.count = 100
+    iterator = iter(loader)
+    for received in range(5):
+        assert sampler.drawn == 2 * (2 * prefetch_factor + received), "primed at iter(), one more at each next()"
+        next(iterator)
+
+
+def test_one_more_batch_is_asked_for_before_an_error_is_raised(loader_class: Any) -> None:
+    sampler = Counted(range(9))
+    iterator = iter(loader_class(Failing(), None, sampler=sampler, num_workers=1, prefetch_factor=2))
+    for received in range(1, 4):
+        assert f"no sample {received - 1}" in str(next_error(iterator))
+        assert sampler.drawn == 2 + received
+
+
+@both
+def test_exhausted_iterator_stays_exhausted(loader_class: Any, num_workers: int) -> None:
+    iterator = iter(loader_class([1, 2], None, num_workers=num_workers))
+    assert list(iterator) == [1, 2]
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@both
+def test_iterators_are_independent_when_several_are_live(loader_class: Any, num_workers: int) -> None:
+    loader = loader_class(Squares(4), None, num_workers=num_workers)
+    first, second = iter(loader), iter(loader)
+    assert first is not second
+    assert [next(first), next(first), next(second), next(first)] == [0, 1, 0, 4]
+    assert [*second] == [1, 4, 9]
+    assert [*first] == [9]
+
+
+# Which worker, and in which order
+
+
+def test_batch_k_goes_to_worker_k_modulo_their_number(loader_class: Any) -> None:
+    loader = loader_class(Squares(), 2, num_workers=2, collate_fn=lambda batch: (get_worker_info().id, batch))
+    assert list(loader) == [(0, [0, 1]), (1, [4, 9]), (0, [16, 25]), (1, [36, 49]), (0, [64, 81])]
+    assert [worker for worker, _ in loader] == [0, 1, 0, 1, 0], "each epoch begins with worker 0"
+
+
+def test_batches_come_in_the_samplers_order_when_a_later_one_is_ready_first(loader_class: Any, tmp_path: Path) -> None:
+    data = Gate(tmp_path, 6)
+    iterator = iter(loader_class(data, None, num_workers=2))
+    wait_until(lambda: 3 in data.made(), "the other worker is ahead")
+    assert 0 not in data.made()
+    data.open()
+    assert list(iterator) == [0, 1, 2, 3, 4, 5]
+
+
+def test_batches_come_as_they_are_ready_when_in_order_is_false(loader_class: Any, tmp_path: Path) -> None:
+    data = Gate(tmp_path, 12)
+    iterator = iter(loader_class(data, None, num_workers=2, prefetch_factor=2, in_order=False))
+    others = [next(iterator) for _ in range(10)]
+    assert sorted(others) == [1, 3, 4, 5, 6, 7, 8, 9, 10, 11], "only what the stuck worker holds has to wait"
+    data.open()
+    assert list(iterator) == [0, 2]
+
+
+def test_in_order_makes_no_difference_without_workers(loader_class: Any) -> None:
+    assert list(loader_class(Squares(4), None, in_order=False)) == [0, 1, 4, 9]
+
+
+# What runs in the worker
+
+
+@in_processes
+def test_collate_fn_runs_in_the_worker(loader_class: Any) -> None:
+    def collate(batch: list[int]) -> tuple[int, int, list[int]]:
+        return get_worker_info().id, os.getpid(), batch
+
+    (first, first_pid, _), (second, second_pid, batch) = loader_class(Squares(4), 2, num_workers=2, collate_fn=collate)
+    assert (first, second, batch) == (0, 1, [4, 9])
+    assert len({first_pid, second_pid, os.getpid()}) == 3
+
+
+@in_processes
+def test_worker_init_fn_runs_in_each_worker_after_its_seed_and_info_are_set(loader_class: Any) -> None:
+    def init(worker: int) -> None:
+        info = get_worker_info()
+        info.dataset.seen = (worker, info.id, info.num_workers, info.seed == torch.initial_seed())
+
+    class Telling(Squares):
+        def __getitem__(self, k: int) -> Any:
+            return self.seen
+
+    loader = loader_class(Telling(4), None, num_workers=2, worker_init_fn=init, collate_fn=lambda sample: sample)
+    assert list(loader) == [(0, 0, 2, True), (1, 1, 2, True)] * 2
+    assert not hasattr(loader.dataset, "seen"), "the worker has a data set of its own"
+
+
+def test_worker_init_fn_is_not_called_without_workers(loader_class: Any) -> None:
+    called: list[int] = []
+    assert list(loader_class(Squares(2), None, worker_init_fn=called.append)) == [0, 1]
+    assert called == []
+
+
+def test_error_of_worker_init_fn_comes_at_the_first_batch_of_that_worker(loader_class: Any) -> None:
+    def init(worker: int) -> None:
+        if worker == 1:
+            raise LookupError("not here")
+
+    iterator = iter(loader_class(Squares(4), None, num_workers=2, worker_init_fn=init))
+    assert next(iterator) == 0
+    error = next_error(iterator)
+    assert type(error) is LookupError
+    assert str(error).startswith(caught(loader_class, "LookupError", 1))
+    assert "not here" in str(error)
+
+
+# Epochs
+
+
+class Ageing(Squares):
+    """Tells how often this copy of it was asked, and a value that the trainer may change."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.asked, self.value = 0, "first"
+
+    def __getitem__(self, k: int) -> tuple[int, str]:
+        self.asked += 1
+        return self.asked, self.value
+
+
+@in_processes
+def test_workers_and_their_data_sets_are_new_in_each_epoch_when_not_persistent(loader_class: Any) -> None:
+    loader = loader_class(Ageing(2), None, num_workers=1, collate_fn=tuple)
+    assert list(loader) == [(1, "first"), (2, "first")]
+    loader.dataset.value = "second"
+    assert list(loader) == [(1, "second"), (2, "second")]
+
+
+@in_processes
+def test_workers_and_their_data_sets_live_on_when_persistent(loader_class: Any) -> None:
+    loader = loader_class(Ageing(2), None, num_workers=1, collate_fn=tuple, persistent_workers=True)
+    assert list(loader) == [(1, "first"), (2, "first")]
+    loader.dataset.value = "second"
+    assert list(loader) == [(3, "first"), (4, "first")], "changes in the trainer are not seen"
+
+
+def test_iterator_is_the_same_and_begins_anew_when_persistent(loader_class: Any) -> None:
+    loader = loader_class(Squares(5), None, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    assert [next(first), next(first), next(first)] == [0, 1, 4]
+    again = iter(loader)
+    assert again is first
+    assert list(again) == [0, 1, 4, 9, 16], "what was left of the last epoch is gone"
+    assert list(loader) == [0, 1, 4, 9, 16]
+
+
+# Time-outs
+
+
+def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: Any, tmp_path: Path) -> None:
+    data = Gate(tmp_path, 2)
+    iterator = iter(loader_class(data, None, num_workers=1, timeout=0.25))
+    error = next_error(iterator)
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "DataLoader timed out after 0.25 seconds"
+    data.open()
+
+
+def test_batches_come_when_they_are_made_within_the_timeout(loader_class: Any) -> None:
+    assert list(loader_class(Squares(3), None, num_workers=2, timeout=30)) == [0, 1, 4]
+
+
+def test_iter_refuses_a_timeout_that_was_set_later_without_workers(loader_class: Any) -> None:
+    loader = loader_class(Squares())
+    loader.timeout = 1
+    with pytest.raises(AssertionError, match="_SingleProcessDataLoaderIter requires timeout == 0"):
+        iter(loader)
+
+
+@pytest.mark.parametrize(
+    "loader_class",
+    [
+        pytest.param(
+            torch.utils.data.DataLoader,
+            id="torch",
+            marks=pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),  # of its __del__
+        ),
+        pytest.param(hr.DataLoader, id="ours"),
+    ],
+)
+def test_iter_refuses_a_prefetch_factor_of_zero_that_was_set_later(loader_class: Any) -> None:
+    loader = loader_class(Squares(), num_workers=1)
+    loader.prefetch_factor = 0
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0"):
+        iter(loader)

@@ -1,0 +1,354 @@
+"""Workers from their start to their end: what they know, what they carry, and that none outlives its iterator."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from drop_in.classes import ThreadLoader, in_processes
+from process.waiting import is_running, wait_until
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def as_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+class Asking(Dataset[Any]):
+    """Samples that are the answers of a function, called with the index where the sample is made."""
+
+    def __init__(self, answer: Any, length: int = 4) -> None:
+        self.answer, self.length = answer, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.answer(index)
+
+
+def answers(loader_class: type[Any], answer: Any, *, length: int = 4, **options: Any) -> list[Any]:
+    """What a data set's function answers in the workers, once for each index."""
+    loader = loader_class(Asking(answer, length), batch_size=1, collate_fn=as_is, **options)
+    return [sample for batch in loader for sample in batch]
+
+
+def pids_of(iterator: Any) -> list[int]:
+    return [worker.pid for worker in iterator._workers]
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_running, pids)), f"the workers {pids} are gone")
+
+
+# What a worker knows of itself
+
+
+def test_worker_info_tells_id_count_and_seed_and_is_none_elsewhere(loader_class: type[Any]) -> None:
+    def answer(index: int) -> tuple[Any, ...]:
+        worker = get_worker_info()
+        assert worker is not None
+        return worker.id, worker.num_workers, worker.seed - worker.id, (worker.rng, worker.worker_method)
+
+    got = answers(loader_class, answer, num_workers=2)
+    assert [(number, count) for number, count, _, _ in got] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert len({base for _, _, base, _ in got}) == 1
+    assert {rest for _, _, _, rest in got} == {(None, "thread" if loader_class is ThreadLoader else "multiprocessing")}
+    assert get_worker_info() is None
+    assert answers(loader_class, lambda index: get_worker_info(), num_workers=0) == [None] * 4
+
+
+def test_worker_info_cannot_be_changed(loader_class: type[Any]) -> None:
+    def answer(index: int) -> list[str]:
+        worker = get_worker_info()
+        refused = []
+        for name in ("id", "num_workers", "seed", "dataset"):
+            try:
+                setattr(worker, name, 7)
+            except dataclasses.FrozenInstanceError:
+                refused.append(name)
+        return refused
+
+    assert answers(loader_class, answer, num_workers=1, length=1) == [["id", "num_workers", "seed", "dataset"]]
+
+
+class Itself(Dataset[bool]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> bool:
+        worker = get_worker_info()
+        return worker is not None and worker.dataset is self
+
+
+def test_worker_info_holds_the_data_set_that_makes_the_samples(loader_class: type[Any]) -> None:
+    def init(worker_id: int) -> None:
+        worker = get_worker_info()
+        assert worker is not None and type(worker.dataset).__name__ == "Itself" and worker.id == worker_id
+
+    assert torch.cat(list(loader_class(Itself(), num_workers=2, worker_init_fn=init))).tolist() == [True] * 3
+
+
+@in_processes
+def test_workers_find_the_trainers_surroundings_and_one_torch_thread(
+    loader_class: type[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADRACE_TEST_WORD", "set late")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "written_late.py").write_text("NUMBER = 17")
+
+    def answer(index: int) -> Any:
+        import written_late
+
+        return str(Path.cwd()), os.environ["HEADRACE_TEST_WORD"], written_late.NUMBER, torch.get_num_threads()
+
+    before = torch.get_num_threads()
+    assert answers(loader_class, answer, num_workers=2) == [(str(tmp_path), "set late", 17, 1)] * 4
+    assert torch.get_num_threads() == before
+    sys.modules.pop("written_late", None)
+
+
+# Which code can be carried
+
+
+@in_processes
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_lambdas_local_classes_closures_and_bound_methods_work(loader_class: type[Any], context: str | None) -> None:
+    factor = 3
+
+    class Local(Dataset[int]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            return index * factor
+
+        def collate(self, samples: list[int]) -> tuple[int, ...]:
+            return tuple(samples)
+
+        def init(self, worker_id: int) -> None:
+            os.environ["HEADRACE_TEST_ID"] = str(worker_id)
+
+    data = Local()
+    options: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": context}
+    assert list(loader_class(data, batch_size=2, collate_fn=data.collate, worker_init_fn=data.init, **options)) == [
+        (0, 3),
+        (6, 9),
+    ]
+    assert list(loader_class(data, batch_size=4, collate_fn=lambda s: sum(s) + factor, **options)) == [21]
+    assert answers(loader_class, lambda index: (index, factor), **options) == [(k, 3) for k in range(4)]
+
+
+def test_class_of_the_script_arrives_as_the_scripts_own_class(loader_class: type[Any]) -> None:
+    assert [type(x) for x in answers(loader_class, lambda index: Itself(), num_workers=1, length=1)] == [Itself]
+
+
+# Data sets in workers
+
+
+class Counting(Dataset[int]):
+    """How often it was asked before, by whichever process holds this copy, plus what the trainer set."""
+
+    def __init__(self) -> None:
+        self.asked, self.base = 0, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        return self.base + self.asked
+
+
+@in_processes
+def test_copies_of_the_data_set_live_on_in_persistent_workers(loader_class: type[Any]) -> None:
+    data = Counting()
+    loader = loader_class(data, num_workers=2, persistent_workers=True, batch_size=1)
+    assert torch.cat(list(loader)).tolist() == [1, 1, 2, 2]
+    data.base = 100
+    assert torch.cat(list(loader)).tolist() == [3, 3, 4, 4], "and changes in the trainer are not seen"
+    assert data.asked == 0
+
+
+@in_processes
+def test_changes_to_the_data_set_are_seen_by_the_next_iterator(loader_class: type[Any]) -> None:
+    data = Counting()
+    loader = loader_class(data, num_workers=2, batch_size=1)
+    assert torch.cat(list(loader)).tolist() == [1, 1, 2, 2]
+    data.base = 100
+    assert torch.cat(list(loader)).tolist() == [101, 101, 102, 102]
+    assert data.asked == 0
+
+
+def test_data_set_is_the_trainers_own_without_workers(loader_class: type[Any]) -> None:
+    data = Counting()
+    assert torch.cat(list(loader_class(data))).tolist() == [1, 2, 3, 4]
+    assert data.asked == 4
+
+
+# Persistent workers, several iterators, threads
+
+
+def test_persistent_iterator_is_the_same_object_with_the_same_workers(loader_class: type[Any]) -> None:
+    loader = loader_class(range(8), batch_size=2, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    pids = pids_of(first)
+    assert len(list(first)) == 4
+    second = iter(loader)
+    assert second is first
+    assert pids_of(second) == pids
+    assert all(worker.is_alive() for worker in second._workers)
+    assert torch.cat(list(second)).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_half_used_epoch_is_discarded_when_persistent_workers_begin_anew(loader_class: type[Any], taken: int) -> None:
+    loader = loader_class(range(12), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=2)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(taken)] == [[0, 1], [2, 3], [4, 5]][:taken]
+    assert torch.cat(list(loader)).tolist() == list(range(12))
+
+
+def test_half_used_stream_begins_anew_in_persistent_workers(loader_class: type[Any]) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            worker = get_worker_info()
+            assert worker is not None
+            yield from range(worker.id, 8, 2)
+
+    loader = loader_class(Stream(), batch_size=2, num_workers=2, persistent_workers=True)
+    assert next(iter(loader)).tolist() == [0, 2]
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+
+@in_processes
+def test_new_iterator_has_workers_of_its_own_when_they_are_not_persistent(loader_class: type[Any]) -> None:
+    loader = loader_class(range(12), batch_size=2, num_workers=2)
+    first = iter(loader)
+    second = iter(loader)
+    assert first is not second
+    assert not set(pids_of(first)) & set(pids_of(second))
+    got: tuple[list[int], list[int]] = ([], [])
+    for _ in range(3):
+        for at, iterator in enumerate((first, second, second)):
+            got[min(at, 1)].extend(next(iterator).tolist())
+    del second, iterator
+    got[0].extend(x for batch in first for x in batch.tolist())
+    assert got == (list(range(12)), list(range(12)))
+
+
+def test_threads_that_share_an_iterator_all_end_and_get_each_batch_once() -> None:
+    iterator = iter(hr.DataLoader(range(400), batch_size=2, num_workers=2))
+    got: list[list[int]] = []
+
+    def take() -> None:
+        got.extend(batch.tolist() for batch in iterator)
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted(got) == [[k, k + 1] for k in range(0, 400, 2)]
+
+
+# Their end
+
+
+@in_processes
+def test_workers_can_be_looked_at_and_are_gone_when_the_iterator_is_exhausted(loader_class: type[Any]) -> None:
+    iterator = iter(loader_class(range(8), batch_size=2, num_workers=2))
+    workers = list(iterator._workers)
+    assert [worker.is_alive() for worker in workers] == [True, True]
+    assert [worker.exitcode for worker in workers] == [None, None]
+    assert all(is_running(worker.pid) for worker in workers)
+    assert len(list(iterator)) == 4
+    for worker in workers:
+        worker.join(20)
+    assert not any(worker.is_alive() for worker in workers)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    wait_until_gone([worker.pid for worker in workers])
+
+
+@in_processes
+def test_idle_worker_can_be_terminated(loader_class: type[Any]) -> None:
+    loader = loader_class(range(8), batch_size=2, num_workers=1, persistent_workers=True, collate_fn=as_is)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 4
+    worker = iterator._workers[0]
+    worker.join(0)
+    assert worker.is_alive(), "an idle worker waits for the next epoch"
+    worker.terminate()
+    worker.join(20)
+    assert not worker.is_alive()
+    assert worker.exitcode is not None
+
+
+@in_processes
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_workers_are_gone_when_the_iterator_is_deleted(loader_class: type[Any], taken: int) -> None:
+    loader = loader_class(range(40), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    pids = pids_of(iterator)
+    for _ in range(taken):
+        next(iterator)
+    del iterator
+    wait_until_gone(pids)
+    assert torch.cat(list(loader)).tolist() == list(range(40))
+
+
+@in_processes
+def test_workers_are_gone_when_the_loop_is_left_by_an_exception(loader_class: type[Any]) -> None:
+    pids: list[int] = []
+
+    def train() -> None:
+        iterator = iter(loader_class(range(40), batch_size=2, num_workers=2))
+        pids.extend(pids_of(iterator))
+        for batch in iterator:
+            if batch[0] == 4:
+                raise ZeroDivisionError
+
+    try:
+        train()
+    except ZeroDivisionError as error:
+        error.__traceback__ = None  # the frames hold the iterator while somebody holds them
+    wait_until_gone(pids)
+
+
+@in_processes
+def test_persistent_workers_are_gone_when_the_loader_is_deleted(loader_class: type[Any]) -> None:
+    loader = loader_class(range(8), batch_size=2, num_workers=2, persistent_workers=True)
+    pids = pids_of(iter(loader))
+    assert len(list(loader)) == 4
+    assert all(map(is_running, pids))
+    del loader
+    wait_until_gone(pids)
+
+
+def test_iterator_is_freed_by_its_last_reference_alone() -> None:
+    loader = hr.DataLoader(range(40), batch_size=2, num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    pids = pids_of(iterator)
+    gc.disable()
+    try:
+        del iterator
+        wait_until_gone(pids)
+    finally:
+        gc.enable()
