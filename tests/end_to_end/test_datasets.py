@@ -233,7 +233,7 @@ def test_an_endless_iterable_is_not_run_ahead_of(num_workers: int) -> None:
         batches = iter(loader)
         assert flat(next(batches) for _ in range(5)) == list(range(20))
         made_at_most = 4 * (5 + 2) + 2 * 8 + 4
-        loader._machinery._engine.call(_turns)
+        loader._behind._machinery._engine.call(_turns)
         assert data.given <= made_at_most
     assert data.ended == 1
 
@@ -252,7 +252,7 @@ def test_a_data_set_of_any_length_starts_at_once_and_is_not_run_ahead_of(num_wor
         batches = iter(loader)
         for _ in range(5):
             next(batches)
-        loader._machinery._engine.call(_turns)
+        loader._behind._machinery._engine.call(_turns)
         assert len(data.got) <= 4 * (5 + 2) + 2 * 8 + 8 + 4
 
 
@@ -392,10 +392,10 @@ def test_nothing_is_made_before_it_is_asked_for(num_workers: int) -> None:
     with hr.DataLoader(data, batch_size=4, prefetch_factor=0, num_workers=num_workers) as loader:
         batches = iter(loader)
         for k in range(5):
-            loader._machinery._engine.call(_turns)
+            loader._behind._machinery._engine.call(_turns)
             assert len(data.got) == 4 * k
             assert next(batches).tolist() == list(range(4 * k, 4 * k + 4))
-        loader._machinery._engine.call(_turns)
+        loader._behind._machinery._engine.call(_turns)
         assert len(data.got) == 20
 
 
@@ -583,3 +583,64 @@ def test_stages_of_one_sample_draw_different_random_numbers() -> None:
     with hr.DataLoader(data, batch_size=8) as loader:
         ((first, second),) = list(loader)
     assert not (first == second).any()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epoch_advances_with_the_last_batch_when_nobody_asks_for_one_more(num_workers: int, drop_last: bool) -> None:
+    with hr.DataLoader(Keys(10), batch_size=4, num_workers=num_workers, drop_last=drop_last, shuffle=True) as loader:
+        counted = []
+        for epoch in range(2):
+            assert loader.epoch == epoch
+            counted.append([batch.tolist() for _, batch in zip(range(len(loader)), loader, strict=False)])
+        assert loader.epoch == 2
+        loader.set_epoch(0)
+        assert [[batch.tolist() for batch in loader] for _ in range(2)] == counted
+
+
+def test_epoch_does_not_advance_before_the_last_batch() -> None:
+    with hr.DataLoader(Keys(10), batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        assert loader.epoch == 0
+        next(batches)
+        assert loader.epoch == 1
+        loader.set_epoch(0)
+        assert list(batches) == []
+        assert loader.epoch == 0, "it was counted twice"
+
+
+def test_peek_at_the_only_batch_does_not_advance_the_epoch() -> None:
+    with hr.DataLoader(Keys(4), batch_size=4) as loader:
+        loader.peek()
+        assert loader.epoch == 0
+        next(iter(loader))
+        assert loader.epoch == 1
+
+
+def test_epoch_of_unknown_length_advances_when_it_is_used_up() -> None:
+    with hr.DataLoader(Keys(10).filter(lambda key: key != 3), batch_size=3) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        assert loader.epoch == 0
+        assert list(batches) == []
+        assert loader.epoch == 1
+
+
+def test_loader_made_anew_of_its_attributes_has_the_same_order() -> None:
+    generator = torch.Generator().manual_seed(7)
+    names = ("batch_size", "collate_fn", "generator", "prefetch_factor", "seed", "num_workers", "sampler")
+    with hr.DataLoader(Keys(20), batch_size=4, shuffle=True, generator=generator) as loader:
+        options = {name: getattr(loader, name) for name in names}
+        order = [batch.tolist() for batch in loader]
+    with hr.DataLoader(loader.dataset, **options) as anew:
+        assert [batch.tolist() for batch in anew] == order
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("given", [None, 3])
+def test_prefetch_factor_is_kept_as_it_was_given(num_workers: int, given: int | None) -> None:
+    with hr.DataLoader(Keys(4), num_workers=num_workers, prefetch_factor=given) as loader:
+        assert loader.prefetch_factor == given
+        assert loader.options["prefetch_factor"] == (given or 4)

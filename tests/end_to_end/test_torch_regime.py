@@ -1,16 +1,29 @@
-"""torch's own data sets run on torch's own engine, unchanged."""
+"""torch's own data sets: torch's batches, and what our iterators and our arguments add to them."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 import headrace as hr
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
 class Squares(Dataset[int]):
@@ -50,10 +63,41 @@ def test_batches_are_torchs(data: Any) -> None:
             assert batches(hr.DataLoader, data, **options) == batches(torch.utils.data.DataLoader, data, **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_torchs_workers_are_torchs() -> None:
-    options = {"batch_size": 4, "num_workers": 1, "shuffle": True}
-    assert batches(hr.DataLoader, Squares(), **options) == batches(torch.utils.data.DataLoader, Squares(), **options)
+def test_batches_of_workers_are_those_that_torch_makes_without() -> None:
+    options = {"batch_size": 4, "shuffle": True}
+    alone = batches(torch.utils.data.DataLoader, Squares(), **options)
+    assert batches(hr.DataLoader, Squares(), num_workers=2, **options) == alone
+
+
+class Parents(Dataset[int]):
+    """Which process is the parent of the one that makes the samples."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, k: int) -> int:
+        return os.getppid()
+
+
+def test_workers_are_no_forks_of_the_trainer() -> None:
+    parents = {int(parent) for batch in hr.DataLoader(Parents(), batch_size=2, num_workers=2) for parent in batch}
+    assert len(parents) == 1
+    assert parents.isdisjoint({os.getpid(), os.getppid()})
+
+
+@pytest.mark.parametrize("economic", [False, True])
+def test_loader_that_is_closed_in_the_middle_leaves_its_batches(economic: bool) -> None:
+    with hr.DataLoader(Squares(), batch_size=4, num_workers=1, economic=economic) as loader:
+        batch = next(iter(loader))
+    assert batch.tolist() == [0, 1, 4, 9]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_loader_gives_the_same_after_a_pickle(num_workers: int) -> None:
+    with hr.DataLoader(Squares(), batch_size=4, num_workers=num_workers) as loader:
+        first = [batch.tolist() for batch in loader]
+        with pickle.loads(pickle.dumps(loader)) as copy:
+            assert [batch.tolist() for batch in copy] == first
 
 
 def test_both_regimes_are_torchs_class() -> None:
@@ -86,26 +130,69 @@ def test_parts_of_a_data_set_of_ours_are_torchs_data_sets() -> None:
 
 
 @pytest.mark.may_leave(threads="AnyIO worker thread", reason="threads end with their loop")
-def test_torchs_data_sets_are_for_async_loops_too() -> None:
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_torchs_data_sets_are_for_async_loops_too(num_workers: int) -> None:
     async def main() -> list[Any]:
-        loader = hr.DataLoader(TensorDataset(torch.arange(6)), batch_size=4)
-        return [batch async for batch in loader]
+        async with hr.DataLoader(TensorDataset(torch.arange(6)), batch_size=4, num_workers=num_workers) as loader:
+            return [batch async for batch in loader]
 
     assert [b[0].tolist() for b in asyncio.run(main())] == [[0, 1, 2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize(
-    "options", [{"seed": 1}, {"memory_budget": "1GiB"}, {"fetch_concurrency": 3}, {"fetch": hr.FetchOptions()}]
+    "options",
+    [
+        {"seed": 1},
+        {"memory_budget": "1GiB"},
+        {"num_batch_workers": 2},
+        {"fetch_concurrency": 3},
+        {"fetch": hr.FetchOptions()},
+    ],
 )
 def test_options_of_ours_are_refused_there(options: dict[str, Any]) -> None:
     with pytest.raises(hr.OptionError, match=next(iter(options))):
         hr.DataLoader(Squares(), **options)
 
 
-@pytest.mark.parametrize("name", ["stats", "report", "peek", "bound_by"])
-def test_what_is_ours_alone_says_so_there(name: str) -> None:
-    with pytest.raises(hr.LoaderBusyError, match="torch's engine"):
+@pytest.mark.parametrize("name", ["stats", "report", "bound_by"])
+def test_what_is_not_counted_is_not_told(name: str) -> None:
+    with pytest.raises(hr.LoaderBusyError, match="economic=True"):
         getattr(hr.DataLoader(Squares()), name)()
+
+
+def test_batch_that_was_made_cannot_be_peeked_at() -> None:
+    with pytest.raises(hr.LoaderBusyError, match="consumed"):
+        hr.DataLoader(Squares()).peek()
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (Squares(), {}),
+        (Squares(), {"shuffle": True}),
+        (Squares(), {"batch_size": None}),
+        (Squares(), {"sampler": [3, 1, 4]}),
+        (Squares(), {"batch_sampler": BatchSampler(RandomSampler(range(20)), 3, drop_last=False)}),
+        (Counting(), {}),
+        (Plain(), {"num_workers": 1, "economic": True}),
+    ],
+)
+def test_any_loader_can_be_told_the_epoch(data: Any, options: dict[str, Any]) -> None:
+    with hr.DataLoader(data, **options) as loader:
+        loader.set_epoch(3)
+        assert loader.epoch == 3
+        assert len(list(loader)) > 0
+
+
+def test_sampler_that_knows_epochs_is_told() -> None:
+    sampler: DistributedSampler[int] = DistributedSampler(Squares(), num_replicas=2, rank=0, seed=1)
+    loader = hr.DataLoader(Squares(), batch_size=10, sampler=sampler)
+    orders = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        orders.append(next(iter(loader)).tolist())
+    assert orders[0] != orders[1]
+    assert orders[0] == orders[2]
 
 
 def test_torchs_checks_and_texts_are_torchs() -> None:

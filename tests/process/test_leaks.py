@@ -61,7 +61,7 @@ def warm() -> Iterator[Any]:
 def is_quiet(loader: Any) -> bool:
     """No epoch runs, and no worker has anything to do."""
     gc.collect()
-    machinery = loader._machinery
+    machinery = loader._behind._machinery
     return (
         not machinery._workers._entries
         and machinery._arena.leased_bytes == 0
@@ -249,7 +249,7 @@ def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(worker
         for _ in range(ahead % 4):
             next(iterator)
         if ahead >= 4:
-            wait_until(lambda loader=loader: len(loader._machinery._slabs._out) >= 3, "batches lie ready")
+            wait_until(lambda loader=loader: len(loader._behind._machinery._slabs._out) >= 3, "batches lie ready")
         if ahead >= 8:
             loader.close()
         else:
@@ -329,7 +329,7 @@ def test_views_of_batches_are_never_written_over() -> None:
             assert content(view) == before, name
             del view
         wait_until(lambda: is_quiet(loader), "every slab has come back")
-        assert len(loader._machinery._slabs.segments) <= 4 + 2
+        assert len(loader._behind._machinery._slabs.segments) <= 4 + 2
 
 
 def test_saved_batch_holds_just_the_batch() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from process.waiting import run_script
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 import headrace as hr
 
@@ -190,6 +191,20 @@ def test_function_that_cannot_be_pickled_is_an_error_at_once(place: str) -> None
     assert isinstance(error, TypeError)
     assert "pickle" in str(error) and "lock" in str(error)
     assert "stage" in notes_of(error), "nobody says which function it is"
+
+
+def test_registered_collate_function_that_cannot_be_pickled_is_an_error_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = threading.Lock()
+
+    def collate_numbers(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        return batch, lock
+
+    monkeypatch.setitem(default_collate_fn_map, int, collate_numbers)
+    error = error_of(hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, timeout=10))
+    assert isinstance(error, hr.CannotCarryError)
+    assert "default_collate_fn_map[int]" in str(error)
 
 
 @pytest.mark.parametrize("workers_before", ["nothing", "filter"])

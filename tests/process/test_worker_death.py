@@ -302,7 +302,7 @@ def test_helper_that_is_killed_is_an_error_and_no_hang() -> None:
         loader = hr.DataLoader(Numbers(4000).map(lambda x: time.sleep(0.002) or x), batch_size=4, num_workers=2)
         it = iter(loader)
         next(it)
-        os.kill(loader._machinery._helper.process.pid, signal.SIGKILL)
+        os.kill(loader._behind._machinery._helper.process.pid, signal.SIGKILL)
         began = time.monotonic()
         try:
             for batch in it:
@@ -329,7 +329,7 @@ def test_helper_that_is_killed_is_an_error_and_no_hang() -> None:
 def test_helper_that_is_killed_before_the_first_iteration_is_an_error_and_no_hang() -> None:
     code, out, err = run_script("""
         loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
-        os.kill(loader._machinery._helper.process.pid, signal.SIGKILL)
+        os.kill(loader._behind._machinery._helper.process.pid, signal.SIGKILL)
         try:
             print([b.tolist() for b in loader])
         except Exception as error:

@@ -57,7 +57,7 @@ def descendants_of(pid: int) -> list[int]:
 
 def workers_of(loader: Any) -> list[int]:
     """The process ids of a loader's workers."""
-    return [worker.pid for worker in loader._machinery._workers._workers if worker.pid]
+    return [worker.pid for worker in loader._behind._machinery._workers._workers if worker.pid]
 
 
 PREAMBLE = """

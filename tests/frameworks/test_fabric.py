@@ -1,0 +1,62 @@
+"""Fabric wraps our loader and leaves it alone; with ranks it makes it anew, with its own sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from torch.utils.data import DistributedSampler
+
+import headrace as hr
+
+
+@pytest.mark.parametrize("regime", ["torch", "headrace"])
+def test_fabric_iterates_our_loader_when_it_wraps_it(regime: str) -> None:
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    loader = hr.DataLoader(data_of(regime), batch_size=4, shuffle=True, num_workers=1)
+    wrapped: Any = fabric.setup_dataloaders(loader)
+    assert wrapped._dataloader is loader
+    assert len(wrapped) == 3
+    for _ in range(2):
+        batches = list(wrapped)
+        assert sorted(key for batch in batches for key in keys_of(batch)) == list(range(COUNT))
+        assert_made_by_our_workers(batches)
+    loader.close()
+
+
+def test_epochs_are_in_different_orders_when_a_loop_over_fabrics_loader_ends_early() -> None:
+    """Fabric counts the calls of iter, and tells the sampler."""
+    loader = hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True, num_workers=1)
+    wrapped = lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+    first, second = ([keys_of(batch) for batch, _ in zip(wrapped, range(3), strict=False)] for _ in range(2))
+    assert first != second
+    loader.close()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[None]:
+    """A group of one process, which frameworks take for a distributed run."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("regime", ["torch", "headrace"])
+def test_fabric_divides_torchs_data_alone_when_there_are_ranks(regime: str, ranks: None) -> None:
+    """Samples of our data sets are the loader's to divide: there Fabric finds that it is done."""
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, strategy="ddp")
+    fabric.launch()
+    loader = hr.DataLoader(data_of(regime), batch_size=4, num_workers=1, timeout=33)
+    wrapped: Any = fabric.setup_dataloaders(loader)
+    inside = wrapped._dataloader
+    assert type(inside) is hr.DataLoader
+    assert inside.timeout == 33
+    assert isinstance(inside.sampler, DistributedSampler)
+    assert (inside is loader) == (regime == "headrace")
+    assert_made_by_our_workers(wrapped)
+    loader.close()
