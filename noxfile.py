@@ -27,6 +27,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def frameworks(session: nox.Session) -> None:
+    """Run the loader inside training frameworks."""
+    peers = ("lightning>=2.6", "accelerate>=1.15", "transformers>=5.20", "torchtitan>=0.3")
+    install(session, ".[test]", *peers)
+    session.run("pytest", "tests/frameworks", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Look for mistakes, and for code that is not formatted."""
     install(session, "ruff>=0.9")
@@ -60,3 +68,10 @@ def bench(session: nox.Session) -> None:
     """Measure; `nox -s bench -- --help` says what there is."""
     install(session, ".[fast]", "-r", "benchmarks/requirements.txt")
     session.run("python", "benchmarks/run.py", *session.posargs)
+
+
+@nox.session
+def torch_suite(session: nox.Session) -> None:
+    """Run torch's own tests of its DataLoader on ours: `nox -s torch_suite -- PATH/test_dataloader.py`."""
+    install(session, ".[test]", "expecttest", "psutil")
+    session.run("python", "tests/torch_suite.py", *session.posargs)
