@@ -10,11 +10,10 @@ import functools
 import heapq
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe, Subset
+from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn, default_collate
 
 from headrace.deliver.iterator import BatchIterator, Opener
@@ -24,11 +23,10 @@ from headrace.options import FetchOptions, Settings
 from headrace.plan import sample_seed
 from headrace.scheduler.recipe import Recipe
 from headrace.tasks import Chain, Delivery, Step
-from headrace.torch_compat import packing, worker_info
+from headrace.torch_compat import packing
 from headrace.torch_compat.collate import is_extended, plain_collate
-from headrace.torch_compat.errors import pack_worker_error, unpack_worker_error
-
-_CAUGHT = b"caught "  # before the bytes of an exception that a user's function has raised in a worker
+from headrace.torch_compat.errors import unpack_worker_error
+from headrace.work.keyed import CAUGHT, Begin, Get, OfOne, get_many, pack_in_process, pack_in_thread
 
 
 class Economy:
@@ -247,17 +245,9 @@ class _Opener(Opener):
     def open(self, delivery: Delivery) -> Any:
         if delivery.kind != "error":
             return super().open(delivery)
-        if delivery.blob.startswith(_CAUGHT):
-            raise unpack_worker_error(delivery.blob[len(_CAUGHT) :])
+        if delivery.blob.startswith(CAUGHT):
+            raise unpack_worker_error(delivery.blob[len(CAUGHT) :])
         raise packing.unpack_error(delivery.blob)
-
-
-def _pack_in_process(error: BaseException, worker: int) -> bytes:
-    return _CAUGHT + pack_worker_error(error, f"in DataLoader worker process {worker}")
-
-
-def _pack_in_thread(error: BaseException, worker: int) -> bytes:
-    return _CAUGHT + pack_worker_error(error, f"in DataLoader worker thread {worker}")
 
 
 def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> Chain:
@@ -266,65 +256,18 @@ def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any],
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         init = functools.partial(_sharding_worker_init_fn, init, iterator._world_size, iterator._rank)
     if not iterator._auto_collation:
-        collate = _OfOne(collate)
+        collate = OfOne(collate)
     elif collate is default_collate:
         collate = plain_collate
-    many = _get_many(dataset) if iterator._auto_collation else None
+    many = get_many(dataset) if iterator._auto_collation else None
     return Chain(
-        (Step("__getitem__" if many is None else "__getitems__", "map", _Get(dataset), random=True),),
+        (Step("__getitem__" if many is None else "__getitems__", "map", Get(dataset), random=True),),
         collate,
         by_key=True,
         many=many,
-        begin=_Begin(dataset, loader.num_workers, int(iterator._base_seed), init, economy.in_threads),
-        pack_error=_pack_in_thread if economy.in_threads else _pack_in_process,
+        begin=Begin(dataset, loader.num_workers, int(iterator._base_seed), init, economy.in_threads),
+        pack_error=pack_in_thread if economy.in_threads else pack_in_process,
     )
-
-
-class _Get:
-    """A data set's samples by their keys."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __call__(self, key: Any) -> Any:
-        return self._dataset[key]
-
-
-def _get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """A data set's own way to give several samples at once, if it has one; torch's subsets only pass it on."""
-    inner = dataset
-    while type(inner) is Subset:
-        inner = inner.dataset
-    return dataset.__getitems__ if getattr(inner, "__getitems__", None) else None
-
-
-class _OfOne:
-    """A function of a sample, as one of a list with that sample alone."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._function(samples[0])
-
-
-class _Begin:
-    """What a worker does before its first sample: what torch's workers do."""
-
-    def __init__(
-        self, dataset: Any, count: int, base_seed: int, init: Callable[[int], Any] | None, in_thread: bool
-    ) -> None:
-        self._dataset, self._count, self._base_seed = dataset, count, base_seed
-        self._init, self._in_thread = init, in_thread
-
-    def __call__(self, number: int) -> None:
-        if self._in_thread:
-            worker_info.set_in_thread(number, self._count, self._base_seed, self._dataset)
-        else:
-            torch.set_num_threads(1)
-            worker_info.set_in_process(number, self._count, self._base_seed, self._dataset)
-        if self._init is not None:
-            self._init(number)
 
 
 async def _prepare_nothing(_: Machinery) -> None:

@@ -30,7 +30,7 @@ from headrace.types import Buffer
 _ALIGNMENT = 64
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 _CARRIED_DEVICES = ("cpu", "meta")
-_LOADED_ALREADY = ("torch", "numpy", "headrace", "cloudpickle")  # by the helper process
+_LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the helper process
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
 

@@ -283,6 +283,7 @@ def main(control_fd: int, trainer: int, state: dict[str, Any] | None = None) -> 
     torch.set_num_threads(1)
     importlib.import_module("headrace.work.worker")
     importlib.import_module("headrace.work.serve")
+    importlib.import_module("headrace.work.keyed")
     importlib.import_module("headrace.torch_compat.worker_info").warm_up()
     with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
         importlib.import_module("PIL.Image").preinit()

@@ -128,6 +128,7 @@ class ProcessWorkers:
         self._ready: list[tuple[int, int, int, _Entry]] = []
         self._chains: dict[int, tuple[Segment, tuple[int, ...]]] = {}
         self._specs: dict[int, bytes] = {}
+        self._modules: dict[str, int] = {}  # that the chains need, and when their files were written
         self._progress = Segment.create(16 * count)
         self._starter: Starter | None = None
         self._starting: set[asyncio.Task[None]] = set()
@@ -137,7 +138,7 @@ class ProcessWorkers:
     async def open(self) -> None:
         """Start the workers; tasks may be given before they stand."""
         try:
-            self._starter = HelperStarter(self._helper, self._on_exit)
+            self._starter = HelperStarter(self._helper, self._on_exit, self._modules)
         except OSError as error:
             self._fail_all(error)
             return
@@ -151,10 +152,12 @@ class ProcessWorkers:
             Exception: whatever pickling the functions raises.
         """
         try:
-            parts = packing.pack_for_workers(chain)
+            modules: set[str] = set()
+            parts = packing.pack_for_workers(chain, None, modules)
         except Exception as error:
             error.add_note(f"stage: work; {_unpackable(chain)} cannot be sent to the workers")
             raise
+        self._modules |= packing.files_of(modules)
         segment = Segment.create(packing.packed_size(parts))
         return segment, packing.write(parts, segment.view)
 

@@ -149,10 +149,12 @@ class HelperStarter:
 
     Args:
         exited: called with (pid, exit code; minus the signal where one ended it) of each worker that ended.
+        modules: what the workers will need, as far as that is known, for `Helper.prepare`.
     """
 
-    def __init__(self, helper: Helper, exited: Callable[[int, int], None]) -> None:
+    def __init__(self, helper: Helper, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:
         self._sock = helper.connect()
+        helper.prepare(self._sock, modules)
         self._exited = exited
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[int]] = {}

@@ -1,0 +1,69 @@
+"""What workers do in economic mode: get samples by their keys. It is light: each worker loads it as it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from headrace.torch_compat import worker_info
+from headrace.torch_compat.errors import pack_worker_error
+
+CAUGHT = b"caught "  # before the bytes of an exception that a user's function has raised in a worker
+
+
+def pack_in_process(error: BaseException, worker: int) -> bytes:
+    return CAUGHT + pack_worker_error(error, f"in DataLoader worker process {worker}")
+
+
+def pack_in_thread(error: BaseException, worker: int) -> bytes:
+    return CAUGHT + pack_worker_error(error, f"in DataLoader worker thread {worker}")
+
+
+class Get:
+    """A data set's samples by their keys."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __call__(self, key: Any) -> Any:
+        return self._dataset[key]
+
+
+def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
+    """A data set's own way to give several samples at once, if it has one; torch's subsets only pass it on."""
+    inner = dataset
+    while type(inner) is Subset:
+        inner = inner.dataset
+    return dataset.__getitems__ if getattr(inner, "__getitems__", None) else None
+
+
+class OfOne:
+    """A function of a sample, as one of a list with that sample alone."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._function(samples[0])
+
+
+class Begin:
+    """What a worker does before its first sample: what torch's workers do."""
+
+    def __init__(
+        self, dataset: Any, count: int, base_seed: int, init: Callable[[int], Any] | None, in_thread: bool
+    ) -> None:
+        self._dataset, self._count, self._base_seed = dataset, count, base_seed
+        self._init, self._in_thread = init, in_thread
+
+    def __call__(self, number: int) -> None:
+        if self._in_thread:
+            worker_info.set_in_thread(number, self._count, self._base_seed, self._dataset)
+        else:
+            torch.set_num_threads(1)
+            worker_info.set_in_process(number, self._count, self._base_seed, self._dataset)
+        if self._init is not None:
+            self._init(number)
