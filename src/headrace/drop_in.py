@@ -52,11 +52,16 @@ class SingleIterator(_SingleProcessDataLoaderIter):
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
+        self._mover = mover_of(loader)
         if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
             fetcher = self._dataset_fetcher
             fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
 
     def _next_data(self) -> Any:
+        batch = self._made()
+        return batch if self._mover is None else self._mover.finish(self._mover.start(batch))
+
+    def _made(self) -> Any:
         if self._dataset_kind == _DatasetKind.Iterable:
             return super()._next_data()  # type: ignore[no-untyped-call]
         index = self._next_index()  # type: ignore[no-untyped-call]
@@ -102,9 +107,9 @@ class WorkerIterator(_BaseDataLoaderIter):
             num_workers=self._num_workers,
             shared_seed=self._shared_seed,
         )
+        self._ahead = ahead_of(loader, mover_of(loader))
         self._crew = Crew(job, _starter(loader, job), self._prefetch_factor * self._num_workers)
         places = self._crew.places
-        self._ahead = ahead_of(loader, mover_of(loader))
         places.unlock_pages = self._ahead.unlock_pages
         self._end = weakref.finalize(self, _end, self._crew, self._ahead)
         self._end.atexit = False

@@ -39,3 +39,4 @@ def helper() -> Iterator[Helper]:
     helper = Helper.acquire()
     yield helper
     helper.release()
+    Helper.end_idle()

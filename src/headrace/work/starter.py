@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import itertools
 import json
@@ -142,6 +143,9 @@ class Helper:
         except subprocess.TimeoutExpired:
             self.process.kill()  # its workers are told by the kernel
             self.process.wait()
+
+
+atexit.register(Helper.end_idle)
 
 
 class HelperStarter:

@@ -1,0 +1,138 @@
+"""The arguments that torch's loader does not have: what is refused, by which name, and what becomes of the others."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+from unit.fake_device import FakeBackend
+
+import headrace as hr
+from headrace.deliver.device import StillMover
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+NUMBERS = list(range(8))
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (NUMBERS, {"workers": "fibre"}, r"workers='fibre'.*'process', 'thread'"),
+    (NUMBERS, {"economic": True}, "economic=True needs workers"),
+    (Counting(), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__: Counting"),
+    (NUMBERS, {"economic": True, "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
+    (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 0}, "num_batch_workers=0 must be"),
+    (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_workers_batches='2' must be"),
+    (
+        NUMBERS,
+        {"economic": True, "num_workers": 1, "num_batch_workers": 1, "num_workers_batches": 1},
+        "one option: give one of them",
+    ),
+    (NUMBERS, {"economic": True, "num_workers": 1, "memory_budget": "much"}, "memory_budget='much'"),
+    (NUMBERS, {"num_batch_workers": 2, "num_workers": 1}, "num_batch_workers=2 needs economic=True"),
+    (NUMBERS, {"seed": 3}, "seed=3 needs economic=True"),
+    (NUMBERS, {"memory_budget": "1GiB"}, "memory_budget='1GiB' needs economic=True"),
+    (NUMBERS, {"fetch": hr.FetchOptions()}, r"fetch=.*is for headrace's data sets: list"),
+    (NUMBERS, {"fetch_concurrency": 3}, "fetch_concurrency=3 is for headrace's data sets"),
+    (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "workers is 'thread'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "told"), REFUSED, ids=lambda value: "" if isinstance(value, list) else None
+)
+def test_constructor_names_what_cannot_be_used_when_an_option_of_ours_is(
+    dataset: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        hr.DataLoader(dataset, **options)
+
+
+def test_device_that_is_not_there_is_an_error_that_names_it() -> None:
+    with pytest.raises(hr.OptionError, match="device='cuda:99' cannot be used here"):
+        iter(hr.DataLoader(NUMBERS, num_workers=1, device="cuda:99"))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_batch_workers": 5, "prefetch_factor": 2}, "num_batch_workers=5 brings nothing beyond prefetch_factor=2"),
+        ({"num_workers": 2, "prefetch_factor": 1}, "num_workers=2 brings nothing beyond 1 with economic=True"),
+    ],
+    ids=["collations", "workers"],
+)
+def test_numbers_that_can_bring_nothing_are_warned_about(options: dict[str, Any], told: str) -> None:
+    with pytest.warns(UserWarning, match=told):
+        hr.DataLoader(NUMBERS, **({"num_workers": 1, "economic": True} | options)).close()
+
+
+def test_batch_workers_may_be_named_as_in_the_rfc_and_are_as_many_as_batches_when_they_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3, num_workers_batches=2)
+        unnamed = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3)
+    assert named.options["num_batch_workers"] == 2
+    assert unnamed.options["num_batch_workers"] == 3
+    named.close()
+    unnamed.close()
+
+
+def test_seed_gives_the_same_random_numbers_whatever_torch_would_have_drawn() -> None:
+    class Drawing:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> float:
+            return float(hr.rng().random())
+
+    def drawn(seed: int) -> list[float]:
+        with hr.DataLoader(Drawing(), 4, num_workers=2, economic=True, seed=seed) as loader:
+            return [number for batch in loader for number in batch.tolist()]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_batch_comes_without_waiting_once_it_is_ready() -> None:
+    for economic in (False, True):
+        loader = hr.DataLoader(NUMBERS, 4, num_workers=1, economic=economic)
+        iterator: Any = iter(loader)
+        first, polls = None, 0
+        while first is None:
+            try:
+                first = iterator.try_next()
+            except hr.NotReady:
+                polls += 1
+                assert polls < 10_000_000
+        assert first.tolist() == [0, 1, 2, 3]
+        assert next(iterator).tolist() == [4, 5, 6, 7]
+        with pytest.raises(StopIteration):
+            next(iterator)
+        loader.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_workers": 2, "economic": True}, {"num_workers": 2, "workers": "thread"}],
+    ids=["no workers", "workers", "economic", "threads"],
+)
+def test_batches_go_through_the_mover_whoever_makes_them(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[int] = []
+
+    class Noting(StillMover):
+        def start(self, batch: Any) -> Any:
+            moved.append(int(batch.sum()))
+            return super().start(batch)
+
+    monkeypatch.setattr("headrace.deliver.ahead.mover_to", lambda device: Noting(FakeBackend()))
+    loader = hr.DataLoader(NUMBERS, 2, device="fake", **options)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert moved == [1, 5, 9, 13]
+    loader.close()
