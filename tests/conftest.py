@@ -112,8 +112,6 @@ def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Ite
     yield
     if request.node.stash.get(_failed, False):
         return
-    gc.collect()
-    _end_an_idle_helper()
     may_leave.allowed.update(leaves.allowed)
     for marker in request.node.iter_markers("may_leave"):
         may_leave.allow(**marker.kwargs)
@@ -135,6 +133,7 @@ def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str
     pause_s = 0.005
     while True:
         gc.collect()
+        _end_an_idle_helper()
         left = [
             (kind, thing, description)
             for kind, look in LOOKS.items()

@@ -50,6 +50,7 @@ class _Worker:
         self.known: set[int] = set()  # segments that it has mapped
         self.tasks: dict[int, _Task] = {}  # in the order in which it works on them
         self.spec = b""
+        self.made: Segment | None = None  # a place that it has made, and not yet said what for
         self.failure: bytes | None = None  # why it is not started again
         self.is_mourned = False  # that was told
         self.awaits_writing = False
@@ -194,7 +195,7 @@ class Crew:
     def _start(self, worker: _Worker) -> None:
         worker.hand, sock = self._starter.start(worker.number, worker.starts)
         worker.starts += 1
-        worker.known, worker.spec = set(), b""
+        worker.known, worker.spec, worker.made = set(), b"", None
         worker.wire = PolledWire(sock)
         worker.awaits_writing = False
         self._selector.register(sock, selectors.EVENT_READ, self._on_event_of(worker, self._on_readable))
@@ -271,18 +272,30 @@ class Crew:
                 (worker.spec,) = rest
             else:
                 number, size = rest
-                self.places.add(Segment(number, worker.wire.take_descriptor(), size))
+                worker.made = Segment(number, worker.wire.take_descriptor(), size)
+                self.places.add(worker.made)
                 worker.known.add(number)
 
     def _on_made(self, worker: _Worker, serial: int, result: Result) -> None:
         task = worker.tasks.pop(serial)
         worker.idle_deaths = 0
         used = result[1] if result[0] in ("slots", "packed") else None
-        if task.place is not None and task.place.number != used:
-            self.places.unused(task.place, worker.number, is_too_small=used is not None)
+        made, worker.made = worker.made, None
+        if made is not None and made.number != used:  # an error came after it
+            self.places.unused(made, worker.number, is_too_small=False)
+        if task.place is None or task.place.number != used:
+            self._leave_place(worker, task, is_too_small=used is not None)
         if used is not None:
             self.places.filled(used, worker.number)
         self._answer(worker, task, result)
+
+    def _leave_place(self, worker: _Worker, task: _Task, *, is_too_small: bool = False) -> None:
+        """The task has no use for the place that it was given, or for the right to make one."""
+        if task.place is None:
+            self.places.settled()
+        else:
+            self.places.unused(task.place, worker.number, is_too_small=is_too_small)
+        task.place = None
 
     def _answer(self, worker: _Worker, task: _Task, result: Result) -> None:
         made = Made(task.batch, worker.number, result, worker.spec)
@@ -325,12 +338,12 @@ class Crew:
         if worker.failure is not None:
             worker.tasks = {}
             for task in lost.values():
-                if task.place is not None:
-                    self.places.unused(task.place, worker.number, is_too_small=False)
+                self._leave_place(worker, task)
                 self._answer(worker, task, self._death_of(worker))
             return
         self._start(worker)
         for serial, task in worker.tasks.items():
+            self._leave_place(worker, task)
             self._give(worker, serial, task)
         warnings.warn(
             f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({told(code)}); "
@@ -364,8 +377,7 @@ class Crew:
         if task.deaths[sample] < DEATHS:
             return
         del lost[serial]
-        if task.place is not None:
-            self.places.unused(task.place, worker.number, is_too_small=False)
+        self._leave_place(worker, task)
         index = packing.unpack_bytes(task.index) if isinstance(task.index, bytes) else task.index
         which = f"batch {task.batch}, before or after its samples {index!r:.100}"
         if sample >= 0:

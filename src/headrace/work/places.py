@@ -31,6 +31,7 @@ class Places:
         self._free: list[list[Segment]] = [[] for _ in range(workers)]
         self._limit, self._forget = limit, forget
         self._out: dict[int, int] = {}  # whose a segment is that the trainer has
+        self._promised = 0
         self._returned: deque[int] = deque()
         self._retired: set[int] = set()
 
@@ -44,13 +45,19 @@ class Places:
         self.segments[segment.number] = segment
 
     def free_for(self, worker: int) -> Segment | None:
-        """A place for a worker's next batch; None where it is to make one."""
+        """A place for a worker's next batch; None where it is to make one if need be, until `settled`."""
         self._take_back()
         if self._free[worker]:
             return self._free[worker].pop()
-        if len(self.segments) >= self._limit + _FREE_MOST:
-            return next((free.pop() for free in self._free if free), None)
-        return None
+        found = None
+        if len(self.segments) + self._promised >= self._limit + _FREE_MOST:
+            found = next((free.pop() for free in self._free if free), None)
+        self._promised += found is None
+        return found
+
+    def settled(self) -> None:
+        """A worker that was given no place has made one, or needs none any more."""
+        self._promised -= 1
 
     def filled(self, number: int, worker: int) -> None:
         """There is a batch in it, which the trainer is about to look at."""
