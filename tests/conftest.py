@@ -96,6 +96,14 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
             os.environ[name] = value
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_tests_have_imported_is_no_garbage() -> Iterator[None]:
+    """Some of torch is imported on first use, and is so large that a collection after it takes a fifth of a second."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, object, object]:
     report = yield
@@ -107,7 +115,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 @pytest.fixture(autouse=True)
 def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Iterator[None]:
     may_leave = Leaves(leaves.allowed)
-    gc.collect()
     before = {kind: set(look()) for kind, look in LOOKS.items()}
     yield
     if request.node.stash.get(_failed, False):
