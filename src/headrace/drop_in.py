@@ -334,7 +334,7 @@ class Torch:
     """
 
     def __init__(self, loader: Any) -> None:
-        self.epoch = _Epoch()
+        self._epoch = 0
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
         self._samplers = [s for s in (loader.sampler, loader.batch_sampler) if hasattr(s, "set_epoch")]
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -370,12 +370,16 @@ class Torch:
         self._live.add(iterator)
         return iterator
 
-    def length(self) -> int:
-        raise NotImplementedError  # it is torch's
+    @property
+    def epoch(self) -> int:
+        """The last number that `set_epoch` was given; in economic mode that of the next run."""
+        return self._epoch if self._economy is None else self._economy.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers."""
-        self.epoch.number = epoch
+        self._epoch = epoch
+        if self._economy is not None:
+            self._economy.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
 
@@ -386,7 +390,7 @@ class Torch:
         """A snapshot of all counters."""
         if self._economy is None:
             raise LoaderBusyError("a loader of torch's data sets counts nothing, unless it has economic=True")
-        return self._economy.machinery.stats(self.epoch.number)
+        return self._economy.machinery.stats(self.epoch)
 
     def close(self) -> None:
         """End the workers of all iterators."""
@@ -396,7 +400,3 @@ class Torch:
             self._economy.close()
         if self._end is not None:
             self._end()
-
-
-class _Epoch:
-    number = 0

@@ -55,6 +55,7 @@ class Economy:
         self.num_batch_workers = num_batch_workers or self.prefetch_factor
         self.in_threads = workers == "thread"
         self.seed = seed
+        self.epoch = 0  # of the next run
         settings = Settings(
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
@@ -104,14 +105,14 @@ class EconomicIterator(_BaseDataLoaderIter):
         self._chain = _chain(self, loader, economy)  # kept: threads know it weakly
         economy.machinery.teach(self._number, self._chain)
         self._in_order = loader.in_order
-        self._epoch = 0
+        self._run = 0
         self._begin()
 
     def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._batches.close()
         self._economy.machinery.forget_spec(self._number)
-        self._epoch += 1
+        self._run += 1
         self._begin()
 
     def _begin(self) -> None:
@@ -138,7 +139,7 @@ class EconomicIterator(_BaseDataLoaderIter):
             self._economy,
             self._source,
             recipe,
-            sample_seed(self._seed(), self._epoch),
+            self._key(),
             _prepare_nothing,
             _remember_nothing,
             "headrace.deliver",
@@ -171,8 +172,13 @@ class EconomicIterator(_BaseDataLoaderIter):
         self._num_yielded += 1
         return batch
 
-    def _seed(self) -> int:
-        return int(self._base_seed) if self._economy.seed is None else self._economy.seed
+    def _key(self) -> int:
+        """From which, with their own keys, the random numbers of this run's samples are made."""
+        economy = self._economy
+        epoch, economy.epoch = economy.epoch, economy.epoch + 1
+        if economy.seed is not None:
+            return sample_seed(economy.seed, epoch)
+        return sample_seed(int(self._base_seed), self._run)  # drawn anew for each iterator, not for each of its runs
 
     def close(self) -> None:
         """End this run here; its memory is free, and its workers have nothing more to do for it."""

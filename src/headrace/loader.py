@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import anyio.to_thread
 import torch
@@ -149,14 +149,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 **common,
             )
             settings.check_torch(self)
-            self._behind: _Regime = drop_in.Torch(self)
+            self._behind: drop_in.Torch | Streaming = drop_in.Torch(self)
             return
         if multiprocessing_context is not None or persistent_workers:
             name = "persistent_workers" if persistent_workers else "multiprocessing_context"
             raise OptionError(
                 f"{name} is for data sets of torch's; workers of {type(dataset).__name__} are the loader's"
             )
-        for name, value in (("economic", economic), ("num_batch_workers", num_batch_workers)):
+        for name, value in (
+            ("economic", economic),
+            ("num_batch_workers", num_batch_workers),
+            ("num_workers_batches", num_workers_batches),
+        ):
             if value:
                 raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
         if prefetch_factor is not None and prefetch_factor < 0:
@@ -206,8 +210,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __len__(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
-        count: int = super().__len__() if self.regime == "torch" else self._behind.length()
-        return count
+        return self._behind.length() if isinstance(self._behind, Streaming) else super().__len__()
 
     def __getstate__(self) -> dict[str, Any]:
         if self.regime == "headrace":
@@ -241,8 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         It advances with an epoch's last batch; where `len` is not known, when one more is asked for.
         """
-        number: int = self._behind.epoch.number
-        return number
+        return self._behind.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iter` begin this epoch; samplers of torch's that know epochs are told."""
@@ -273,28 +275,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     async def aclose(self) -> None:
         """As `close`, without blocking the caller's loop."""
         await anyio.to_thread.run_sync(self.close)
-
-
-class _Regime(Protocol):
-    """What is behind a loader."""
-
-    @property
-    def options(self) -> dict[str, Any]: ...
-
-    @property
-    def epoch(self) -> Any: ...
-
-    def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> Any: ...
-
-    def length(self) -> int: ...
-
-    def set_epoch(self, epoch: int) -> None: ...
-
-    def peek(self) -> Any: ...
-
-    def stats(self) -> Stats: ...
-
-    def close(self) -> None: ...
 
 
 async def _in_threads(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:

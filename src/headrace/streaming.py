@@ -36,7 +36,7 @@ class Streaming:
 
     def __init__(self, stream: Stream, settings: Settings, *, in_threads: bool, shard: bool, name: str) -> None:
         self._stream, self._settings, self._shard, self._name = stream, settings, shard, name
-        self.epoch = _Epochs()
+        self._epochs = _Epochs()
         self._peeked: BatchIterator[Any] | None = None
         self._machinery = Machinery(replace(settings, collate=None, init=None), in_threads=in_threads)
         self._blueprint = Blueprint(stream.pipeline(), settings, self._machinery.part_of)
@@ -67,9 +67,14 @@ class Streaming:
             return count
         return count // settings.batch_size if settings.drop_last else math.ceil(count / settings.batch_size)
 
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next `iterate` begins."""
+        return self._epochs.number
+
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iterate` begin this epoch."""
-        self.epoch.number = epoch
+        self._epochs.number = epoch
         self._peeked = None
 
     def peek(self) -> Any:
@@ -82,7 +87,7 @@ class Streaming:
 
     def stats(self) -> Stats:
         """A snapshot of all counters."""
-        return self._machinery.stats(self.epoch.number)
+        return self._machinery.stats(self._epochs.number)
 
     def close(self) -> None:
         """End everything that runs, and wait until nothing of it is left."""
@@ -97,7 +102,7 @@ class Streaming:
                 f"{world} ranks are running, and dividing samples among ranks is not built yet; "
                 "shard=False gives every rank all samples"
             )
-        number = self.epoch.number
+        number = self._epochs.number
         reader = self._machinery.reader(self._blueprint.storage_options)
         return self._machinery.iterate(
             self,
@@ -105,7 +110,7 @@ class Streaming:
             self._blueprint.recipe,
             sample_seed(self._settings.seed, number),
             _weakly(self._blueprint.prepare),
-            partial(self.epoch.advance, number),
+            partial(self._epochs.advance, number),
             self._name,
             self._known_length(),
         )

@@ -136,3 +136,34 @@ def test_batches_go_through_the_mover_whoever_makes_them(
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert moved == [1, 5, 9, 13]
     loader.close()
+
+
+def test_seed_gives_other_random_numbers_each_epoch_and_the_same_for_the_same_epoch() -> None:
+    class Drawing:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> float:
+            return float(hr.rng().random())
+
+    for persistent in (False, True):
+        options: dict[str, Any] = {"num_workers": 2, "economic": True, "seed": 5, "persistent_workers": persistent}
+        with hr.DataLoader(Drawing(), 4, **options) as loader:
+            epochs = [[number for batch in loader for number in batch.tolist()] for _ in range(3)]
+            assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+            loader.set_epoch(1)
+            assert loader.epoch == 1
+            assert [number for batch in loader for number in batch.tolist()] == epochs[1]
+
+
+@pytest.mark.parametrize("name", ["economic", "num_batch_workers", "num_workers_batches"])
+def test_what_is_for_torchs_data_sets_is_refused_for_ours(name: str) -> None:
+    class Numbers(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 4
+
+        async def aget(self, key: int) -> int:
+            return key
+
+    with pytest.raises(hr.OptionError, match=f"{name}=1 is for data sets of torch's"):
+        hr.DataLoader(Numbers(), **{name: 1})
