@@ -29,7 +29,7 @@ from torch.utils.data.dataloader import (
 )
 
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
-from headrace.deliver.iterator import Opener
+from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
 from headrace.economic import EconomicIterator, Economy, check_benefit
 from headrace.errors import LateOptionError, LoaderBusyError, LoaderClosedError, NotReady
@@ -288,10 +288,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                     pass  # waiting in here would show it in the traceback of a cancellation
                 except StopIteration:
                     raise StopAsyncIteration from None
-                with anyio.move_on_after(self._timeout or None) as scope:
-                    await anyio.wait_readable(self._ahead.fileno() if self._staged else self._crew.fileno())
-                if scope.cancelled_caught:
-                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+                await readable(self._ahead.fileno() if self._staged else self._crew.fileno(), self._timeout)
 
 
 def _end(crew: Crew, ahead: Ahead) -> None:

@@ -67,6 +67,18 @@ class Opener:
         return batch
 
 
+async def readable(descriptor: int, timeout_s: float) -> None:
+    """Wait, under any event loop that anyio knows, until a descriptor is readable.
+
+    Raises:
+        RuntimeError: it was not in `timeout_s` seconds (0: as long as it takes).
+    """
+    with anyio.move_on_after(timeout_s or None) as scope:
+        await anyio.wait_readable(descriptor)
+    if scope.cancelled_caught:
+        raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
+
+
 class BatchIterator(Generic[B]):
     """Batches of one epoch, in order.
 
@@ -140,10 +152,7 @@ class BatchIterator(Generic[B]):
                 except StopIteration:
                     raise StopAsyncIteration from None
                 self._receiver.request()
-                with anyio.move_on_after(self._timeout_s or None) as scope:
-                    await anyio.wait_readable(self._awaited())
-                if scope.cancelled_caught:
-                    raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
+                await readable(self._awaited(), self._timeout_s)
 
     def try_next(self) -> B:
         """The next batch if it is ready.

@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 import torch
-from torch._utils import ExceptionWrapper
 
 from headrace.errors import LoaderClosedError
+from headrace.torch_compat.errors import caught
 from headrace.wakeup import Wakeup
 
 _JOIN_S = 10.0  # copying one batch takes far less, and a `take` that its owner forgot to end must not hang the trainer
@@ -137,7 +137,7 @@ class PinThread:
         try:
             pinned = self._pin(batch)
         except Exception as error:
-            self._put(None, _told(error, self._device_index))
+            self._put(None, caught(error, f"in pin memory thread for device {self._device_index}"))
         else:
             self._put(pinned, None)
         return True
@@ -147,21 +147,6 @@ class PinThread:
         if self._is_closed:
             self._ready.clear()
         self._arrived.set()
-
-
-def _told(error: Exception, device_index: int | None) -> BaseException:
-    """The error of a batch as torch words it, with the original as its cause."""
-    where = f"in pin memory thread for device {device_index}"
-    if isinstance(error, (StopIteration, StopAsyncIteration)):  # else the loop would end as if nothing had happened
-        told = RuntimeError(f"Caught {type(error).__name__} {where}.")
-        told.__cause__ = error
-        return told
-    try:
-        ExceptionWrapper((type(error), error, error.__traceback__), where).reraise()  # type: ignore[no-untyped-call]
-    except Exception as told:
-        told.__cause__ = error
-        return told.with_traceback(None)
-    raise AssertionError("reraise has returned")
 
 
 def _death(cause: BaseException | None = None) -> RuntimeError:
