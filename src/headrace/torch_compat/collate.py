@@ -7,7 +7,7 @@ function makes the batch, so that the result is equal to torch's by construction
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,9 +17,10 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
-__all__ = ["Mismatch", "Spec", "default_collate", "is_extended", "plain_collate"]
+__all__ = ["Mismatch", "Slots", "Spec", "default_collate", "is_extended", "plain_collate"]
 
 _SLOT_BYTES = 65536  # leaves of this size are written one by one, smaller ones a chunk at a time
+_WRITTEN_AT_ONCE_BYTES = 2**20
 _COPY_BYTES = 4096  # leaves of this size leave the slab: keeping the labels must not keep the images
 _ALIGNMENT = 64
 _ORIGINAL_MAP = dict(default_collate_fn_map)
@@ -226,6 +227,58 @@ class Spec:
             offset += _aligned(leaf.nbytes * capacity)
             values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
         return _build(self.template, values)
+
+
+class Slots:
+    """Where the samples of one task go in a batch's slab; they are written as they are made, about a MiB at a time.
+
+    Args:
+        spec: their form.
+        slab: the batch's memory.
+        first, capacity: the slot of the first one, and how many slots there are.
+
+    Attributes:
+        waiting: samples that are made and not written.
+        count: how many are written.
+        columns: of the leaves that have no slots.
+    """
+
+    def __init__(self, spec: Spec, slab: memoryview, first: int, capacity: int) -> None:
+        self._spec, self._slab, self._first, self._capacity = spec, slab, first, capacity
+        self._at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
+        self.waiting: list[Any] = []
+        self.count = 0
+        self.columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+
+    def fill(self, samples: Iterable[Any], *, leaves_out: Callable[[Any], bool] = lambda _: False) -> None:
+        """Write all of `samples` but those for which `leaves_out` is true.
+
+        Raises:
+            Mismatch: one has another form, or there are more than slots. Those in `waiting` are not written.
+        """
+        for sample in samples:
+            if not leaves_out(sample):
+                self.waiting.append(sample)
+            del sample  # the next one is to be made where this one was: that memory is in the processor's cache
+            if len(self.waiting) >= self._at_once:
+                self._write()
+        if self.waiting:
+            self._write()
+
+    def written(self) -> list[Any]:
+        """The samples that were written, equal to what they were; where none were written before `first`."""
+        return self._spec.samples(self._slab, self.count, self._capacity, self.columns)
+
+    def _write(self) -> None:
+        slot = self._first + self.count
+        if slot + len(self.waiting) > self._capacity:
+            raise Mismatch
+        for column, values in zip(
+            self.columns, self._spec.write(self.waiting, self._slab, slot, self._capacity), strict=True
+        ):
+            column.extend(values)
+        self.count += len(self.waiting)
+        self.waiting.clear()
 
 
 def _write_leaf(leaf: Leaf, values: list[Any], here: memoryview) -> None:

@@ -16,14 +16,13 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.errors import WorkerDiedError
 from headrace.torch_compat import packing, worker_info
-from headrace.torch_compat.collate import Mismatch, Spec, is_extended, plain_collate
+from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
 from headrace.torch_compat.errors import pack_worker_error
 from headrace.work.randomness import begin_sample
 from headrace.work.shelf import Shelf
 
 _INLINE_BYTES = 16384  # smaller batches go with the message: a place of their own would cost more than the copy
 _SLOTS_FROM_BYTES = 4096  # samples of fewer bytes are collated by torch: writing them one by one is slower
-_WRITTEN_AT_ONCE_BYTES = 2**20
 
 Result = tuple[Any, ...]
 """What a worker answers, as it goes over the wire: a kind and its fields.
@@ -232,35 +231,19 @@ class Maker:
         if spec is None:
             self._are_small = _is_small(waiting)
             return self._pack(self._collate(self._complete([*waiting, *samples], index)))
-        capacity, count = len(index), 0
-        at_once = max(1, _WRITTEN_AT_ONCE_BYTES // spec.sample_bytes)
-        columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]  # what has no slots: text
+        capacity = len(index)
         segment, view = self._place(spec.nbytes(capacity))
-
-        def write() -> int:
-            if count + len(waiting) > capacity:  # `__getitems__` may give more than it was asked for
-                raise Mismatch
-            for column, values in zip(columns, spec.write(waiting, view, count, capacity), strict=True):
-                column.extend(values)
-            written = count + len(waiting)
-            waiting.clear()
-            return written
-
+        slots = Slots(spec, view, 0, capacity)
+        slots.waiting, waiting = waiting, []
         try:
-            for sample in samples:
-                waiting.append(sample)
-                del sample  # the next one is to be made where this one was: that memory is in the cache
-                if len(waiting) >= at_once:
-                    count = write()
-            if waiting:
-                count = write()
+            slots.fill(samples)
         except Mismatch:
             self._spec = None
-            written = spec.samples(view, count, capacity, columns)
-            return self._pack(self._collate(self._complete([*written, *waiting, *samples], index)))
-        if self._iterator is not None and self._job.drop_last and count < capacity:
+            made = [*slots.written(), *slots.waiting, *samples]
+            return self._pack(self._collate(self._complete(made, index)))
+        if self._iterator is not None and self._job.drop_last and slots.count < capacity:
             raise _Ended
-        return "slots", segment, count, capacity, columns
+        return "slots", segment, slots.count, capacity, slots.columns
 
     def _complete(self, samples: list[Any], index: Any) -> list[Any]:
         """The samples of a batch, if it is one: an iterable data set may have ended before."""

@@ -20,7 +20,6 @@ from headrace.work.randomness import begin_sample, key_number
 Order = dict[str, Any]
 
 _DROPPED = object()
-_WRITTEN_AT_ONCE_BYTES = 2**20
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
@@ -164,35 +163,24 @@ class Workbench:
     def _fill(self, chain: Chain, order: Order, busy: dict[str, float]) -> Reply:
         """Samples into their slots while they are in the processor's cache."""
         spec, _ = self._specs[order["chain"]]
-        view, first, capacity = self._inputs.view(order["place"]), order["slot"], order["capacity"]
-        at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
-        columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+        slots = collate.Slots(spec, self._inputs.view(order["place"]), order["slot"], order["capacity"])
         errors: list[tuple[int, bytes]] = []
-        waiting: list[Any] = []
+        began, made_s = time.perf_counter(), sum(busy.values())
+        numbers = itertools.count(order["slot"])
 
-        def write(slot: int) -> None:
-            began = time.perf_counter()
-            for column, values in zip(columns, spec.write(waiting, view, slot, capacity), strict=True):
-                column.extend(values)
-            waiting.clear()
-            busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
+        def leaves_out(sample: Any) -> bool:
+            slot = next(numbers)
+            if isinstance(sample, Failure):
+                errors.append((slot, sample.blob))
+            return bool(errors)  # with one the batch raises: what is in its slots is never seen
 
-        slot = first
         try:
-            for sample in self._make(chain, order, busy):
-                slot += 1
-                if isinstance(sample, Failure):
-                    errors.append((slot - 1, sample.blob))
-                elif not errors:  # with one the batch raises: what is in its slots is never seen
-                    waiting.append(sample)
-                del sample  # the next one is to be made where this one was: that memory is in the cache
-                if len(waiting) >= at_once:
-                    write(slot - len(waiting))
-            if waiting and not errors:
-                write(slot - len(waiting))
+            slots.fill(self._make(chain, order, busy), leaves_out=leaves_out)
         except collate.Mismatch:
             return Reply("mismatch", busy_s=busy)
-        return Reply("written", columns=[] if errors else columns, errors=errors, busy_s=busy)
+        made_s = sum(busy.values()) - made_s
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began - made_s
+        return Reply("written", columns=[] if errors else slots.columns, errors=errors, busy_s=busy)
 
     def _make(self, chain: Chain, order: Order, busy: dict[str, float]) -> Iterator[Any]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
