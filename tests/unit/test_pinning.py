@@ -160,7 +160,7 @@ def test_error_of_the_pinning_is_raised_in_its_turn_as_torch_words_it() -> None:
     assert caught.value.__cause__.args == ("one is odd",)
 
 
-def test_error_of_another_constructor_keeps_torchs_text_and_is_a_runtime_error() -> None:
+def test_error_of_another_constructor_keeps_its_type_with_torchs_text() -> None:
     class Picky(Exception):
         def __init__(self, first: int, second: int) -> None:
             super().__init__(first, second)
@@ -170,10 +170,11 @@ def test_error_of_another_constructor_keeps_torchs_text_and_is_a_runtime_error()
 
     with (
         pinning(Batches(0), pin) as thread,
-        pytest.raises(RuntimeError, match=r"^Caught Picky in pin memory") as caught,
+        pytest.raises(Picky, match=r"^Caught Picky in pin memory") as caught,
     ):
         thread.next(DEADLINE_S)
     assert isinstance(caught.value.__cause__, Picky)
+    assert caught.value.__cause__.args == (1, 2)
 
 
 def test_stop_iteration_of_the_pinning_does_not_end_the_loop_in_silence() -> None:
