@@ -136,6 +136,7 @@ class StorageError(StageError):
         start, stop: the byte range that was asked for; None where the whole object was.
         attempts: how many requests were made for it.
         status: the HTTP status that was seen last, if any.
+        retry_after_s: how many seconds the store wants to be left alone, if it said so.
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class StorageError(StageError):
         stop: int | None = None,
         attempts: int = 1,
         status: int | None = None,
+        retry_after_s: float | None = None,
         key: Any = None,
         batch: int | None = None,
     ) -> None:
@@ -156,6 +158,7 @@ class StorageError(StageError):
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
         super().__init__(f"{message} ({where}; {tries})", stage="fetch", url=url, key=key, batch=batch)
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
+        self.retry_after_s = retry_after_s
 
 
 class ObjectMissingError(StorageError):

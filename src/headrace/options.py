@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import OptionError
 
-MiB = 2**20
+MiB, GiB = 2**20, 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +22,18 @@ class FetchOptions:
         connect_timeout_s: seconds for a connection to stand.
         first_byte_timeout_s: seconds from the request to the first byte of the body.
         stall_timeout_s: seconds without a byte after which a body is given up and asked for again from there.
+        min_rate_bytes_s: a body that comes more slowly than this over 30 seconds is given up and asked for again from
+            there; 0: no body is too slow.
         total_timeout_s: seconds for one range with all its attempts.
         backoff_s: the longest wait before the second attempt; it doubles with each one, and the wait is drawn below it.
-        backoff_cap_s: the longest wait before any attempt.
+        backoff_cap_s: the longest wait before any attempt, unless the store asks for a longer one (at most 60 s).
+        hedge_share: at most this share of requests may be second ones, made when the first byte is later than 95 % of
+            the first bytes from that host are; 0: none are made.
+        gap_bytes: ranges of one object that are wanted at the same time are asked for as one where no more bytes than
+            this lie between them; 0: only where they touch.
+        cache_dir: a folder in which what was read is kept, for all processes of this machine; None: nothing is kept.
+        cache_bytes: how many bytes it may hold; what was used longest ago goes first.
+        allow_pipe: whether `pipe:` addresses may run their shell commands.
     """
 
     range_bytes: int = 4 * MiB
@@ -31,9 +41,15 @@ class FetchOptions:
     connect_timeout_s: float = 5.0
     first_byte_timeout_s: float = 15.0
     stall_timeout_s: float = 15.0
+    min_rate_bytes_s: int = 1024
     total_timeout_s: float = 60.0
     backoff_s: float = 0.2
     backoff_cap_s: float = 10.0
+    hedge_share: float = 0.05
+    gap_bytes: int = 16 * 1024
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int = 10 * GiB
+    allow_pipe: bool = False
 
     def __post_init__(self) -> None:
         if self.range_bytes <= 0 or self.range_bytes % 512:
@@ -43,9 +59,13 @@ class FetchOptions:
         for name in ("connect_timeout_s", "first_byte_timeout_s", "stall_timeout_s", "total_timeout_s"):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name}={getattr(self, name)} must be more than 0 seconds")
-        for name in ("backoff_s", "backoff_cap_s"):
+        for name in ("backoff_s", "backoff_cap_s", "min_rate_bytes_s", "gap_bytes"):
             if not getattr(self, name) >= 0:
-                raise OptionError(f"{name}={getattr(self, name)} must be 0 seconds or more")
+                raise OptionError(f"{name}={getattr(self, name)} must be 0 or more")
+        if not 0 <= self.hedge_share <= 1:
+            raise OptionError(f"hedge_share={self.hedge_share} must be between 0 and 1")
+        if self.cache_bytes < 1:
+            raise OptionError(f"cache_bytes={self.cache_bytes} must be 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,16 +20,40 @@ class Answer:
 
     Attributes:
         start, stop: the range of the object that `chunks` gives, in bytes.
-        size: the size of the whole object.
+        size: the size of the whole object. It and `stop` are None where the store does not say it before the end: then
+            `chunks` ends without an error only where the body is known to be whole.
         etag: the object's version, where the store has one.
-        chunks: the body, in order.
+        chunks: the body, in order; where it is one that `Fills`, it is read by that.
     """
 
     start: int
-    stop: int
-    size: int
+    stop: int | None
+    size: int | None
     etag: str | None
     chunks: AsyncIterator[Buffer]
+
+
+@runtime_checkable
+class Fills(Protocol):
+    """A body that writes into memory that the reader gives: one copy less than in pieces.
+
+    Attributes:
+        received: bytes of the body so far, written anywhere; also while `read_into` waits, and after it has failed.
+    """
+
+    received: int
+
+    async def read_into(self, target: memoryview) -> int:
+        """Fill `target` with the body's next bytes; fewer only where the body ends. Gives how many.
+
+        Raises:
+            StorageError, OSError, TimeoutError: as `Store.get`; what `received` counts is in its place.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Nobody reads the rest."""
+        ...
 
 
 @runtime_checkable
