@@ -32,7 +32,7 @@ from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
 from headrace.economic import EconomicIterator, Economy, check_benefit
-from headrace.errors import LateOptionError, LoaderBusyError, LoaderClosedError, NotReady
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
 from headrace.observe.stats import Stats
 from headrace.settings import budget_bytes
 from headrace.tasks import Delivery
@@ -381,12 +381,12 @@ class Torch:
             sampler.set_epoch(epoch)
 
     def peek(self) -> Any:
-        raise LoaderBusyError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")
+        raise OptionError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")
 
     def stats(self) -> Stats:
         """A snapshot of all counters."""
         if self._economy is None:
-            raise LoaderBusyError("a loader of torch's data sets counts nothing, unless it has economic=True")
+            raise OptionError("a loader of torch's data sets counts nothing, unless it has economic=True")
         return self._economy.machinery.stats(self.epoch)
 
     def close(self) -> None:
