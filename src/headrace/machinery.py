@@ -120,6 +120,7 @@ class Machinery:
             sender,
             self.meters,
             self.part_of,
+            1 if self._helper is None else 2,
             packing.pack_error,
         )
 
@@ -228,11 +229,18 @@ class Machinery:
                 requests=fetch.requests,
                 retries=fetch.retries,
                 errors=fetch.errors,
+                hedges=fetch.hedges,
+                hedges_won=fetch.hedges_won,
+                throttled=fetch.throttled,
+                lowest_level=fetch.lowest_level,
+                coalesced=fetch.coalesced,
+                cached=fetch.cached,
                 bytes=fetch.bytes,
                 in_flight=fetch.in_flight,
                 active_s=fetch.waiting_s,
                 reading_s=meters.reading_s,
                 input_bytes=self._arena.leased_bytes,
+                claimed_bytes=self._budget.claimed,
             ),
             work=WorkStats(
                 workers=max(1, self._settings.num_workers),
@@ -267,9 +275,9 @@ class Machinery:
 
     def _may_grow(self, size: int) -> bool:
         room = self._settings.memory_budget - size
-        if self._in_use() > room:
+        if self._budget.in_use > room:
             return False
-        self._arena.shrink(room - self._slabs.nbytes)
+        self._arena.shrink(room - self._slabs.nbytes - self._budget.claimed)
         return True
 
     def _in_use(self) -> int:

@@ -117,6 +117,38 @@ class Lease:
             self._give_back(self)
 
 
+class Claim:
+    """Bytes of a budget that are held outside the arena, by as many parties as have retained the claim.
+
+    Args:
+        count: called with each change of `nbytes`, in bytes.
+    """
+
+    __slots__ = ("_count", "holders", "nbytes")
+
+    def __init__(self, nbytes: int, count: Callable[[int], None]) -> None:
+        self.nbytes = 0
+        self.holders = 1
+        self._count = count
+        self.grow(nbytes)
+
+    def grow(self, nbytes: int) -> None:
+        """So many bytes more are held."""
+        self.nbytes += nbytes
+        self._count(nbytes)
+
+    def retain(self) -> Claim:
+        """One more party holds the claim."""
+        self.holders += 1
+        return self
+
+    def release(self) -> None:
+        """One party less; with the last one the bytes may be held by somebody else."""
+        self.holders -= 1
+        if self.holders == 0:
+            self._count(-self.nbytes)
+
+
 class Arena:
     """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
 

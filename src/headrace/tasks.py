@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from headrace.memory import Lease, Segment
+from headrace.memory import Claim, Lease, Segment
 from headrace.types import Ints, Rows
 
 
@@ -183,21 +183,24 @@ class PackedPart:
 
 @dataclass(slots=True)
 class ListPart:
-    """Samples that are Python objects of this process (no other process can be given them)."""
+    """Samples that are Python objects of this process: no other one can be given them. `claim` is for their bytes."""
 
     samples: list[Any]
     start: int = 0
     stop: int | None = None
+    claim: Claim | None = None
 
     @property
     def count(self) -> int:
         return (len(self.samples) if self.stop is None else self.stop) - self.start
 
     def cut(self, start: int, stop: int) -> ListPart:
-        return ListPart(self.samples, self.start + start, self.start + stop)
+        claim = None if self.claim is None else self.claim.retain()
+        return ListPart(self.samples, self.start + start, self.start + stop, claim)
 
     def release(self) -> None:
-        pass
+        if self.claim is not None:
+            self.claim.release()
 
     def describe(self) -> tuple[Description, list[Segment]]:
         return ("list", self.samples, self.start, self.start + self.count), []
@@ -327,8 +330,15 @@ class Flow(Protocol):
         """Give back a lease that nothing was read into."""
         ...
 
-    async def turn(self, size: int, position: int) -> None:
-        """Wait until about `size` more bytes may be read; `part_of` ends the wait's claim to them."""
+    async def turn(self, size: int, position: int) -> Claim:
+        """Wait until about `size` more bytes may be read for the samples from `position` on, and claim them.
+
+        It ends with `part_of`.
+        """
+        ...
+
+    async def enlarge(self, claim: Claim, size: int, position: int) -> None:
+        """Wait until a claim, for the samples from `position` on, may be `size` bytes larger."""
         ...
 
     def trim(self, lease: Lease, size: int) -> None:
@@ -343,8 +353,8 @@ class Flow(Protocol):
         """Hand over the samples at the positions from `start` on, with their leases."""
         ...
 
-    def part_of(self, samples: list[Any], expected: int) -> Part:
-        """Python objects, for which `turn` was asked for `expected` bytes, as a part that workers can be given."""
+    def part_of(self, samples: list[Any], claim: Claim) -> Part:
+        """Python objects, read by that claim, as a part that workers can be given."""
         ...
 
     async def scan(self, scanner: Any, lease: Lease, offset: int, last: bool, order: int) -> tuple[Rows, Any]:

@@ -49,7 +49,8 @@ class Sampler(threading.Thread):
 
     def run(self) -> None:
         while not self.ended.wait(0.001):
-            self.most = max(self.most, self.loader.stats().shared_bytes)
+            stats = self.loader.stats()
+            self.most = max(self.most, stats.shared_bytes + stats.fetch.claimed_bytes)
 
     def __enter__(self) -> Self:
         self.start()
@@ -77,6 +78,35 @@ def test_shared_memory_stays_within_the_budget(big: list[str], budget: int, shuf
         assert count == 96
         assert sampler.most > 0
         assert sampler.most <= budget + RANGE + batch_bytes + window_bytes
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", ["keys", "files", "filtered"])
+def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, num_workers: int) -> None:
+    size, count, budget = 5 * MiB, 24, 48 * MiB
+    urls = [f"memory://large/{k:02d}.bin" for k in range(count)]
+    for k, url in enumerate(urls):
+        memory.put(url, bytes([k]) * size)
+
+    class Objects(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return count
+
+        async def aget(self, key: int) -> dict[str, Any]:
+            return {"bin": await hr.read(urls[key])}
+
+    data = (hr.files(urls) if kind == "files" else Objects()).map(lambda sample: sample["bin"][0])
+    if kind == "filtered":
+        data = data.filter(lambda _: True)
+    with hr.DataLoader(data, batch_size=1, memory_budget=budget, num_workers=num_workers, timeout=30) as loader:
+        with Sampler(loader) as sampler:
+            got = [int(batch[0]) for batch in loader]
+        assert got == list(range(count))
+        assert loader.stats().fetch.claimed_bytes == 0
+    segments = (1 + 2 * num_workers) * 16 * MiB  # of which only parts may be used
+    assert 2 * size <= sampler.most <= budget + segments
+    for url in urls:
+        memory.remove(url)
 
 
 @WORKERS

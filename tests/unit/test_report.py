@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,6 +44,25 @@ def test_idle_workers_mean_that_reading_is_the_limit() -> None:
     got = verdict(stats(busy_s={"map(f)": 2.0}))
     assert got.bound_by == "fetch"
     assert "fetch_concurrency" in got.sentence
+
+
+def test_a_store_that_asks_for_fewer_requests_is_the_limit_and_more_are_not_advised() -> None:
+    fetch = FetchStats(requests=1000, throttled=80, lowest_level=3, active_s=9.5, reading_s=9.5)
+    got = verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=fetch))
+    assert got.bound_by == "fetch"
+    assert "80 times" in got.sentence
+    assert "fetch_concurrency" not in got.sentence
+    few = replace(fetch, throttled=8)
+    assert "fetch_concurrency" in verdict(replace(stats(busy_s={"map(f)": 2.0}), fetch=few)).sentence
+
+
+def test_report_says_what_the_fetch_stage_has_met() -> None:
+    fetch = FetchStats(requests=900, throttled=7, lowest_level=3, hedges=40, hedges_won=31, coalesced=1200, cached=50)
+    text = report(replace(stats(busy_s={"map(f)": 2.0}), fetch=fetch))
+    assert "asked for fewer requests 7 times, down to 3 requests at once" in text
+    assert "40 second requests, 31 of them answered first" in text
+    assert "1,200 reads joined to others, 50 from the cache" in text
+    assert "second requests" not in report(stats(busy_s={"map(f)": 2.0}))
 
 
 def test_busy_workers_are_the_limit_and_their_slowest_step_is_named() -> None:

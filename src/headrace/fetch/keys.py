@@ -9,7 +9,9 @@ from typing import Any
 
 import anyio
 
+from headrace.memory import Claim
 from headrace.tasks import Failure, Flow, PackedPart, Part
+from headrace.types import running_charge
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
 
@@ -33,12 +35,29 @@ class _Expectation:
     def of(self, count: int) -> int:
         return count * self._nbytes // self._samples
 
-    def learn(self, part: Any) -> None:
-        if isinstance(part, PackedPart):
+    def learn(self, part: Part, charged: int) -> None:
+        """Samples take as many bytes as their part has, or as were charged while they were read."""
+        nbytes = part.lease.size if isinstance(part, PackedPart) else charged
+        if nbytes:
             if self._samples == 1:
                 self._nbytes = 0
             self._samples += part.count
-            self._nbytes += part.lease.size
+            self._nbytes += nbytes
+
+
+class _Charge:
+    """What the samples of a chunk may hold: as much as was expected of them, and more once reads tell their sizes."""
+
+    def __init__(self, flow: Flow, claim: Claim, expected: int, position: int) -> None:
+        self._flow, self.claim, self._granted, self._position = flow, claim, expected, position
+        self.charged = 0
+
+    async def __call__(self, nbytes: int) -> None:
+        self.charged += nbytes
+        missing = self.charged - self._granted
+        if missing > 0:
+            self._granted = self.charged  # asked for now, so that nobody asks for it again
+            await self._flow.enlarge(self.claim, missing, self._position)
 
 
 class KeySource:
@@ -84,15 +103,15 @@ class KeySource:
             while position < self._count:
                 count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
                 expected = self._expected.of(count)
-                await flow.turn(expected, position)
+                charge = _Charge(flow, await flow.turn(expected, position), expected, position)
                 try:
                     keys = self._keys(position, position + count)
                 except Exception as error:
                     error.add_note(f"stage: plan; keys of the samples from {position} of the epoch on")
                     failures = [Failure(self._pack_error(error))] * count
-                    flow.put(position, flow.part_of(failures, expected))
+                    flow.put(position, flow.part_of(failures, charge.claim))
                 else:
-                    self._add(_Chunk(position, keys, expected))
+                    self._add(_Chunk(position, keys, charge))
                 position += count
                 while self._outstanding > self._concurrency + self._chunk:
                     self._less = asyncio.Event()
@@ -117,15 +136,17 @@ class KeySource:
                 self._idle.append(event)
                 await event.wait()
             chunk, k = self._todo.popleft()
+            running_charge.set(chunk.charge)
             if self._get_many is not None:
                 chunk.samples = await self._many(chunk)
             else:
                 chunk.samples[k] = await self._one(chunk, k)
             chunk.missing -= 1
             if not chunk.missing:
-                part = flow.part_of(chunk.samples, chunk.expected)
-                self._expected.learn(part)
+                part = flow.part_of(chunk.samples, chunk.charge.claim)
+                self._expected.learn(part, chunk.charge.charged)
                 flow.put(chunk.position, part)
+                chunk.samples = []  # this getter may hold the chunk for long
                 self._outstanding -= len(chunk.keys)
                 self._less.set()
 
@@ -155,8 +176,8 @@ class KeySource:
 
 
 class _Chunk:
-    def __init__(self, position: int, keys: Sequence[Any], expected: int) -> None:
-        self.position, self.keys, self.expected = position, keys, expected
+    def __init__(self, position: int, keys: Sequence[Any], charge: _Charge) -> None:
+        self.position, self.keys, self.charge = position, keys, charge
         self.samples: list[Any] = [None] * len(keys)
         self.missing = 0
 
@@ -227,12 +248,14 @@ class IterSource:
                 if not count:
                     return
                 expected = self._expected.of(count)
-                await flow.turn(expected, position)
+                charge = _Charge(flow, await flow.turn(expected, position), expected, position)
+                running_charge.set(charge)
                 samples, is_over = await self._some(iterator, count, position)
-                part = flow.part_of(samples, expected)
-                self._expected.learn(part)
+                part = flow.part_of(samples, charge.claim)
+                self._expected.learn(part, charge.charged)
                 flow.put(position, part)
                 position += len(samples)
+                del samples
         finally:
             close = getattr(iterator, "aclose", None)
             if close is not None:

@@ -11,6 +11,7 @@ from headrace.observe.stats import Stats, WorkStats
 _ENOUGH_BATCHES = 3
 _ENOUGH_S = 0.2
 _FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
+_THROTTLED_SHARE = 0.01  # a store that refuses more requests than this is asked for more than it gives
 _BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
 
 BoundBy = Literal["unknown", "trainer", "fetch", "work", "collate"]
@@ -45,6 +46,12 @@ def verdict(stats: Stats) -> Verdict:
     busy = sum(work.busy_s.values())
     share = stats.busy_share
     reading = stats.fetch.reading_s / max(1e-9, deliver.active_s)
+    if share < _BUSY_SHARE and reading > share and stats.fetch.throttled > _THROTTLED_SHARE * stats.fetch.requests:
+        return Verdict(
+            "fetch",
+            f"The store is the limit: it has asked for fewer requests {stats.fetch.throttled:,} times. Try larger "
+            "objects, other prefixes or fewer loaders; more requests at once would not help.",
+        )
     if share < _BUSY_SHARE and reading > share:
         return Verdict(
             "fetch",
@@ -106,6 +113,13 @@ def report(stats: Stats) -> str:
         f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {deliver.wait_s / loop_s:.0%} of it",
         f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}",
     ]
+    if fetch.throttled:
+        held = f", down to {fetch.lowest_level} requests at once" if fetch.lowest_level else ""
+        lines.append(f"  store    asked for fewer requests {fetch.throttled:,} times{held}")
+    if fetch.hedges:
+        lines.append(f"  late     {fetch.hedges:,} second requests, {fetch.hedges_won:,} of them answered first")
+    if fetch.coalesced or fetch.cached:
+        lines.append(f"  saved    {fetch.coalesced:,} reads joined to others, {fetch.cached:,} from the cache")
     if work.deaths:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
     return "\n".join([*lines, verdict(stats).sentence])

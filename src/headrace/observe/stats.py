@@ -13,21 +13,35 @@ class FetchStats:
 
     Attributes:
         requests, retries, errors: made, made again, failed for good.
+        hedges, hedges_won: second requests made because a first byte was late; those that were answered first.
+        throttled: answers by which a store asked for fewer requests.
+        lowest_level: to how few requests at once that has led, or time-outs have; 0: to none.
+        coalesced: reads of a range that had no request of their own.
+        cached: reads that the cache has answered.
         bytes: received.
         in_flight: requests under way now.
         active_s: seconds with at least one request under way.
         reading_s: seconds in which samples were being read, by us or by a data set's own coroutines.
-        input_bytes: bytes of inputs held now.
+        input_bytes: bytes of inputs held now, in shared memory.
+        claimed_bytes: bytes beside it that samples of keys and iterators take, or are expected to take, while they are
+            read; with worker processes twice as many, as they are copied once.
     """
 
     requests: int = 0
     retries: int = 0
     errors: int = 0
+    hedges: int = 0
+    hedges_won: int = 0
+    throttled: int = 0
+    lowest_level: int = 0
+    coalesced: int = 0
+    cached: int = 0
     bytes: int = 0
     in_flight: int = 0
     active_s: float = 0.0
     reading_s: float = 0.0
     input_bytes: int = 0
+    claimed_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from headrace.memory import Claim
+
 T = TypeVar("T")
 
 RAMP_BYTES = 16 * 2**20
@@ -20,6 +22,7 @@ class _Waiting:
     rank: tuple[int, ...]
     number: int
     size: int = field(compare=False)
+    is_input: bool = field(compare=False)
     grant: Callable[[], Any] = field(compare=False)
     is_urgent: Callable[[], bool] = field(compare=False)
     is_early: Callable[[], bool] = field(compare=False)
@@ -30,17 +33,30 @@ class Budget:
     """Admission by bytes, lowest rank first, and never a lock-up.
 
     Args:
-        limit: bytes that inputs and slabs may take together.
-        held: how many bytes they take now.
+        limit: bytes that inputs, slabs and claims may take together.
+        held: how many bytes inputs and slabs take now.
         inputs: how many of those are inputs.
+
+    Attributes:
+        claimed: bytes that are claimed besides.
     """
 
     def __init__(self, limit: int, held: Callable[[], int], inputs: Callable[[], int]) -> None:
         self.limit = limit
+        self.claimed = 0
         self._held, self._inputs = held, inputs
         self._waiting: list[_Waiting] = []
         self._numbers = itertools.count()
         self._ahead = RAMP_BYTES
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that inputs, slabs and claims take now."""
+        return self._held() + self.claimed
+
+    def claim(self, nbytes: int) -> Claim:
+        """Count bytes that are held outside the arena; it asks nobody, `admit` does."""
+        return Claim(nbytes, self._count)
 
     def widen(self, ahead: int) -> None:
         """Allow at least `ahead` bytes to be read ahead."""
@@ -62,6 +78,7 @@ class Budget:
         *,
         is_urgent: Callable[[], bool],
         is_early: Callable[[], bool],
+        is_input: bool = True,
     ) -> T:
         """Wait until `size` more bytes may be held; gives what `grant` gave, which is called at that very moment.
 
@@ -69,9 +86,10 @@ class Budget:
             rank: among those who wait the lowest is let in first.
             is_urgent: whether nothing would move without it; it is let in whatever is held.
             is_early: whether it is too early for it, however much room there is.
+            is_input: whether it is for bytes of the arena, which are bounded by themselves too.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        entry = _Waiting(rank, next(self._numbers), size, grant, is_urgent, is_early, future)
+        entry = _Waiting(rank, next(self._numbers), size, is_input, grant, is_urgent, is_early, future)
         heapq.heappush(self._waiting, entry)
         self.changed()
         try:
@@ -95,21 +113,28 @@ class Budget:
                 except MemoryError as error:
                     entry.future.set_exception(error)
 
+    def _count(self, nbytes: int) -> None:
+        self.claimed += nbytes
+        if nbytes < 0:
+            self.changed()
+
     def _next(self) -> _Waiting | None:
         """Who is let in now, if anyone is."""
         first = self._waiting[0]
         if first.future.done() or first.is_urgent():
             return first
         is_early = first.is_early()
-        if not is_early and self._has_room(first.size):
+        if not is_early and self._has_room(first):
             return first
         # The first may be of an epoch that nobody reads: it must not keep the others out.
         able = (
             entry
             for entry in self._waiting[1:]
-            if entry.is_urgent() or (is_early and not entry.is_early() and self._has_room(entry.size))
+            if entry.is_urgent() or (is_early and not entry.is_early() and self._has_room(entry))
         )
         return min(able, default=None)
 
-    def _has_room(self, size: int) -> bool:
-        return self._held() + size <= self.limit and self._inputs() + size <= self._ahead
+    def _has_room(self, entry: _Waiting) -> bool:
+        if entry.is_input and self._inputs() + entry.size > self._ahead:
+            return False
+        return self.in_use + entry.size <= self.limit

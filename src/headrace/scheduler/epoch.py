@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headrace.errors import LoaderClosedError
-from headrace.memory import Arena, Lease
+from headrace.memory import Arena, Claim, Lease
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.cuts import Cuts, EvenCuts, ToldCuts
@@ -32,6 +32,7 @@ class Epoch:
         sender: where batches go; its credits say how many may be begun.
         meters: where waiting and queues are counted.
         wrap: makes a part of Python objects.
+        copies: how many copies of those objects' bytes there are while it does.
         pack_error: an exception as bytes.
     """
 
@@ -47,12 +48,13 @@ class Epoch:
         sender: Sender,
         meters: EpochMeters,
         wrap: Callable[[list[Any]], Part],
+        copies: int,
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
         self._source, self._recipe, self._key = source, recipe, key
         self._slabs, self._arena, self._budget = slabs, arena, budget
         self._sender, self._meters = sender, meters
-        self._wrap, self._pack_error = wrap, pack_error
+        self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
         self._dispatch = Dispatch(works, budget, arena)
         self._cuts: Cuts = ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)
         self._assembly = Assembly(
@@ -67,7 +69,7 @@ class Epoch:
         self._inner_done: dict[int, tuple[int, Part]] = {}
         self._inner_under_way = 0
         self._inside = 0  # samples in the inner stages
-        self._reserved = 0
+        self._turns: dict[Claim, int] = {}  # claims of what the source reads, and the positions they are for
         self._is_done = False  # every batch was delivered
         self._finished = asyncio.Event()
         self._group: TaskGroup | None = None
@@ -83,6 +85,8 @@ class Epoch:
         except Exception as error:
             self._sender.fail(self._pack_error(_first(error)))
         finally:
+            for claim in list(self._turns):
+                self._end_turn(claim)
             if not self._is_done and not is_exiting():
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
                 self._sender.fail(self._pack_error(closed))
@@ -122,26 +126,52 @@ class Epoch:
         lease.release()
         self._end_loading(lease)
 
-    async def turn(self, size: int, position: int) -> None:
-        def grant() -> None:
-            self._reserved += size
-            self._meters.set_reading(True)
+    async def turn(self, size: int, position: int) -> Claim:
+        size *= self._copies
+        granted: list[Claim] = []
 
+        def grant() -> Claim:
+            granted.append(self._budget.claim(size))
+            self._turns[granted[0]] = position
+            self._meters.set_reading(True)
+            return granted[0]
+
+        try:
+            return await self._budget.admit(
+                size,
+                (position,),
+                grant,
+                is_urgent=lambda: self._is_urgent(position),
+                is_early=lambda: self._is_early(position),
+                is_input=False,
+            )
+        except BaseException:
+            for claim in granted:
+                self._end_turn(claim)
+            raise
+
+    async def enlarge(self, claim: Claim, size: int, position: int) -> None:
+        size *= self._copies
         await self._budget.admit(
-            size + self._reserved,
+            size,
             (position,),
-            grant,
+            lambda: claim.grow(size),
             is_urgent=lambda: self._is_urgent(position),
-            is_early=lambda: self._is_early(position),
+            is_early=lambda: False,
+            is_input=False,
         )
 
     def trim(self, lease: Lease, size: int) -> None:
         self._arena.trim(lease, size)
 
-    def part_of(self, samples: list[Any], expected: int) -> Part:
-        self._reserved -= expected
-        self._meters.set_reading(bool(self._loading or self._reserved))
-        return self._wrap(samples)
+    def part_of(self, samples: list[Any], claim: Claim) -> Part:
+        try:
+            part = self._wrap(samples)
+            if isinstance(part, ListPart):
+                part.claim = claim.retain()
+        finally:
+            self._end_turn(claim)
+        return part
 
     def cut(self, count: int) -> None:
         assert isinstance(self._cuts, ToldCuts)
@@ -175,8 +205,14 @@ class Epoch:
 
     def _end_loading(self, lease: Lease) -> None:
         self._loading.discard(lease)
-        self._meters.set_reading(bool(self._loading or self._reserved))
+        self._meters.set_reading(bool(self._loading or self._turns))
         self._budget.changed()  # who waits may be urgent now: nothing is on its way any more
+
+    def _end_turn(self, claim: Claim) -> None:
+        if self._turns.pop(claim, None) is not None:
+            self._meters.set_reading(bool(self._loading or self._turns))
+            claim.release()
+            self._budget.changed()  # who waits may be the first of those under way now
 
     # Between source and batches.
 
@@ -252,7 +288,10 @@ class Epoch:
         """Whether nothing would move without the bytes that are asked for: the oldest batch waits for just them."""
         if position is not None and self._recipe.keeps_count:
             return self._assembly.lacks(position)
-        return not (self._loading or self._inner_under_way or self._reserved) and self._assembly.lacks(None)
+        if self._loading or self._inner_under_way or not self._assembly.lacks(None):
+            return False
+        # What is on its way before it may be all that is missing.
+        return not self._turns or position == min(self._turns.values())
 
     def _is_early(self, position: int | None) -> bool:
         """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
