@@ -1,10 +1,11 @@
-"""Makes the benchmarks' data, the same with the same versions of numpy and Pillow: `data.py [images|wds|small ...]`.
+"""Makes the benchmarks' data, the same with the same versions of numpy and Pillow: `data.py [images|wds|small|tokens]`.
 
     images/00000.jpg …   2,048 JPEG files of about 60 to 110 KB
     wds/00000.tar …      the same as 8 shards of 256 samples (KEY.jpg, KEY.cls)
     small/00000.tar …    80,000 samples KEY.npy (float32[384], 1,664 bytes) and KEY.cls, 10,000 to a shard
+    tokens/tokens.u16    2^28 numbers below 50,257, two bytes each
 
-They take 620 MB under `benchmarks/.data`, or under $HEADRACE_BENCH_DATA. What is missing is made when a benchmark
+They take 1.2 GB under `benchmarks/.data`, or under $HEADRACE_BENCH_DATA. What is missing is made when a benchmark
 needs it.
 """
 
@@ -27,6 +28,7 @@ DATA = Path(os.environ.get("HEADRACE_BENCH_DATA", Path(__file__).parent / ".data
 IMAGES, IMAGES_PER_SHARD = 2048, 256
 ARRAYS, ARRAYS_PER_SHARD = 80_000, 10_000
 LARGE_SAMPLE_BYTES = 10**6
+TOKENS = 2**28
 
 
 def label(index: int) -> int:
@@ -35,11 +37,11 @@ def label(index: int) -> int:
 
 
 def ensure(*buckets: str) -> None:
-    """Make those of `images`, `wds` and `small` that are missing; a folder is there completely or not at all."""
+    """Make those of the buckets in `MAKERS` that are missing; a folder is there completely or not at all."""
     for bucket in buckets:
         if not (DATA / bucket).is_dir():
             print(f"making {DATA / bucket} (once, up to some minutes)", flush=True)
-            {"images": make_images, "wds": make_wds, "small": make_small}[bucket](_building(bucket))
+            MAKERS[bucket](_building(bucket))
             (DATA / f"{bucket}.tmp").rename(DATA / bucket)
 
 
@@ -56,6 +58,18 @@ def ensure_large(samples: int) -> str:
                 _write_member(file, f"{index:05d}.cls", str(label(index)).encode())
             file.truncate(file.tell() + 2 * tarfile.BLOCKSIZE)
         building.rename(target)
+    return name
+
+
+def ensure_sparse(count: int, size: int) -> str:
+    """The name, below DATA, of a folder of `count` objects of `size` zeros (00000.bin …); sparse on disk."""
+    name = f"sparse/{size}"
+    for index in range(count):
+        target = DATA / name / f"{index:05d}.bin"
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                file.truncate(size)
     return name
 
 
@@ -81,6 +95,17 @@ def make_small(folder: Path) -> None:
         first = shard * ARRAYS_PER_SHARD
         bodies = ((f"{i:06d}.npy", _npy(value), f"{i:06d}.cls", i) for i, value in enumerate(values, start=first))
         _write_shard(folder / f"{shard:05d}.tar", bodies)
+
+
+def make_tokens(folder: Path) -> None:
+    """The token file, in 16 steps."""
+    random = np.random.default_rng(7)
+    with (folder / "tokens.u16").open("wb") as file:
+        for _ in range(16):
+            file.write(random.integers(0, 50257, TOKENS // 16, dtype=np.uint16).tobytes())
+
+
+MAKERS = {"images": make_images, "wds": make_wds, "small": make_small, "tokens": make_tokens}
 
 
 def photo(index: int) -> bytes:
@@ -164,7 +189,7 @@ def _building(bucket: str) -> Path:
 def main() -> None:
     """Make the folders that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("bucket", nargs="*", choices=["images", "wds", "small"], default=["images", "wds", "small"])
+    parser.add_argument("bucket", nargs="*", choices=MAKERS, default=list(MAKERS))
     ensure(*parser.parse_args().bucket)
 
 

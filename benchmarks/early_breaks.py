@@ -7,7 +7,6 @@ processes below it, file descriptors of all of them, entries of /dev/shm, the tr
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from statistics import median
 
 import contestants
 import data
-import fresh
 import psutil
+import rounds
 import tables
 from fresh import Row
 from server import Server
@@ -30,29 +29,16 @@ COUNTED = ("threads", "processes", "descriptors", "shm_entries")
 
 def main() -> None:
     """Measure, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rounds.parser(__doc__)
     parser.add_argument(
         "--contestant", nargs="+", choices=["headrace", "torch_dl", "spdl", "wds"], default=["headrace"]
     )
     parser.add_argument("--mode", nargs="+", choices=["same", "new"], default=["same", "new"])
     parser.add_argument("--breaks", type=int, default=500)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="add a JSON line for each run to this file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        fresh.answer(many_breaks, options.child)
-        return
-    data.ensure("images", "wds")
+    options = rounds.parse(parser, many_breaks)
     jobs = [{"contestant": c, "mode": m, "breaks": options.breaks} for c in options.contestant for m in options.mode]
-    rows: list[Row] = []
-    with Server(data.DATA) as server:
-        for _ in range(options.runs):
-            for job in jobs:
-                with fresh.machine():
-                    rows.append(fresh.measure(__file__, job, server, limit_s=900))
-                tables.append(options.json, rows[-1])
-    print(report(rows))
+    server = Server(data.DATA, lambda: data.ensure("wds"))
+    print("\n" + report(rounds.rows_of(__file__, jobs, options, server, limit_s=900)))
 
 
 def many_breaks(job: Row) -> Iterator[Row]:
@@ -115,12 +101,11 @@ def census_differs(before: dict[str, int], after: dict[str, int]) -> bool:
 def report(rows: list[Row]) -> str:
     """A line for each contestant and mode."""
     lines = []
-    for contestant, mode in dict.fromkeys((row["contestant"], row["mode"]) for row in rows):
-        mine = [row for row in rows if (row["contestant"], row["mode"]) == (contestant, mode)]
+    for (contestant, mode), mine in rounds.group(rows, "contestant", "mode").items():
         good = [row for row in mine if "before" in row]
-        head = [f"{contestant} {mode}", f"{len(good)} of {len(mine)}"]
+        head = [f"{contestant} {mode}", rounds.counted(mine)]
         if not good:
-            lines.append([*head, f"failed: {tables.last_line(mine[-1]['error'])}", *[""] * 7])
+            lines.append(head)
             continue
         counts = [
             f"{median(row['before'][name] for row in good):.0f} → {tables.spread(row['after'][name] for row in good)}"

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import drop_ins
+import rounds
 import tables
 import torch
 from fresh import Row
@@ -43,10 +44,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=20, help="epochs of each kind in a run")
     parser.add_argument("--waits", type=int, default=100, help="batches of ints that are waited for in a run")
     parser.add_argument("--step-ms", type=float, default=80.0, help="computed for each batch of images")
-    options = parser.parse_args()
-    if options.child:
-        drop_ins.answer(costs, options.child)
-        return
+    options = drop_ins.parse(parser, costs)
     settings = {"repeat": options.repeat, "waits": options.waits, "step_ms": options.step_ms}
     rows = drop_ins.rows_of(__file__, [{"loader": name} | settings for name in options.loader], options)
     print("\n" + report(rows))
@@ -123,9 +121,9 @@ def waits(loader: Iterable[Any], count: int, step_s: float) -> Iterator[float]:
 def report(rows: list[Row]) -> str:
     """A line for each loader."""
     lines = []
-    for (loader,), mine in drop_ins.group(rows, "loader").items():
+    for (loader,), mine in rounds.group(rows, "loader").items():
         spreads = [tables.spread((row.get(name) for row in mine), 0 if name.endswith("us") else 1) for name in COLUMNS]
-        lines.append([loader, drop_ins.counted(mine), *spreads])
+        lines.append([loader, rounds.counted(mine), *spreads])
     return tables.markdown(["loader", "runs", *COLUMNS.values()], lines)
 
 

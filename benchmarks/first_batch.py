@@ -8,7 +8,6 @@ parts are measured one by one, each from outside and alone: in the loader some o
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib
 import io
@@ -16,12 +15,11 @@ import tarfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import contestants
 import data
-import fresh
+import rounds
 import tables
 from fresh import Row
 from server import Server
@@ -40,24 +38,12 @@ PARTS = {
 
 def main() -> None:
     """Measure, then print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rounds.parser(__doc__)
     parser.add_argument("--start", nargs="+", choices=[*CONTESTANTS, "parts"], default=[*CONTESTANTS, "parts"])
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="add a JSON line for each run to this file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        fresh.answer(one_start, options.child)
-        return
-    data.ensure("images", "wds")
-    rows: list[Row] = []
-    with Server(data.DATA) as server:
-        for _ in range(options.runs):
-            with fresh.machine():
-                for start in options.start:
-                    rows.append(fresh.measure(__file__, {"start": start}, server))
-                    tables.append(options.json, rows[-1])
-    print(report(rows))
+    options = rounds.parse(parser, one_start)
+    jobs = [{"start": start} for start in options.start]
+    server = Server(data.DATA, lambda: data.ensure("wds"))
+    print("\n" + report(rounds.rows_of(__file__, jobs, options, server)))
 
 
 def one_start(job: Row) -> Iterator[Row]:
@@ -155,7 +141,7 @@ def report(rows: list[Row]) -> str:
             ]
             lines.append([start, str(len(good)), *spreads])
         elif mine:
-            lines.append([start, "0", f"failed: {tables.last_line(mine[-1]['error'])}", "", "", ""])
+            lines.append([start, rounds.counted(mine)])
     columns = ["start", "runs", "first batch, s", "DataLoader(), s", "iter(), s", "next(), s"]
     text = tables.markdown(columns, lines)
     alone = [row for row in rows if row["start"] == "parts"]

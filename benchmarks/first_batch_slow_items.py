@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import drop_ins
+import rounds
 import tables
 from fresh import Row
 from torch.utils.data import Dataset
@@ -25,10 +26,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--sample-ms", type=int, default=100)
-    options = parser.parse_args()
-    if options.child:
-        drop_ins.answer(one_batch, options.child)
-        return
+    options = drop_ins.parse(parser, one_batch)
     rows = drop_ins.rows_of(__file__, jobs(options), options)
     print("\n" + report(rows))
 
@@ -75,15 +73,15 @@ def one_batch(job: Row) -> Iterator[Row]:
 
 def report(rows: list[Row]) -> str:
     """A line for each loader and start."""
-    groups = drop_ins.group(rows, "loader", "start")
+    groups = rounds.group(rows, "loader", "start")
     lines = []
     for (loader, start), mine in groups.items():
         good = [row for row in mine if "first_batch_s" in row]
         lines.append([
             f"{loader} {start}" if loader != "torch" else loader,
-            drop_ins.counted(mine),
+            rounds.counted(mine),
             tables.spread((row["first_batch_s"] for row in good), 3),
-            tables.spread(drop_ins.ratios(mine, groups.get(("torch", "warm"), []), "first_batch_s"), 3),
+            tables.spread(rounds.ratios(mine, groups.get(("torch", "warm"), []), "first_batch_s"), 3),
             tables.spread((row["iter_s"] for row in good), 3),
             tables.spread((row["next_s"] for row in good), 3),
         ])  # fmt: skip

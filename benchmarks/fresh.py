@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from server import Server
+from server import COUNTERS, Server
 
 Row = dict[str, Any]
 LOCK = Path(os.environ.get("HEADRACE_BENCH_LOCK", Path(tempfile.gettempdir()) / "headrace-bench.lock"))
@@ -114,7 +114,7 @@ def _watch(process: subprocess.Popen[str], server: Server) -> Row | None:
     counters = server.stats()
     row: Row = json.loads(result)
     return {
-        **{name: counters[name] for name in ("requests", "asked_bytes", "sent_bytes", "peak_in_flight")},
+        **{name: counters[name] for name in COUNTERS},
         "cpu_s": round(ours, 2),
         "server_cpu_s": round(served, 2),
         "foreign_cores": round(max(0.0, everybody - ours - served - watching) / seconds, 2),

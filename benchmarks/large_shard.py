@@ -7,15 +7,13 @@ Memory is that of the whole process tree, above what it was when the loader was 
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import contestants
 import data
-import fresh
+import rounds
 import tables
 from fresh import Row
 from server import Server, read_stats
@@ -24,34 +22,22 @@ from workloads import Work, crop
 
 def main() -> None:
     """Measure, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = rounds.parser(__doc__)
     parser.add_argument("--budget", nargs="*", default=["64MiB", "256MiB", "auto"], help="headrace's memory budgets")
     parser.add_argument("--peer", nargs="*", choices=["torch_dl", "wds", "spdl"], default=[], help="loaders beside it")
     parser.add_argument("--samples", type=int, default=1000, help="of 1 MB each, in the shard")
     parser.add_argument("--pause", type=float, default=2.0, help="seconds after the first batch")
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="add a JSON line for each run to this file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        fresh.answer(one_epoch, options.child)
-        return
-    data.ensure_large(options.samples)
+    options = rounds.parse(parser, one_epoch)
     loaders = [("headrace", budget) for budget in options.budget] + [(peer, "-") for peer in options.peer]
-    rows: list[Row] = []
-    with Server(data.DATA) as server:
-        for _ in range(options.runs):
-            for contestant, budget in loaders:
-                job = {"contestant": contestant, "budget": budget, "samples": options.samples, "pause": options.pause}
-                with fresh.machine():
-                    rows.append(fresh.measure(__file__, job, server))
-                tables.append(options.json, rows[-1])
-    print(report(rows))
+    settings = {"samples": options.samples, "pause": options.pause}
+    jobs = [{"contestant": contestant, "budget": budget} | settings for contestant, budget in loaders]
+    server = Server(data.DATA, lambda: data.ensure_large(options.samples))
+    print("\n" + report(rounds.rows_of(__file__, jobs, options, server)))
 
 
 def one_epoch(job: Row) -> Iterator[Row]:
     """In the fresh process: the first batch, a pause, the rest."""
-    work = Work("large", "one large shard", "tar", "large", "bin", 5, 16, job["samples"], crop)
+    work = Work("large", "one large shard", "tar", "large", "bin", "d5", 16, job["samples"], crop)
     contestant = contestants.load(job["contestant"])
     parameters: Row = {"num_workers": 2} if job["contestant"] != "spdl" else {"fetch": 4, "threads": 4}
     if job["budget"] != "-":
@@ -84,15 +70,12 @@ def asked_bytes() -> int:
 def report(rows: list[Row]) -> str:
     """A line for each loader and budget."""
     lines = []
-    for contestant, budget in dict.fromkeys((row["contestant"], row["budget"]) for row in rows):
-        mine = [row for row in rows if (row["contestant"], row["budget"]) == (contestant, budget)]
+    for (contestant, budget), mine in rounds.group(rows, "contestant", "budget").items():
         good = [row for row in mine if "seconds" in row]
-        head = [contestant, budget, f"{len(good)} of {len(mine)}"]
-        if not good:
-            lines.append([*head, f"failed: {tables.last_line(mine[-1]['error'])}", "", "", "", "", ""])
-            continue
         lines.append([
-            *head,
+            contestant,
+            budget,
+            rounds.counted(mine),
             tables.spread((row["first_batch_s"] for row in good), 2),
             tables.spread(row["asked_at_first_batch"] / 1e6 for row in good),
             tables.spread(row["asked_after_pause"] / 1e6 for row in good),

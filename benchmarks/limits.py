@@ -1,11 +1,14 @@
-"""What no loader can pass on this machine, now: the work itself in two processes, from memory, with nothing around it.
+"""What no loader can pass on this machine, now: the work itself in two processes, or the reads, with nothing around it.
 
 A contestant like the others ("limit"), so that it is measured in the same rounds: the ratio to it holds where absolute
 numbers of a shared machine do not. `limits.py --workload W2` is `run.py --workload W2 --contestant limit`.
 
-    apply-2p   every sample's body, in memory, through the workload's own function
-    place-2p   W5: the same, and each sample copied once to its place in a batch that is used again
-    copy       W5: one thread copies as many batches, each from one place in memory to another
+    apply-2p      every sample's body, in memory, through the workload's own function
+    place-2p      W5: the same, and each sample copied once to its place in a batch that is used again
+    copy          W5: one thread copies as many batches, each from one place in memory to another
+    obstore-256   W3, W3s, W6, W6n: a client alone, with so many reads in flight; aiohttp, and headrace's Reader, too
+
+Where a workload has several, the fastest of a round is its limit; "copy" is none.
 """
 
 from __future__ import annotations
@@ -22,20 +25,33 @@ from contestants import Batches
 from data import DATA
 from workloads import Work, tar_samples
 
-VARIANTS = {"apply-2p": {"processes": 2}, "place-2p": {"processes": 2, "place": True}, "copy": {"processes": 1}}
-WORKLOADS = {"W1": ["apply-2p"], "W2": ["apply-2p"], "W4": ["apply-2p"], "W5": ["place-2p", "copy"]}
-PACKAGES = ["torch", "pillow"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "apply-2p": {"processes": 2},
+    "place-2p": {"processes": 2, "place": True},
+    "copy": {"processes": 1},
+}
+CLIENTS = ("obstore", "aiohttp", "reader")
+VARIANTS |= {f"{client}-{n}": {"client": client, "concurrency": n} for client in CLIENTS for n in (128, 256, 512)}
+WORKLOADS = {name: ["apply-2p"] for name in ("W1", "W1b", "W1t", "W2", "W4")} | {"W5": ["place-2p", "copy"]}
+WORKLOADS |= {
+    name: [f"{client}-{n}" for client in CLIENTS] for name, n in (("W3", 256), ("W3s", 512), ("W6", 128), ("W6n", 128))
+}
+PACKAGES = ["torch", "pillow", "obstore", "aiohttp"]
 
 _bodies: list[Any] = []
 
 
-def prepare(work: Work, _parameters: Mapping[str, Any]) -> None:
-    """Read the epoch into memory."""
+def prepare(work: Work, parameters: Mapping[str, Any]) -> None:
+    """Read the epoch into memory, unless a client is to read it."""
     torch.set_num_threads(1)
+    if "client" in parameters:
+        import raw_clients  # noqa: F401 - here and not in the time
+
+        return
     if work.kind == "local":
         _bodies[:] = range(work.samples)
     elif work.kind == "files":
-        _bodies[:] = [(DATA / work.bucket / key).read_bytes() for key, _ in work.objects()]
+        _bodies[:] = [(DATA / work.bucket / key).read_bytes() for key, *_ in work.reads()]
     else:
         for shard in work.shards():
             with tarfile.open(DATA / work.bucket / shard) as tar:
@@ -46,6 +62,16 @@ def prepare(work: Work, _parameters: Mapping[str, Any]) -> None:
 
 def run(work: Work, parameters: Mapping[str, Any]) -> Batches:
     """One epoch's work; then all labels at once, with an empty tensor: nothing was moved."""
+    if "client" in parameters:
+        import raw_clients
+
+        assert raw_clients.read_all(work, parameters["client"], parameters["concurrency"]) == work.payload_bytes()
+    else:
+        _work(work, parameters)
+    yield torch.empty(work.samples, 0), torch.tensor([work.label(index) for index in range(work.samples)])
+
+
+def _work(work: Work, parameters: Mapping[str, Any]) -> None:
     first = work.apply(_bodies[0])
     batch = torch.zeros(work.batch, *first.shape, dtype=first.dtype)
     source = torch.ones_like(batch)
@@ -63,7 +89,6 @@ def run(work: Work, parameters: Mapping[str, Any]) -> Batches:
 
     step = place if parameters.get("place") else apply if parameters["processes"] == 2 else copy
     _share(step, range(0, work.samples, work.batch), parameters["processes"])
-    yield torch.empty(work.samples, 0), torch.tensor([work.label(index) for index in range(work.samples)])
 
 
 def _share(step: Callable[[int], None], starts: range, processes: int) -> None:

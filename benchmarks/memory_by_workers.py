@@ -16,6 +16,7 @@ from statistics import median
 
 import drop_ins
 import pictures
+import rounds
 import tables
 from fresh import Row
 from local_samples import Images
@@ -33,10 +34,7 @@ def main() -> None:
     parser.add_argument("--prefetch", type=int, default=2, help="prefetch_factor of all loaders")
     parser.add_argument("--rounds", type=int, default=4, help="batches taken for each worker")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
-    options = parser.parse_args()
-    if options.child:
-        drop_ins.answer(some_batches, options.child)
-        return
+    options = drop_ins.parse(parser, some_batches)
     rows = drop_ins.rows_of(__file__, jobs(options), options, limit_s=300)
     print("\n" + report(rows))
     if options.plot:
@@ -71,14 +69,14 @@ def some_batches(job: Row) -> Iterator[Row]:
 
 def report(rows: list[Row]) -> str:
     """A line for each number of workers and loader."""
-    groups = drop_ins.group(rows, "workers", "loader")
+    groups = rounds.group(rows, "workers", "loader")
     lines = []
     for (workers, loader), mine in groups.items():
         good = [row for row in mine if "pss_bytes" in row]
-        cells = [str(workers), loader, drop_ins.counted(mine)]
+        cells = [str(workers), loader, rounds.counted(mine)]
         for name in ("pss_bytes", "all_bytes"):
             cells.append(tables.spread(row[name] / 2**20 for row in good))
-            cells.append(tables.spread(drop_ins.ratios(mine, groups.get((workers, "torch"), []), name), 2))
+            cells.append(tables.spread(rounds.ratios(mine, groups.get((workers, "torch"), []), name), 2))
         cells.append(tables.spread(row["shared_bytes"] / 2**20 for row in good))
         cells.append(tables.spread((row["shared_bytes"] / BATCH_BYTES for row in good), 1))
         lines.append(cells)
@@ -90,7 +88,7 @@ def draw(rows: list[Row], file: Path) -> None:
     """Both quantities against the number of workers."""
     good = [row for row in rows if "pss_bytes" in row]
     panels: dict[str, dict[str, dict[int, float]]] = {about: {} for about in QUANTITIES.values()}
-    for (loader, workers), mine in drop_ins.group(good, "loader", "workers").items():
+    for (loader, workers), mine in rounds.group(good, "loader", "workers").items():
         for name, about in QUANTITIES.items():
             panels[about].setdefault(loader, {})[workers] = median(row[f"{name}_bytes"] for row in mine) / 2**30
     pictures.lines(file, panels, "num_workers", "GiB")

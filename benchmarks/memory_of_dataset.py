@@ -17,6 +17,7 @@ from statistics import median
 import drop_ins
 import numpy as np
 import pictures
+import rounds
 import tables
 import torch
 from fresh import Row
@@ -38,10 +39,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--scale", type=float, default=1.0, help="of all three parts of the data set")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
-    options = parser.parse_args()
-    if options.child:
-        drop_ins.answer(one_epoch, options.child)
-        return
+    options = drop_ins.parse(parser, one_epoch)
     jobs = [{"loader": name, "workers": options.workers, "scale": options.scale} for name in options.loader]
     rows = drop_ins.rows_of(__file__, jobs, options, limit_s=600)
     print("\n" + report(rows))
@@ -92,13 +90,13 @@ def one_epoch(job: Row) -> Iterator[Row]:
 def report(rows: list[Row]) -> str:
     """A line for each loader."""
     lines = []
-    for (loader,), mine in drop_ins.group(rows, "loader").items():
+    for (loader,), mine in rounds.group(rows, "loader").items():
         good = [row for row in mine if "end_pss" in row]
         names = ("before_pss", "start_pss", "end_pss", "start_all", "end_all")
         sizes = [tables.spread(row[name] / 2**20 for row in good) for name in names]
         growth = tables.spread((row["end_pss"] / row["start_pss"] for row in good), 2)
         seconds = tables.spread((row["first_batch_s"] for row in good), 2)
-        lines.append([loader, drop_ins.counted(mine), *sizes[:3], growth, *sizes[3:], seconds])
+        lines.append([loader, rounds.counted(mine), *sizes[:3], growth, *sizes[3:], seconds])
     columns = ["loader", "runs", "PSS without workers, MiB", "PSS at the first batch", "PSS after an epoch", "growth"]
     columns += ["private and shared at the first batch", "after an epoch", "first batch, s"]
     return tables.markdown(columns, lines)
@@ -109,7 +107,7 @@ def draw(rows: list[Row], file: Path) -> None:
     good = [row for row in rows if "end_pss" in row]
     groups = {
         loader: {about: median(row[f"{name}_pss"] for row in mine) / 2**30 for name, about in MOMENTS.items()}
-        for (loader,), mine in drop_ins.group(good, "loader").items()
+        for (loader,), mine in rounds.group(good, "loader").items()
     }
     pictures.bars(file, groups, "PSS of the process tree, GiB")
 

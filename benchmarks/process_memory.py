@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -69,12 +70,13 @@ def _target(link: Path) -> str:
 class Peak(threading.Thread):
     """The most that this process and all below it took while the context was open, sampled in a thread, and at the end.
 
-    It takes a fifth of one core at most; a short peak can be missed.
+    It takes a fifth of one core at most; a short peak can be missed. `look` gives what is sampled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], Memory] = lambda: memory(os.getpid())) -> None:
         super().__init__(name="peak", daemon=True)
-        self.most = memory(os.getpid())
+        self.most = look()
+        self._memory = look
         self._done = threading.Event()
 
     def __enter__(self) -> Self:
@@ -97,5 +99,5 @@ class Peak(threading.Thread):
             pause_s = max(0.02, 4 * (time.perf_counter() - start))
 
     def _look(self) -> None:
-        now = memory(os.getpid())
+        now = self._memory()
         self.most = {name: max(size, now[name]) for name, size in self.most.items()}

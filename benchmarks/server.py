@@ -1,4 +1,4 @@
-"""An object store on this machine: our own nginx on a free loopback port, which waits before it answers, and counts."""
+"""An object store on this machine: our own nginx on a free loopback port, which waits, refuses and counts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 MODULES = Path("/usr/lib/nginx/modules")
 DEBIAN_PACKAGES = "nginx libnginx-mod-http-lua"
+COUNTERS = ("requests", "throttled", "asked_bytes", "sent_bytes", "peak_in_flight")
 CONFIGURATION = """\
 load_module {modules}/ndk_http_module.so;
 load_module {modules}/ngx_http_lua_module.so;
@@ -53,17 +55,17 @@ http {{
 
 
 class Server:
-    """Serves the files of `root` as `{url}/d{milliseconds}/{path}` while the context is open.
+    """Serves the files of `root` as `{url}/{delay}/{path}` while the context is open; server.lua has the delays.
 
-    One nginx worker: it shares the cores with the loaders that are measured. It ends with this process, however that
-    ends.
+    `prepare` is called before it starts. One nginx worker: it shares the cores with the loaders that are measured. It
+    ends with this process, however that ends.
 
     Raises:
         SystemExit: nginx or its lua module is missing; the text says what to install.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, prepare: Callable[[], object] | None = None) -> None:
+        self.root, self._prepare = root, prepare
         self.url = ""
         self._place = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,6 +74,8 @@ class Server:
         program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
         if not program or not (MODULES / "ngx_http_lua_module.so").exists():
             raise SystemExit(f"the benchmarks' server needs: apt-get install {DEBIAN_PACKAGES}")
+        if self._prepare:
+            self._prepare()
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._place = tempfile.mkdtemp(prefix="headrace-bench-")
@@ -119,6 +123,22 @@ class Server:
                 time.sleep(0.01)
             else:
                 return
+
+
+class NoServer(Server):
+    """In the place of the object store, for benchmarks that read nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def stats(self) -> dict[str, Any]:
+        return dict.fromkeys(("pid", *COUNTERS), 0)
+
+    def reset(self) -> None:
+        pass
 
 
 def read_stats(url: str) -> dict[str, Any]:

@@ -20,9 +20,9 @@ def spread(values: Iterable[float | None], digits: int = 0) -> str:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """A Markdown table; short rows end in empty cells."""
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in rows]
+    lines += ["| " + " | ".join([*cells, *[""] * (len(columns) - len(cells))]) + " |" for cells in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import drop_ins
 import limits
+import rounds
 import tables
 import torch
 from fresh import Row
@@ -53,10 +54,7 @@ def main() -> None:
     parser = drop_ins.parser(__doc__, LOADERS)
     parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of batches in an epoch")
-    options = parser.parse_args()
-    if options.child:
-        drop_ins.answer(one_epoch, options.child)
-        return
+    options = drop_ins.parse(parser, one_epoch)
     rows = drop_ins.rows_of(__file__, jobs(options), options)
     print("\n" + report(rows))
 
@@ -123,16 +121,16 @@ def limit(samples: int) -> Iterator[Any]:
 
 def report(rows: list[Row]) -> str:
     """A line for each case and loader."""
-    groups = drop_ins.group(rows, "case", "loader")
+    groups = rounds.group(rows, "case", "loader")
     lines = []
     for (case, loader), mine in groups.items():
         good = [row for row in mine if "rate" in row]
-        cells = [case, loader, drop_ins.counted(mine)]
+        cells = [case, loader, rounds.counted(mine)]
         for name in ("rate", "later_rate"):
             cells.append(tables.spread(row[name] for row in good))
-            cells.append(tables.spread(drop_ins.ratios(mine, groups.get((case, "torch"), []), name), 2))
+            cells.append(tables.spread(rounds.ratios(mine, groups.get((case, "torch"), []), name), 2))
             limits_of_case = groups.get(("images", "limit"), []) if case != "numbers" else []
-            cells.append(tables.spread(drop_ins.ratios(mine, limits_of_case, name), 2))
+            cells.append(tables.spread(rounds.ratios(mine, limits_of_case, name), 2))
         cells.append(tables.spread((1e3 * row["cpu_s"] / row["samples"] for row in good), 4))
         foreign = tables.spread((row["foreign_cores"] for row in good), 2)
         lines.append([*cells, foreign])

@@ -16,7 +16,7 @@ import torch
 from workloads import Work
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
-NAMES = ("limit", "headrace", "torch_dl", "spdl", "wds")
+NAMES = ("limit", "headrace", "torch_async", "torch_threads", "torch_dl", "spdl", "wds")
 
 
 class Contestant(Protocol):

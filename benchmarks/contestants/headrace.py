@@ -1,7 +1,8 @@
-"""headrace: streams of shards (W2, W4) and an async data set (W1, W5), with two worker processes and torch's collate.
+"""headrace: streams of shards (W2, W4) and async data sets (all others), with torch's collate.
 
-"nw2" is measured with headrace's helper process ready: it imports torch once per trainer (about a second), as the other
-contestants' imports are not timed either. "nw2-cold" has that second in it.
+"nw2" has two worker processes, and is measured with headrace's helper process ready: it imports torch once per trainer
+(about a second), as the other contestants' imports are not timed either. "nw2-cold" has that second in it. "nw0" does
+all in the trainer's process. "-c256" has that many reads in flight, and batches enough ahead for them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from workloads import Work
 
 import headrace as hr
 
-VARIANTS = {"nw2": {"num_workers": 2}, "nw2-cold": {"num_workers": 2, "cold": True}}
+VARIANTS: dict[str, dict[str, Any]] = {f"nw{n}": {"num_workers": n} for n in (0, 2)}
+VARIANTS["nw2-cold"] = {"num_workers": 2, "cold": True}
+VARIANTS |= {
+    f"nw{n}-c{reads}": {"num_workers": n, "fetch_concurrency": reads, "prefetch_factor": reads // 32}
+    for n in (0, 2)
+    for reads in (256, 512)
+}
 WORKLOADS = {name: ["nw2", "nw2-cold"] for name in ("W1", "W2", "W4", "W5")}
+WORKLOADS |= {"W1b": ["nw2"], "W1t": ["nw2"], "W6": ["nw0", "nw2"], "W6n": ["nw0", "nw2"]}
+WORKLOADS |= {"W3": ["nw0", "nw2", "nw0-c256", "nw2-c256"], "W3s": ["nw0", "nw2", "nw0-c512", "nw2-c512"]}
 PACKAGES = ["headrace", "torch", "obstore"]
 
 WARM: list[hr.DataLoader[Any]] = []
@@ -36,17 +45,17 @@ class Indices(hr.AsyncDataset):
 
 
 class Objects(hr.AsyncDataset):
-    """One object per sample: (bytes, label)."""
+    """One object, or one range of it, per sample: (bytes, label)."""
 
-    def __init__(self, work: Work) -> None:
-        self.work, self.objects = work, work.objects()
+    def __init__(self, work: Work, part: slice = slice(None)) -> None:
+        self.work, self.reads = work, work.reads()[part]
 
     def __len__(self) -> int:
-        return len(self.objects)
+        return len(self.reads)
 
     async def aget(self, index: int) -> tuple[bytes, int]:
-        key, label = self.objects[index]
-        return await hr.read(self.work.url(key)), label
+        key, start, stop, label = self.reads[index]
+        return await hr.read(self.work.url(key), None if stop is None else start, stop), label
 
 
 class Sample:
@@ -58,31 +67,32 @@ class Sample:
     def __call__(self, sample: Any) -> tuple[torch.Tensor, int]:
         if self.work.kind == "tar":
             return self.work.apply(sample[self.work.field]), int(sample["cls"])
-        if self.work.kind == "files":
-            return self.work.apply(sample[0]), sample[1]
-        return self.work.apply(sample), self.work.label(sample)
+        if self.work.kind == "local":
+            return self.work.apply(sample), self.work.label(sample)
+        return self.work.apply(sample[0]), sample[1]
 
 
 def warm_up(workers: int = 1) -> hr.DataLoader[Any]:
-    """A loader that has done one small epoch: the helper process is ready, and forks workers in milliseconds."""
-    loader = hr.DataLoader(Indices(4 * workers), batch_size=4, num_workers=workers)
+    """A loader that has done one small epoch: all is imported, and a helper process forks workers in milliseconds."""
+    loader: hr.DataLoader[Any] = hr.DataLoader(Indices(4 * max(1, workers)), batch_size=4, num_workers=workers)
     for _ in loader:
         pass
     return loader
 
 
 def prepare(_work: Work, parameters: Mapping[str, Any]) -> None:
-    """Start the helper process, unless its start is to be measured."""
+    """Import all, and start the helper process, unless that is to be measured."""
     if not parameters.get("cold"):
-        WARM.append(warm_up())
+        WARM.append(warm_up(min(1, parameters["num_workers"])))
 
 
 def run(work: Work, parameters: Mapping[str, Any]) -> hr.DataLoader[Any]:
     """One epoch: loose objects shuffled, shards in their order."""
+    dataset: Any
     if work.kind == "tar":
         dataset = hr.stream([work.url(shard) for shard in work.shards()])
     else:
-        dataset = Objects(work) if work.kind == "files" else Indices(work.samples)
+        dataset = Indices(work.samples) if work.kind == "local" else Objects(work)
     options = {name: value for name, value in parameters.items() if name != "cold"}
     if work.kind == "files":
         options["shuffle"] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,35 +9,44 @@ import aiohttp
 import torch
 from spdl.io import iter_tarfile
 from spdl.pipeline import Pipeline, PipelineBuilder
-from workloads import Work, collate, tar_samples
+from workloads import Read, Work, collate, tar_samples
 
 from contestants import Batches
 
 VARIANTS = {
     "c64": {"fetch": 64, "threads": 2},
     "c64-t4": {"fetch": 64, "threads": 4},
+    "c256": {"fetch": 256, "threads": 2},
     "s4": {"fetch": 4, "threads": 4},
     "threads": {"threads": 2},
 }
-WORKLOADS = {"W1": ["c64", "c64-t4"], "W2": ["s4"], "W4": ["s4"], "W5": ["threads"]}
+WORKLOADS = {
+    "W1": ["c64", "c64-t4"],
+    "W2": ["s4"],
+    "W3": ["c64", "c256"],
+    "W3s": ["c256"],
+    "W4": ["s4"],
+    "W5": ["threads"],
+}
+WORKLOADS |= {name: ["c64"] for name in ("W1b", "W1t", "W6", "W6n")}
 PACKAGES = ["spdl", "aiohttp"]
 
 Pair = tuple[torch.Tensor, int]
 
 
 class Fetch:
-    """(key, label) to (bytes, label); the session is opened on the pipeline's own loop."""
+    """A read to (bytes, label); the session is opened on the pipeline's own loop."""
 
     def __init__(self, work: Work, connections: int) -> None:
         self.work, self.connections = work, connections
         self.session: aiohttp.ClientSession | None = None
 
-    async def __call__(self, address: tuple[str, int]) -> tuple[bytes, int]:
+    async def __call__(self, read: Read) -> tuple[bytes, int]:
         if self.session is None:
             connector = aiohttp.TCPConnector(limit=self.connections)
             self.session = aiohttp.ClientSession(connector=connector, raise_for_status=True)
-        async with self.session.get(self.work.url(address[0])) as answer:
-            return await answer.read(), address[1]
+        async with self.session.get(self.work.url(read.key), headers=read.headers) as answer:
+            return await answer.read(), read.label
 
 
 class Shards:
@@ -73,16 +81,15 @@ def run(work: Work, parameters: Mapping[str, Any]) -> Batches:
     builder: Any = PipelineBuilder()
     threads = parameters["threads"]
     if work.kind == "tar":
-        builder.add_source([(shard, 0) for shard in work.shards()])
+        builder.add_source([Read(shard, 0, None, 0) for shard in work.shards()])
         builder.pipe(Fetch(work, 64), concurrency=parameters["fetch"])
         builder.pipe(Shards(work), concurrency=threads)
-    elif work.kind == "files":
-        objects = work.objects()
-        random.Random(1).shuffle(objects)
-        builder.add_source(objects).pipe(Fetch(work, parameters["fetch"]), concurrency=parameters["fetch"])
+    elif work.kind == "local":
+        builder.add_source([(index, work.label(index)) for index in range(work.samples)])
         builder.pipe(Apply(work), concurrency=threads).aggregate(work.batch)
     else:
-        builder.add_source([(index, work.label(index)) for index in range(work.samples)])
+        builder.add_source(work.drawn_reads())
+        builder.pipe(Fetch(work, parameters["fetch"]), concurrency=parameters["fetch"])
         builder.pipe(Apply(work), concurrency=threads).aggregate(work.batch)
     return _stopped_at_the_end(builder.pipe(collate).add_sink(4).build(num_threads=threads + 1))
 

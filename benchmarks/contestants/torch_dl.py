@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,29 +12,33 @@ import urllib3
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from workloads import Work, collate
 
-VARIANTS = {"nw2": {"num_workers": 2}, "nw8": {"num_workers": 8}, "nw32": {"num_workers": 32}}
+VARIANTS = {f"nw{n}": {"num_workers": n} for n in (2, 8, 32)} | {"nw32-pf8": {"num_workers": 32, "prefetch_factor": 8}}
 WORKLOADS = {"W1": ["nw8", "nw32"], "W2": ["nw2"], "W4": ["nw2"], "W5": ["nw2"]}
+WORKLOADS |= {name: ["nw32"] for name in ("W1b", "W1t", "W3", "W6", "W6n")} | {"W3s": ["nw32-pf8"]}
 PACKAGES = ["torch", "urllib3"]
 
 Pair = tuple[torch.Tensor, int]
 
 
 class Objects(Dataset[Pair]):
-    """One object per sample."""
+    """One object, or one range of it, per sample."""
 
     def __init__(self, work: Work) -> None:
-        self.work, self.objects = work, work.objects()
-        self.pool: urllib3.PoolManager | None = None
+        self.work, self.reads = work, work.reads()
+
+    @cached_property
+    def pool(self) -> urllib3.PoolManager:
+        """Connections of this process, for as many threads as there may be."""
+        return urllib3.PoolManager(maxsize=64)
 
     def __len__(self) -> int:
-        return len(self.objects)
+        return len(self.reads)
 
     def __getitem__(self, index: int) -> Pair:
-        self.pool = self.pool or urllib3.PoolManager()
-        key, label = self.objects[index]
-        answer = self.pool.request("GET", self.work.url(key))
-        assert answer.status == 200, answer.status
-        return self.work.apply(answer.data), label
+        read = self.reads[index]
+        answer = self.pool.request("GET", self.work.url(read.key), headers=read.headers)
+        assert answer.status in {200, 206}, answer.status
+        return self.work.apply(answer.data), read.label
 
 
 class Local(Dataset[Pair]):
@@ -74,9 +79,13 @@ class Tars(IterableDataset[Pair]):
             answer.release_conn()
 
 
+def loader(dataset: Dataset[Pair], work: Work, parameters: Mapping[str, Any]) -> DataLoader[Pair]:
+    """One epoch; objects come shuffled, windows in the workload's order."""
+    shuffle = work.kind in {"files", "local"}
+    return DataLoader(dataset, batch_size=work.batch, shuffle=shuffle, collate_fn=collate, **parameters)
+
+
 def run(work: Work, parameters: Mapping[str, Any]) -> DataLoader[Pair]:
-    """One epoch, shuffled where the data can be reached by index."""
-    if work.kind == "tar":
-        return DataLoader(Tars(work), batch_size=work.batch, collate_fn=collate, **parameters)
-    dataset = Objects(work) if work.kind == "files" else Local(work)
-    return DataLoader(dataset, batch_size=work.batch, shuffle=True, collate_fn=collate, **parameters)
+    """One epoch."""
+    kinds: dict[str, Callable[[Work], Dataset[Pair]]] = {"tar": Tars, "local": Local}
+    return loader(kinds.get(work.kind, Objects)(work), work, parameters)
