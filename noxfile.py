@@ -1,5 +1,7 @@
 """The project's tasks: `nox -l` lists them, `nox` alone checks, `nox -s tests -- -k tar` passes arguments on."""
 
+import os
+
 import nox
 
 nox.needs_version = ">=2024.4.15"
@@ -24,6 +26,15 @@ def tests(session: nox.Session) -> None:
     """Run the tests against the installed package."""
     install(session, ".[test]")
     session.run("pytest", *session.posargs)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Run the fault table and the simulation over 20,000 seeds, or HEADRACE_SEEDS; takes about an hour."""
+    install(session, ".[test]")
+    seeds = os.environ.get("HEADRACE_SEEDS", "20000")
+    paths = ("tests/network/test_fault_table.py", "tests/simulation")
+    session.run("pytest", "--timeout=0", *paths, *session.posargs, env={"HEADRACE_SEEDS": seeds})
 
 
 @nox.session

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from headrace.fetch import read
+    from headrace.fetch.registry import register_store
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
     from headrace.work.randomness import rng
@@ -78,6 +79,7 @@ _HOMES = {
         "WorkerDiedError",
     ),
     "headrace.fetch": ("read",),
+    "headrace.fetch.registry": ("register_store",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
     "headrace.work.randomness": ("rng",),
@@ -119,6 +121,7 @@ __all__ = [
     "from_map",
     "packed",
     "read",
+    "register_store",
     "rng",
     "stream",
 ]

@@ -37,7 +37,13 @@ _SECRET_WORDS = ("signature", "token", "sig", "key", "credential", "password", "
 
 
 def masked(url: str) -> str:
-    """`url` without user information and with the values of secret query parameters hidden."""
+    """`url` without user information and with the values of secret query parameters hidden.
+
+    Of a `pipe:` address only the command's first word is shown: any other may be a secret.
+    """
+    if url.startswith("pipe:"):
+        first, *others = url.split(None, 1)
+        return f"{first} …" if others else first
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -133,6 +139,7 @@ class StorageError(StageError):
     """A read failed for good.
 
     Attributes:
+        reason: what happened, in words; the error's text also has the address, the range and the attempts.
         start, stop: the byte range that was asked for; None where the whole object was.
         attempts: how many requests were made for it.
         status: the HTTP status that was seen last, if any.
@@ -157,6 +164,7 @@ class StorageError(StageError):
             where += f", bytes {start or 0} to {'the end' if stop is None else stop}"
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
         super().__init__(f"{message} ({where}; {tries})", stage="fetch", url=url, key=key, batch=batch)
+        self.reason = message
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
         self.retry_after_s = retry_after_s
 

@@ -17,7 +17,8 @@ class FetchOptions:
     """How the fetch stage reads.
 
     Attributes:
-        range_bytes: shards are read by requests of this many bytes; a multiple of 512.
+        range_bytes: shards are read by requests of this many bytes, and what is longer than two of them by several
+            requests at once; a multiple of 512.
         attempts: requests made for one range before its error is raised.
         connect_timeout_s: seconds for a connection to stand.
         first_byte_timeout_s: seconds from the request to the first byte of the body.

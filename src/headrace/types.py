@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -24,6 +24,8 @@ class Answer:
             `chunks` ends without an error only where the body is known to be whole.
         etag: the object's version, where the store has one.
         chunks: the body, in order; where it is one that `Fills`, it is read by that.
+        gives_ranges: of a whole object: the store has said that it gives parts too, and it may be told to stop here; a
+            long one is then read in several parts at once.
     """
 
     start: int
@@ -31,6 +33,7 @@ class Answer:
     size: int | None
     etag: str | None
     chunks: AsyncIterator[Buffer]
+    gives_ranges: bool = False
 
 
 @runtime_checkable
@@ -210,6 +213,14 @@ class Receiver(Protocol):
 
 running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
 """The reader of the loader on whose loop we run; `hr.read` asks it."""
+
+Charges = Callable[[int], Awaitable[None]]
+
+running_charge: ContextVar[Charges | None] = ContextVar("headrace_running_charge", default=None)
+"""Waits until a read may hold so many bytes; asked once the size is known, and before the body is read.
+
+While it waits, the read holds no place among the requests under way, and no time limit runs.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,15 @@ import boto3
 import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractFileSystem
 from moto.server import ThreadedMotoServer
-from network.fault_server import FaultServer
 
+from headrace.errors import StorageError
 from headrace.fetch import memory
-from headrace.fetch.stores import open_store, split
+from headrace.fetch.stores import Stores
 from headrace.options import FetchOptions
-from headrace.testing import StoreContract
+from headrace.testing import FaultServer, StoreContract
 from headrace.types import Store
 
 pytestmark = pytest.mark.may_leave(
@@ -31,19 +32,18 @@ pytestmark = pytest.mark.may_leave(
 class _Prefixed:
     """A store asked for paths as the reader would ask for them under `base`."""
 
-    def __init__(self, base: str, storage_options: dict[str, Any] | None = None, *, quoted: bool = False) -> None:
-        scheme, root, _ = split(f"{base}/x")
-        self._store = open_store(root, scheme, FetchOptions(), storage_options or {})
+    def __init__(self, base: str, *, quoted: bool = False, allow_pipe: bool = False, **storage_options: Any) -> None:
+        self._stores = Stores(FetchOptions(allow_pipe=allow_pipe), storage_options)
         self._base, self._quoted = base, quoted
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Any:
-        url = f"{self._base}/{quote(path) if self._quoted else path}"
-        return await self._store.get(split(url)[2], start, stop, if_match=if_match)
+        store, path = self._stores.of(f"{self._base}/{quote(path) if self._quoted else path}")
+        return await store.get(path, start, stop, if_match=if_match)
 
     async def aclose(self) -> None:
-        await self._store.aclose()
+        await self._stores.aclose()
 
 
 class TestMemory(StoreContract):
@@ -81,16 +81,30 @@ class TestFileAddresses(TestFiles):
 
 
 class TestWeb(StoreContract):
+    settings: ClassVar[dict[str, Any]] = {}
+
     @pytest.fixture(autouse=True)
     def server(self) -> Iterator[None]:
         with FaultServer() as self.web:
             yield
 
     def open_store(self) -> Store:
-        return _Prefixed(self.web.url, quoted=True)
+        return _Prefixed(self.web.url, quoted=True, **self.settings)
 
     def put(self, path: str, data: bytes) -> None:
         self.web.add(path, data)
+
+
+class TestWebByObstore(TestWeb):
+    settings = {"client_options": {"http1_only": True}}
+
+
+class TestHub(TestWeb):
+    def open_store(self) -> Store:
+        return _Prefixed("hf://datasets/me/set", endpoint=self.web.url, token="secret")
+
+    def put(self, path: str, data: bytes) -> None:
+        self.web.add(f"datasets/me/set/resolve/main/{path}", data, "redirect:mode=other")
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +126,7 @@ def s3() -> Iterator[tuple[str, Any]]:
 
 
 class TestS3(StoreContract):
+    access: ClassVar[str] = "private"
     settings: ClassVar[dict[str, Any]] = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 
     @pytest.fixture(autouse=True)
@@ -119,10 +134,38 @@ class TestS3(StoreContract):
         self.endpoint, self.client = s3
 
     def open_store(self) -> Store:
-        return _Prefixed("s3://contract", {**self.settings, "endpoint": self.endpoint})
+        return _Prefixed("s3://contract", **self.settings, endpoint=self.endpoint)
 
     def put(self, path: str, data: bytes) -> None:
-        self.client.put_object(Bucket="contract", Key=path, Body=data)
+        self.client.put_object(Bucket="contract", Key=path, Body=data, ACL=self.access)
+
+
+class TestS3ForEverybody(TestS3):
+    access = "public-read"
+    settings = {"skip_signature": True}
+
+
+class TestS3WithTheBucketInTheEndpoint(TestS3):
+    settings = {**TestS3.settings, "virtual_hosted_style_request": True}
+
+    @pytest.fixture(autouse=True)
+    def server(self, s3: tuple[str, Any]) -> None:
+        self.endpoint, self.client = f"{s3[0]}/contract", s3[1]
+
+
+class TestS3ByObstore(TestS3):
+    settings = {**TestS3.settings, "client_options": {"http1_only": True}}
+
+
+class TestPipe(TestFiles):
+    names = ("plain.bin", "folder/deep/er.bin", "ünïcode.bin")
+
+    def open_store(self) -> Store:
+        return _Prefixed(f"pipe:cat {self.place}", allow_pipe=True)
+
+    def test_missing_object_is_an_error_that_names_it(self) -> None:
+        with pytest.raises(StorageError, match=r"exit status 1.*no-such\.bin"):
+            self._get("no-such.bin")
 
 
 _shelf: dict[str, bytes] = {}
@@ -175,3 +218,23 @@ class TestFsspecInThreads(StoreContract):
 
 class TestFsspecOnTheLoop(TestFsspecInThreads):
     scheme: ClassVar[str] = "ashelf"
+
+
+class TestFsspecFiles(TestFiles):
+    def open_store(self) -> Store:
+        return _Prefixed(f"local://{self.place}")
+
+
+class WebFileSystem(HTTPFileSystem):
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path.replace("fweb://", "http://")
+
+
+class TestFsspecWeb(TestWeb):
+    @pytest.fixture(autouse=True)
+    def registered(self) -> None:
+        fsspec.register_implementation("fweb", WebFileSystem, clobber=True)
+
+    def open_store(self) -> Store:
+        return _Prefixed(self.web.url.replace("http://", "fweb://"), quoted=True)

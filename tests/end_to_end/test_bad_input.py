@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.tars import numbered_samples, put_shards, tar
-from network.fault_server import Fault, FaultServer
 
 import headrace as hr
 from headrace.fetch import memory
+from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_helper")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -137,8 +137,8 @@ def test_a_bad_shard_is_not_lost_with_a_short_last_batch() -> None:
 
 
 def test_http_errors_say_status_range_and_attempts(server: FaultServer) -> None:
-    forbidden = server.add("forbidden.tar", GOOD, Fault("403", None))
-    busy = server.add("busy.tar", GOOD, Fault("503", None))
+    forbidden = server.add("forbidden.tar", GOOD, "s403")
+    busy = server.add("busy.tar", GOOD, "slowdown")
     good = server.add("good.tar", GOOD)
     got = run(hr.stream([good, forbidden, busy, f"{server.url}/missing.tar"]).map(label), batch_size=8)
     assert [type(g) for g in got] == [torch.Tensor, hr.AccessDeniedError]

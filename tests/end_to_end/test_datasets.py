@@ -330,20 +330,21 @@ def test_files_are_samples() -> None:
 
 
 def test_reads_of_a_data_set_go_through_the_loader() -> None:
-    memory.put("memory://reads/a", bytes(range(100)))
+    for key in range(10):
+        memory.put(f"memory://reads/{key}", bytes(range(key, key + 9)))
 
     class Reads(hr.AsyncDataset):
         def __len__(self) -> int:
             return 10
 
         async def aget(self, key: int) -> bytes:
-            return await hr.read("memory://reads/a", key, key + 5)
+            return await hr.read(f"memory://reads/{key}", 0, 5)
 
     with hr.DataLoader(Reads(), batch_size=5) as loader:
         assert [b for batch in loader for b in batch] == [bytes(range(k, k + 5)) for k in range(10)]
         assert loader.stats().fetch.requests == 10
         assert loader.stats().fetch.bytes == 50
-    assert asyncio.run(hr.read("memory://reads/a", 3, 6)) == bytes([3, 4, 5])
+    assert asyncio.run(hr.read("memory://reads/3", 2, 5)) == bytes([5, 6, 7])
 
 
 class Listed(torch.utils.data.Dataset):

@@ -15,10 +15,10 @@ import torch
 from end_to_end.tars import numbered_samples, put_shards, same, tar, wanted_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network.fault_server import FaultServer
 
 import headrace as hr
 from headrace.fetch import memory
+from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)
 TOTAL = sum(COUNTS)

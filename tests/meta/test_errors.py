@@ -18,6 +18,7 @@ VALUES = {
     "stop": 1024,
     "attempts": 3,
     "status": 503,
+    "retry_after_s": 2.5,
     "key": ("a", 7),
     "batch": 11,
     "offset": 1536,

@@ -10,11 +10,20 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from network.fault_server import Fault, FaultServer, numbered
+from network.bodies import numbered
 
-from headrace.errors import BadResponseError, ObjectChangedError, ObjectMissingError, OptionError, ThrottledError
+from headrace.errors import (
+    AccessDeniedError,
+    BadResponseError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OptionError,
+    StorageError,
+    ThrottledError,
+)
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
+from headrace.testing import FaultServer
 
 BODY = numbered(700_000)
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
@@ -48,6 +57,11 @@ def s3() -> Iterator[Any]:
 
 def reader_of(client: Any) -> Reader:
     return Reader(concurrency=4, storage_options={**CREDENTIALS, "endpoint": client.meta.endpoint_url})
+
+
+def reader_at(server: FaultServer, options: FetchOptions | None = None, **settings: Any) -> Reader:
+    given = settings or {"access_key_id": "a", "secret_access_key": "b"}
+    return Reader(options, concurrency=1, storage_options={**given, "region": "us-east-1", "endpoint": server.url})
 
 
 async def test_object_is_read_whole_and_in_ranges(s3: Any) -> None:
@@ -100,13 +114,69 @@ async def test_encoded_object_is_refused(s3: Any) -> None:
 async def test_throttling_store_is_asked_again_and_then_named() -> None:
     options = FetchOptions(attempts=3, backoff_s=0.0)
     with FaultServer() as server:
-        server.add("shelf/slow", BODY, Fault("503", 2))
-        server.add("shelf/slower", BODY, Fault("503", None))
-        settings = {**CREDENTIALS, "endpoint": server.url}
-        async with Reader(options, concurrency=1, storage_options=settings) as reader:
+        server.add("shelf/slow", BODY, "slowdown:times=2")
+        server.add("shelf/slower", BODY, "slowdown")
+        async with reader_at(server, options) as reader:
             assert await reader.read("s3://shelf/slow") == BODY
             with pytest.raises(ThrottledError, match=r"s3://shelf/slower; 3 attempts"):
                 await reader.read("s3://shelf/slower")
+
+
+def provided() -> Iterator[dict[str, Any]]:
+    """Other credentials each time that they are asked for."""
+    for n in range(100):
+        yield {"access_key_id": f"K{n}", "secret_access_key": "s", "token": None, "expires_at": None}
+
+
+async def test_address_of_an_object_is_signed_once_for_all_its_ranges() -> None:
+    credentials = provided()
+    with FaultServer() as server:
+        server.add("shelf/a", BODY)
+        async with reader_at(server, credential_provider=lambda: next(credentials)) as reader:
+            for n in range(3):
+                assert await reader.read("s3://shelf/a", n, n + 10) == BODY[n : n + 10]
+        assert len({request.query["X-Amz-Signature"] for request in server.log}) == 1
+        assert not any("authorization" in request.headers for request in server.log)
+
+
+@pytest.mark.parametrize("fault", ["expired", "s403", "s401"])
+async def test_credentials_that_are_refused_are_read_anew_once(fault: str) -> None:
+    credentials = provided()
+    with FaultServer() as server:
+        server.add("shelf/once", BODY, f"{fault}:times=1")
+        server.add("shelf/ever", BODY, fault)
+        async with reader_at(server, credential_provider=lambda: next(credentials)) as reader:
+            assert await reader.read("s3://shelf/once") == BODY
+            with pytest.raises(AccessDeniedError, match=r"s3://shelf/ever"):
+                await reader.read("s3://shelf/ever")
+        keys = [request.query["X-Amz-Credential"].partition("/")[0] for request in server.log]
+        assert keys == ["K0", "K1", "K1"]
+
+
+async def test_credentials_of_the_environment_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultServer() as server:
+        server.add("shelf/a", BODY)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        async with Reader(concurrency=1) as reader:
+            assert await reader.read("s3://shelf/a", 0, 10) == BODY[:10]
+        assert server.log[0].query["X-Amz-Credential"].startswith("ENVIRONMENT/")
+
+
+async def test_missing_credentials_are_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FaultServer() as server:
+        settings = {"metadata_endpoint": server.url, "region": "us-east-1"}
+        async with Reader(FetchOptions(attempts=1), concurrency=1, storage_options=settings) as reader:
+            with pytest.raises(StorageError, match="credentials"):
+                await reader.read("s3://shelf/a")
+
+
+@pytest.mark.parametrize("key", ["a//b", "a/", "/a", "a/../b", "."])
+async def test_key_that_obstore_would_change_is_refused(key: str) -> None:
+    async with Reader(concurrency=1, storage_options=CREDENTIALS) as reader:
+        with pytest.raises(OptionError, match="empty part or one of dots"):
+            await reader.read(f"s3://shelf/{key}")
 
 
 @pytest.mark.parametrize("settings", [{"no_such_option": "x"}, {"endpoint": 5}])

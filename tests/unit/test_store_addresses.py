@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from fsspec.spec import AbstractFileSystem
 
 from headrace.errors import OptionError
-from headrace.fetch import stores as stores_module
+from headrace.fetch.object_stores import split_path
 from headrace.fetch.stores import Stores, split
 from headrace.options import FetchOptions
 
@@ -27,26 +28,32 @@ from headrace.options import FetchOptions
         ("memory://a/b", ("memory", "memory:", "a/b")),
         ("s3://bucket/a/b?c#d%20", ("s3", "s3://bucket", "a/b?c#d%20")),
         ("gs://bucket/a", ("gs", "gs://bucket", "a")),
-        ("hf://datasets/me/set/a.tar", ("hf", "hf://datasets", "hf://datasets/me/set/a.tar")),
-        ("http://h:81/a%20b/c.tar#part", ("http", "http://h:81", "a b/c.tar")),
-        ("https://h/c/a.tar?sv=1&sig=x%2F", ("https", "https://h/?sv=1&sig=x%2F", "c/a.tar")),
-        ("https://h/c%2Fa.tar?sig=x#part", ("https", "https://h/c%2Fa.tar?sig=x", "")),
-        ("https://h/a//b", ("https", "https://h/a//b", "")),
-        ("https://h/%ff.bin", ("https", "https://h/%ff.bin", "")),
-        ("https://h/a/", ("https", "https://h/a/", "")),
+        ("hf://datasets/me/set/a.tar", ("hf", "hf:", "datasets/me/set/a.tar")),
+        ("pipe:cat 'a b' | gzip -d", ("pipe", "pipe:", "cat 'a b' | gzip -d")),
+        ("http://h:81/a%20b/c.tar#part", ("http", "http://h:81", "a%20b/c.tar")),
+        ("HTTPS://u:p@h/c/a.tar?sv=1&sig=x%2F", ("https", "https://u:p@h", "c/a.tar?sv=1&sig=x%2F")),
+        ("https://h?a=/b", ("https", "https://h", "?a=/b")),
+        ("https://h/a//b/", ("https", "https://h", "a//b/")),
+        ("shelf://place/a/b?c", ("shelf", "shelf://place", "a/b?c")),
     ],
 )
 def test_address_splits_into_root_and_path(url: str, parts: tuple[str, str, str]) -> None:
     assert split(url) == parts
 
 
-@given(st.from_regex(r"http://[a-z.:0-9]{1,8}/[-A-Za-z0-9_.~/%?#]{0,12}", fullmatch=True))
-def test_plain_addresses_split_as_all_others_do(url: str) -> None:
-    try:
-        expected = stores_module._split_web(url)
-    except ValueError:
-        return
-    assert split(url) == ("http", *expected)
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("a%20b/c.tar", ("https://h", "a b/c.tar")),
+        ("c/a.tar?sv=1&sig=x%2F", ("https://h/?sv=1&sig=x%2F", "c/a.tar")),
+        ("c%2Fa.tar?sig=x", ("https://h/c%2Fa.tar?sig=x", "")),
+        ("a//b", ("https://h/a//b", "")),
+        ("%ff.bin", ("https://h/%ff.bin", "")),
+        ("a/", ("https://h/a/", "")),
+    ],
+)
+def test_obstore_is_asked_for_what_stands_in_the_address(path: str, parts: tuple[str, str]) -> None:
+    assert split_path("https://h", path) == parts
 
 
 @pytest.mark.parametrize("url", ["pipe:cat x", "pipe://cat", "file://other-host/data/x", "http://[bad/x"])
@@ -55,28 +62,58 @@ def test_address_that_cannot_be_read_is_refused(url: str) -> None:
         Stores(FetchOptions(), None).of(url)
 
 
-@pytest.mark.parametrize("root", ["s3://b", "s3a://b", "gs://b", "az://b", "abfss://b@me.dfs.core.windows.net"])
-def test_every_cloud_has_a_store(root: str) -> None:
-    settings = {"skip_signature": "true", **({"account_name": "me"} if root.startswith("a") else {})}
+def test_commands_are_not_run_and_the_error_says_how_to_allow_them() -> None:
+    with pytest.raises(OptionError, match="allow_pipe=True"):
+        Stores(FetchOptions(), None).of("pipe:true")
+
+
+KEYS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+
+
+@pytest.mark.parametrize(
+    ("root", "settings", "kind"),
+    [
+        ("s3://b", {"skip_signature": "true"}, "S3Store"),
+        ("s3a://b", KEYS, "S3Store"),
+        ("s3://b", KEYS | {"request_payer": True}, "RemoteStore"),
+        ("s3://b", KEYS | {"client_options": {"http2_only": True}}, "RemoteStore"),
+        ("gs://b", {"skip_signature": "true"}, "RemoteStore"),
+        ("az://b", {"account_name": "me", "skip_signature": "true"}, "RemoteStore"),
+        ("abfss://b@me.dfs.core.windows.net", {"skip_signature": "true"}, "RemoteStore"),
+        ("https://h", {"headers": {"a": "b"}, "client_options": {"allow_http": True}}, "WebStore"),
+        ("https://h", {"client_options": {"proxy_url": "http://p:1"}}, "RemoteWebStore"),
+        ("http://h", {"client_options": {"allow_http": False}}, "RemoteWebStore"),
+        ("hf://datasets", {}, "HuggingFaceStore"),
+    ],
+)
+def test_every_address_has_the_store_that_can_read_it(root: str, settings: dict[str, Any], kind: str) -> None:
     store, path = Stores(FetchOptions(), settings).of(f"{root}/x/y")
-    assert type(store).__name__ == "RemoteStore"
-    assert path == "x/y"
+    assert type(store).__name__ == kind
+    assert path.endswith("x/y")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"), [("https://h/x", "RemoteWebStore"), ("s3://b/x", "RemoteStore"), ("hf://me/net/x", "FsspecStore")]
+)
+def test_where_a_proxy_applies_a_client_that_knows_proxies_is_asked(
+    url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy:1")
+    monkeypatch.setattr("fsspec.get_filesystem_class", {"hf": AbstractFileSystem}.get)
+    assert type(Stores(FetchOptions(), KEYS).of(url)[0]).__name__ == kind
+
+
+def test_context_that_obstore_cannot_use_is_refused() -> None:
+    stores = Stores(FetchOptions(), {"ssl_context": ssl.create_default_context(), "skip_signature": "true"})
+    assert type(stores.of("https://h/x")[0]).__name__ == "WebStore"
+    with pytest.raises(OptionError, match="root_certificate"):
+        stores.of("gs://b/x")
 
 
 def test_objects_with_one_root_share_a_store() -> None:
     stores = Stores(FetchOptions(), None)
-    assert stores.of("http://h/a")[0] is stores.of("http://h/b")[0]
-    assert stores.of("http://h/a?sas")[0] is stores.of("http://h/b?sas")[0]
-    assert stores.of("http://h/a?sas")[0] is not stores.of("http://h/a?other")[0]
-
-
-def test_stores_of_signed_addresses_are_bounded() -> None:
-    stores = Stores(FetchOptions(), None)
-    first = stores.of("http://h/a?sig=0")[0]
-    for n in range(1, 70):
-        stores.of(f"http://h/a?sig={n}")
-    assert stores.of("http://h/a?sig=0")[0] is not first
-    assert len(stores._passing) == 64
+    assert stores.of("http://h/a")[0] is stores.of("http://h/b?sig=x")[0]
+    assert stores.of("http://h/a")[0] is not stores.of("http://g/a")[0]
 
 
 def test_importing_the_fetch_stage_imports_no_client() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headrace.errors import (
@@ -15,6 +14,8 @@ from headrace.errors import (
     OptionError,
     StorageError,
 )
+from headrace.fetch.masking import masked_text
+from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer
 
 _THREADS = 8
@@ -22,74 +23,92 @@ _REMEMBERED = 4096
 
 
 class FsspecStore:
-    """An fsspec file system; the path is the whole address.
+    """An fsspec file system.
 
     fsspec's cached instances run on a loop and thread of fsspec's own, shared by the process, so none of them is used:
     an asynchronous file system is made for our loop, any other is called in threads that end with the store. A range
-    comes in one piece. Its size is asked for once for each object.
+    comes in one piece. An object's size is asked for by each new read. What a file system raises is told in words, and
+    not chained: it may have secrets.
     """
 
     def __init__(self, root: str, scheme: str, storage_options: Mapping[str, Any]) -> None:
         self._root, self._scheme, self._storage_options = root, scheme, storage_options
         self._class = _class_of(scheme)
+        self._threads = None if self._class.async_impl else Threads(f"headrace-{scheme}", _THREADS)
         self._fs: Any = None
-        self._threads: ThreadPoolExecutor | None = None
-        self._known: OrderedDict[str, tuple[int, str | None]] = OrderedDict()
+        self._opening: asyncio.Future[Any] | None = None
+        self._known: OrderedDict[str, tuple[int | None, str | None]] = OrderedDict()
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`."""
+        url = f"{self._root}/{path}" if path else self._root
         try:
-            if self._fs is None:
-                self._open()
-            inner = self._class._strip_protocol(path)
+            inner = self._class._strip_protocol(url)
             size, etag = await self._about(inner, if_match)
             if if_match is not None and etag is not None and if_match != etag:
-                raise ObjectChangedError(f"the object changed: its version was {if_match}, now {etag}", url=path)
+                raise ObjectChangedError(f"the object changed: its version was {if_match}, now {etag}", url=url)
+            whole = None
+            if size is None:  # which is known when all of it is there
+                whole = await self._call("cat_file", inner)
+                size = len(whole)
             first = min(start or 0, size)
             last = size if stop is None else max(first, min(stop, size))
-            body = b"" if first == last else await self._call("cat_file", inner, first, last)
+            if whole is not None:
+                body = whole[first:last]
+            else:
+                body = b"" if first == last else await self._call("cat_file", inner, first, last)
         except (StorageError, OptionError):
             raise
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise ObjectMissingError("no such object", url=path) from error
-        except PermissionError as error:
-            raise AccessDeniedError("the store refused the read", url=path) from error
-        except TimeoutError:
-            raise
+        except TimeoutError as error:
+            raise TimeoutError(self._masked(error)) from None
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissingError("no such object", url=url) from None
+        except PermissionError:
+            raise AccessDeniedError("the store refused the read", url=url) from None
         except Exception as error:
             # Each file system has its own client, with errors of its own: all of them mean that this read failed.
-            raise StorageError(f"{type(error).__name__}: {error}", url=path) from error
+            raise StorageError(f"{type(error).__name__}: {self._masked(error)}", url=url) from None
         return Answer(first, last, size, etag, _one(body))
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)  # one of them may be stuck in a read
+            self._threads.close()
         close = getattr(getattr(self._fs, "_session", None), "close", None)
-        self._fs = self._threads = None
+        self._fs = self._opening = None
         if asyncio.iscoroutinefunction(close):
             await close()
 
-    def _open(self) -> None:
-        kwargs = {**self._class._get_kwargs_from_urls(self._root), **self._storage_options}
-        if self._class.async_impl:
-            kwargs["asynchronous"] = True
-        else:
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"headrace-{self._scheme}")
+    def _open(self) -> Any:
         try:
-            self._fs = self._class(skip_instance_cache=True, **kwargs)
+            kwargs = {**self._class._get_kwargs_from_urls(self._root), **self._storage_options}
+            if self._threads is None:
+                kwargs["asynchronous"] = True
+            return self._class(skip_instance_cache=True, **kwargs)
         except (TypeError, ValueError, ImportError) as error:
-            raise OptionError(f"fsspec cannot open {self._scheme}:// with these storage_options: {error}") from error
+            reason = self._masked(error)
+            raise OptionError(f"fsspec cannot open {self._scheme}:// with these storage_options: {reason}") from None
 
     async def _call(self, method: str, *args: Any) -> Any:
-        if self._class.async_impl:
+        if self._threads is None:
+            self._fs = self._fs or self._open()
             return await getattr(self._fs, f"_{method}")(*args)
-        call: Callable[..., Any] = getattr(self._fs, method)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        if self._opening is None:
+            self._opening = self._threads.call(self._open)  # some connect when they are made
+        try:
+            file_system = await asyncio.shield(self._opening)
+        except Exception:
+            self._opening = None
+            raise
+        call: Callable[..., Any] = getattr(file_system, method)
+        return await self._threads.call(call, *args)
 
-    async def _about(self, path: str, if_match: str | None) -> tuple[int, str | None]:
+    def _masked(self, error: Exception) -> str:
+        return masked_text(str(error), self._storage_options)
+
+    async def _about(self, path: str, if_match: str | None) -> tuple[int | None, str | None]:
         """The object's size and version: asked anew by each new read, remembered while that version is asked for."""
         known = self._known.get(path)
         if known is not None and if_match is not None and if_match == known[1]:
@@ -98,7 +117,8 @@ class FsspecStore:
         if about.get("type") == "directory":
             raise IsADirectoryError(path)
         version = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
-        known = self._known[path] = (int(about["size"]), None if version is None else str(version))
+        size = about.get("size")
+        known = self._known[path] = (None if size is None else int(size), None if version is None else str(version))
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return known

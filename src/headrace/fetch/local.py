@@ -2,52 +2,126 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+import stat
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
+from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer
 
 _THREADS = 8
-_CHUNK_BYTES = 4 * 2**20
+# A range up to this size comes with the answer, in one visit to a thread; longer ones are copied by pieces of it, which
+# the processor's cache holds.
+_PIECE_BYTES = 256 * 1024
+
+Opens = Callable[[str | None], tuple[int, int, str]]
+"""Opens a file that must be of a version, if one is given: its descriptor (for the caller to close), size, version."""
 
 
 class LocalStore:
     """Files of this machine; the path is the file's."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="headrace-files")
+        self._threads = Threads("headrace-files", _THREADS)
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`. The version is made of the file's time of change, number and size."""
-        loop = asyncio.get_running_loop()
-        first, last, size, etag, head = await loop.run_in_executor(
-            self._threads, _read, path, start or 0, stop, if_match
-        )
-        return Answer(first, last, size, etag, self._chunks(path, first, last, etag, head))
-
-    async def _chunks(self, path: str, first: int, last: int, etag: str, piece: bytes) -> AsyncIterator[Buffer]:
-        loop = asyncio.get_running_loop()
-        while piece:
-            yield piece
-            first += len(piece)
-            if first >= last:
-                return
-            # Each piece opens the file anew: an answer that nobody goes on with keeps nothing open.
-            piece = (await loop.run_in_executor(self._threads, _read, path, first, last, etag))[4]
+        return await answer_from(self._threads, partial(_open, path), start, stop, if_match)
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
-        self._threads.shutdown(wait=False, cancel_futures=True)  # one of them may be stuck in a read
+        self._threads.close()
 
 
-def _read(path: str, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
-    """The range that there is, the file's size and version, and the range's first bytes."""
+async def answer_from(
+    threads: Threads, opened: Opens, start: int | None, stop: int | None, if_match: str | None
+) -> Answer:
+    """A range of a file. Each visit to it opens it anew: an answer that nobody goes on with keeps nothing open."""
+    first, last, size, etag, head = await threads.call(_begin, opened, start or 0, stop, if_match)
+    return Answer(first, last, size, etag, _Body(threads, opened, etag, first, last, head))
+
+
+def _begin(opened: Opens, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
+    """The range that there is, the file's size and version, and all of the range if it is short."""
+    descriptor, size, etag = opened(if_match)
+    try:
+        first = min(start, size)
+        last = size if stop is None else max(first, min(stop, size))
+        return first, last, size, etag, _pread(descriptor, last - first, first) if last - first <= _PIECE_BYTES else b""
+    finally:
+        os.close(descriptor)
+
+
+class _Body:
+    """Bytes [position, last) of a file; `Fills`."""
+
+    def __init__(self, threads: Threads, opened: Opens, etag: str, position: int, last: int, head: bytes) -> None:
+        self._threads, self._opened, self._etag = threads, opened, etag
+        self._position, self._last, self._head = position, last, memoryview(head)
+        self._writing = threading.Lock()
+        self.received = 0
+
+    async def read_into(self, target: memoryview) -> int:
+        """See `Fills.read_into`. After a cancelled call nothing more is written to `target`."""
+        if self._head:
+            piece, self._head = self._head[: len(target)], self._head[len(target) :]
+            target[: len(piece)] = piece
+            self._count(len(piece))
+            return len(piece)
+        before = self.received
+        room = [target[: self._last - self._position]]
+        try:
+            if room[0]:
+                await self._threads.call(self._fill, room)
+        finally:
+            # The thread may be stuck in its read: it finds no memory to write to when it comes back.
+            with self._writing:
+                room.clear()
+        return self.received - before
+
+    def _fill(self, room: list[memoryview]) -> None:
+        descriptor = self._opened(self._etag)[0]
+        try:
+            while piece := _pread(descriptor, min(_PIECE_BYTES, self._left(room)), self._position):
+                with self._writing:
+                    if not room:
+                        return
+                    room[0][: len(piece)] = piece
+                    room[0] = room[0][len(piece) :]
+                    self._count(len(piece))
+        finally:
+            os.close(descriptor)
+
+    def _left(self, room: list[memoryview]) -> int:
+        with self._writing:
+            return len(room[0]) if room else 0
+
+    def _count(self, nbytes: int) -> None:
+        self._position += nbytes
+        self.received += nbytes
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        piece = memoryview(bytearray(min(_PIECE_BYTES, self._last - self._position)))
+        count = await self.read_into(piece)
+        if not count:
+            raise StopAsyncIteration
+        return piece[:count]
+
+    async def aclose(self) -> None:
+        """See `Fills.aclose`: nothing is open."""
+
+
+def _open(path: str, if_match: str | None) -> tuple[int, int, str]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -56,16 +130,15 @@ def _read(path: str, start: int, stop: int | None, if_match: str | None) -> tupl
         raise AccessDeniedError("this user may not read the file", url=path) from error
     try:
         status = os.fstat(descriptor)
-        size, etag = status.st_size, f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
+        if stat.S_ISDIR(status.st_mode):
+            raise ObjectMissingError("this is a folder, not a file", url=path)
+        etag = f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
         if if_match is not None and if_match != etag:
             raise ObjectChangedError(f"the file changed: its version was {if_match}, now {etag}", url=path)
-        first = min(start, size)
-        last = size if stop is None else max(first, min(stop, size))
-        return first, last, size, etag, _pread(descriptor, min(last - first, _CHUNK_BYTES), first)
-    except IsADirectoryError as error:
-        raise ObjectMissingError("this is a folder, not a file", url=path) from error
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor, status.st_size, etag
 
 
 if hasattr(os, "pread"):

@@ -13,12 +13,24 @@ class Meter:
         bytes: bytes of bodies received.
         in_flight: requests under way now.
         waiting_s: seconds in which at least one request was under way.
+        hedges: second requests made because a first byte was late; they count among `requests`.
+        hedges_won: how many of them were answered first.
+        coalesced: ranges that were read with another one's request.
+        cached: reads that the cache has answered.
+        throttled: answers by which a store asked for fewer requests.
+        level: how many requests at once the host gets that failed last; 0: none was held back yet.
+        lowest_level: the lowest `level` so far.
     """
 
-    __slots__ = ("_busy_since", "bytes", "errors", "in_flight", "requests", "retries", "waiting_s")
+    __slots__ = (
+        "_busy_since", "bytes", "cached", "coalesced", "errors", "hedges", "hedges_won", "in_flight", "level",
+        "lowest_level", "requests", "retries", "throttled", "waiting_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.requests = self.retries = self.errors = self.bytes = self.in_flight = 0
+        self.hedges = self.hedges_won = self.throttled = self.level = self.lowest_level = 0
+        self.cached = self.coalesced = 0
         self.waiting_s = 0.0
         self._busy_since = 0.0
 

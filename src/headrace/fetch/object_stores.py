@@ -1,10 +1,13 @@
-"""S3, GCS, Azure and HTTP by obstore: requests and bodies run in Rust, off the GIL."""
+"""GCS and Azure by obstore, and what of S3 and the web our own client does not do: in Rust, off the GIL."""
 
 from __future__ import annotations
 
 import re
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import (
@@ -19,14 +22,13 @@ from obstore.store import HTTPStore, from_url
 from headrace.errors import (
     AccessDeniedError,
     BadResponseError,
-    ObjectChangedError,
-    ObjectMissingError,
     OptionError,
     ReadTimeoutError,
     ShortReadError,
     StorageError,
-    ThrottledError,
+    masked,
 )
+from headrace.fetch.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer
 
@@ -34,22 +36,54 @@ from headrace.types import Answer, Buffer
 # when the body is cut, and a stall is noticed by the piece; measured, pieces of 1 MiB cost 10 % less CPU than these.
 _CHUNK_BYTES = 256 * 1024
 _OUTER_SETTINGS = ("client_options", "credential_provider")
-# What a store keeps in Content-Encoding though it changes no byte: left there by uploads in signed chunks.
-_PLAIN_ENCODINGS = frozenset({"", "identity", "aws-chunked"})
-_THROTTLES = frozenset({"SlowDown", "ServerBusy", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
-_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_ADDRESSES = 64
 
+# Types that obstore raises whether or not it says the status.
+_STATUSES: dict[type[Exception], int] = {
+    FileNotFoundError: 404,
+    PermissionDeniedError: 403,
+    UnauthenticatedError: 401,
+    PreconditionError: 412,
+}
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _GOT_RANGE = re.compile(r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)")
 _SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
 
 
-class RemoteStore:
-    """One bucket or one web origin.
+def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> Any:
+    """The store of obstore's own for `root`.
 
     obstore's own attempts are switched off (the reader makes them), and its time-outs are the reader's; a connection
     that is silent for too long is ended in Rust, even where nobody awaits it.
+    """
+    outer = {name: storage_options[name] for name in _OUTER_SETTINGS if name in storage_options}
+    config = {name: value for name, value in storage_options.items() if name not in outer}
+    client = {
+        "connect_timeout": f"{options.connect_timeout_s * 1e3:.0f}ms",
+        "read_timeout": f"{max(options.stall_timeout_s, options.first_byte_timeout_s) * 1e3:.0f}ms",
+        # obstore's 30 s for a whole body would cut long ones; the reader knows how long this one may take.
+        "timeout": "1day",
+        # About once in 500 times a closed store's last connection stays until this time is over (seen with
+        # obstore 0.12). Servers end idle connections after some seconds too, and a request may then meet the end.
+        "pool_idle_timeout": "2s",
+        "allow_http": root.startswith("http://") or _is_plain(config),
+        **outer.get("client_options", {}),
+    }
+    client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
+    settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
+    try:
+        if root.startswith(("http://", "https://")):
+            # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
+            settings.pop("credential_provider", None)
+            return HTTPStore(root, **settings)
+        return from_url(root, config=config, **settings)  # type: ignore[call-overload]
+    except (BaseError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OptionError(f"storage_options={sorted(storage_options)} do not fit {masked(root)!r}: {reason}") from None
+
+
+class RemoteStore:
+    """One bucket or one web origin.
 
     Args:
         root: `s3://bucket`, `https://host`, or `https://host/?query`: the query goes with each request.
@@ -58,32 +92,7 @@ class RemoteStore:
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> None:
         self._root = root
-        outer = {name: storage_options[name] for name in _OUTER_SETTINGS if name in storage_options}
-        config = {name: value for name, value in storage_options.items() if name not in outer}
-        client = {
-            "connect_timeout": f"{options.connect_timeout_s * 1e3:.0f}ms",
-            "read_timeout": f"{max(options.stall_timeout_s, options.first_byte_timeout_s) * 1e3:.0f}ms",
-            # obstore's 30 s for a whole body would cut long ones; the reader knows how long this one may take.
-            "timeout": "1day",
-            # About once in 500 times a closed store's last connection stays until this time is over (seen with
-            # obstore 0.12). Servers end idle connections after some seconds too, and a request may then meet the end.
-            "pool_idle_timeout": "2s",
-            "allow_http": root.startswith("http://") or _is_plain(config),
-            **outer.get("client_options", {}),
-        }
-        client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
-        settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
-        try:
-            self._store: Any
-            if root.startswith(("http://", "https://")):
-                # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
-                settings.pop("credential_provider", None)
-                self._store = HTTPStore(root, **settings)
-            else:
-                self._store = from_url(root, config=config, **settings)  # type: ignore[call-overload]
-        except (BaseError, TypeError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise OptionError(f"storage_options={sorted(storage_options)} do not fit {root!r}: {reason}") from None
+        self._store = open_remote(root, options, storage_options)
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
@@ -107,14 +116,14 @@ class RemoteStore:
             ignored = isinstance(error, NotSupportedError) and not start
             if status != 416 and not ignored:
                 # Not chained: obstore's text has the whole address, signature and all, and the store's own words.
-                raise _translated(error, self._address(path)) from None
+                raise translated(error, self._address(path)) from None
         # 416: nothing lies at `start`. Ranges ignored: what was asked for is the front of the whole.
         # The size comes with a GET whose body nobody reads (a HEAD would need a signature of its own).
         options.pop("range", None)
         try:
             return await self._answer(path, options, stop, start or 0)
         except (BaseError, OSError) as error:
-            raise _translated(error, self._address(path)) from None
+            raise translated(error, self._address(path)) from None
 
     async def aclose(self) -> None:
         """See `Store.aclose`; obstore's connections end with its last reference."""
@@ -124,7 +133,7 @@ class RemoteStore:
         result = await obstore.get_async(self._store, path, options=options)  # type: ignore[arg-type]
         about = result.meta
         encoding = result.attributes.get("Content-Encoding", "")
-        if encoding not in _PLAIN_ENCODINGS:
+        if not is_plain(encoding):
             del result  # with the body that nobody will read; the error's traceback would keep it
             raise BadResponseError(
                 f"the body is encoded ({encoding[:40]}); only bytes as they are stored can be read in ranges",
@@ -137,7 +146,8 @@ class RemoteStore:
             first = min(start, size)
             last = size if stop is None else max(first, min(stop, size))
         chunks = self._chunks(result, path, whole, last - first)
-        return Answer(first, last, size, about["e_tag"], chunks)
+        is_cloud = not self._root.startswith(("http://", "https://"))
+        return Answer(first, last, size, about["e_tag"], chunks, gives_ranges=is_cloud)
 
     async def _chunks(self, result: Any, path: str, whole: int, wanted: int) -> AsyncIterator[Buffer]:
         """The first `wanted` bytes of a body that has `whole`."""
@@ -155,13 +165,65 @@ class RemoteStore:
                     if left <= 0 and wanted != whole:
                         return
         except (BaseError, OSError) as error:
-            raise _translated(error, self._address(path)) from None
+            raise translated(error, self._address(path)) from None
 
     def _address(self, path: str) -> str:
         if not path:
             return self._root
         origin, mark, query = self._root.partition("/?")
         return f"{origin}/{path}{'?' if mark else ''}{query}"
+
+
+class RemoteWebStore:
+    """One web origin by obstore: through a proxy, or with settings that only obstore has.
+
+    The path is what stands in the address. obstore knows no queries, escapes paths itself and drops empty parts, so
+    addresses with a query, and those that would not come out as they went in, have stores of their own: the latest few.
+
+    Args:
+        root: `https://host`.
+        storage_options: of them `client_options`.
+    """
+
+    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> None:
+        self._root = root
+        self._open = partial(RemoteStore, options=options, storage_options=storage_options)
+        self._plain = self._open(root)
+        self._others: OrderedDict[str, RemoteStore] = OrderedDict()
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """See `Store.get`."""
+        root, rest = split_path(self._root, path)
+        store = self._plain
+        if root != self._root:
+            # One that is dropped ends with its last request: it has nothing to close.
+            if root not in self._others:
+                self._others[root] = self._open(root)
+            store = self._others[root]
+            self._others.move_to_end(root)
+            if len(self._others) > _ADDRESSES:
+                self._others.popitem(last=False)
+        return await store.get(rest, start, stop, if_match=if_match)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`."""
+
+
+def split_path(origin: str, path: str) -> tuple[str, str]:
+    """The root of obstore's store for what stands after an origin, and the path to ask that for.
+
+    A path that obstore would change (`%2F`, `//`, a trailing `/`, dots, what is not UTF-8) is a root of its own.
+    """
+    path, mark, query = path.partition("?")
+    try:
+        plain = unquote(path, errors="strict")
+    except UnicodeDecodeError:
+        plain = ""
+    if "%2f" in path.lower() or any(part in ("", ".", "..") for part in plain.split("/")):
+        return f"{origin}/{path}{mark}{query}", ""
+    return f"{origin}/?{query}" if query else origin, plain
 
 
 def _is_plain(config: Mapping[str, Any]) -> bool:
@@ -175,24 +237,15 @@ def _status(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def _translated(error: Exception, url: str) -> StorageError:
+def translated(error: Exception, url: str) -> StorageError:
     """The error of ours that says what obstore's says.
 
     obstore has types for some statuses; for the rest its text is read: a summary line, then a dump of the Rust values.
     """
-    text, status = str(error), _status(error)
-    code = _CODE.search(text)
-    said = f"{status or ''} {code[1] if code else ''}".strip()
-    if isinstance(error, FileNotFoundError):
-        return ObjectMissingError(f"no such object: {said or 'not found'}", url=url, status=status)
-    if isinstance(error, (PermissionDeniedError, UnauthenticatedError)) or (code and code[1] in _EXPIRED):
-        return AccessDeniedError(f"the store refused the read: {said}", url=url, status=status)
-    if isinstance(error, PreconditionError):
-        return ObjectChangedError("the object changed: it no longer has the ETag it had", url=url, status=status)
-    if status in (429, 503) or (code and code[1] in _THROTTLES):
-        return ThrottledError(f"the store asks for fewer requests: {said}", url=url, status=status)
+    text = str(error)
+    status = _status(error) or next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), None)
     if status is not None:
-        return StorageError(f"the store answered {said}", url=url, status=status)
+        return refusal(status, code_in(text), url=url)
     if isinstance(error, NotSupportedError):
         return BadResponseError("the server ignores byte ranges, and gave the whole object", url=url)
     got = _GOT_RANGE.search(text)

@@ -3,75 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from headrace.errors import OptionError, masked
+from headrace.fetch.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
 from headrace.options import FetchOptions
 from headrace.types import Store
 
-CLOUD_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss"})
-WEB_SCHEMES = frozenset({"http", "https"})
+if TYPE_CHECKING:
+    from headrace.fetch.connections import Connections
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?")
-# Addresses that are sent as they stand, told at an eighth of the cost of taking them apart.
-_PLAIN = re.compile(
-    r"(https?)(://[A-Za-z0-9_.:-]+)/((?:[A-Za-z0-9_~-][A-Za-z0-9_.~-]*/)*[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)"
-)
-_SINGLE_USE = 64
+_WEB = re.compile(r"(https?)(://[^/?#\\]*)/?([^#]*)", re.IGNORECASE)
+_LOCAL_ROOTS = {"file": "file:", "memory": "memory:", "hf": "hf:", "pipe": "pipe:"}
 
 
 def split(url: str) -> tuple[str, str, str]:
     """The scheme, the store's root and the path within it.
 
     `s3://bucket/a/b` is ("s3", "s3://bucket", "a/b"); a plain path has the scheme "file". Objects with the same root
-    share a store, its connections and its credentials.
+    share a store and its credentials. A path is what stands in the address; of `file://` escapes are undone.
     """
-    plain = _PLAIN.fullmatch(url)
-    if plain is not None:
-        return plain[1], plain[1] + plain[2], plain[3]
+    match = _WEB.match(url)
+    if match is not None:
+        scheme = match[1].lower()
+        return scheme, scheme + match[2], match[3]
     match = _SCHEME.match(url)
-    if match is None:
+    # "C:\data" does not match: a scheme has two letters or more. "a:b.tar" is a file's name.
+    if match is None or not (match[0].endswith("//") or match[1].lower() in ("file", "pipe")):
         return "file", "file:", url
-    scheme = match[1].lower()
-    if scheme == "pipe":
-        raise OptionError("pipe: addresses run a shell command, which headrace never does")
-    if not match[0].endswith("//") and scheme != "file":
-        # "C:\data" does not match: a scheme has two letters or more. "a:b.tar" is a file's name.
-        return "file", "file:", url
-    if scheme in WEB_SCHEMES:
-        return scheme, *_split_web(url)
-    rest = url[match.end() :]
+    scheme, rest = match[1].lower(), url[match.end() :]
     if scheme == "file":
-        return scheme, "file:", _file_path(url)
-    if scheme == "memory":
-        return scheme, "memory:", rest
-    bucket, _, path = rest.partition("/")
-    root = f"{scheme}://{bucket}"
-    # Keys of objects are taken as they are: no escapes, and "?" and "#" are letters.
-    return scheme, root, path if scheme in CLOUD_SCHEMES else url
-
-
-def _split_web(url: str) -> tuple[str, str]:
-    """An origin and the path to ask it for; a query stays with the origin.
-
-    obstore escapes paths itself and drops empty segments, so a path that would not come out as it went in
-    (`%2F`, `//`, a trailing `/`, dots, what is not UTF-8) is a root of its own with an empty path: sent untouched.
-    """
-    parts = urlsplit(url)
-    query = f"/?{parts.query}" if parts.query else ""
-    raw = parts.path[1:]
-    try:
-        path = unquote(raw, errors="strict")
-    except UnicodeDecodeError:
-        path = ""
-    segments = path.split("/")
-    if "%2f" in raw.lower() or any(segment in ("", ".", "..") for segment in segments):
-        return url.partition("#")[0], ""
-    return f"{parts.scheme}://{parts.netloc}{query}", path
+        rest = _file_path(url)
+    elif scheme == "pipe":
+        rest = url.partition(":")[2]
+    if scheme in _LOCAL_ROOTS:
+        return scheme, _LOCAL_ROOTS[scheme], rest
+    place, _, path = rest.partition("/")
+    return scheme, f"{scheme}://{place}", path
 
 
 def _file_path(url: str) -> str:
@@ -81,68 +53,157 @@ def _file_path(url: str) -> str:
     return unquote(url.partition(":")[2].removeprefix("//").removeprefix(parts.netloc))
 
 
-def open_store(root: str, scheme: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> Store:
-    """A new store for all objects under `root`.
-
-    A scheme that headrace does not know itself is looked up among the entry points `headrace.stores` (called with the
-    root and the storage options) and then in fsspec.
-
-    Raises:
-        OptionError: nobody knows the scheme, or a storage option is wrong.
-    """
-    if scheme == "file":
-        from headrace.fetch.local import LocalStore
-
-        return LocalStore()
-    if scheme == "memory":
-        from headrace.fetch.memory import MemoryStore
-
-        return MemoryStore()
-    if scheme in CLOUD_SCHEMES or scheme in WEB_SCHEMES:
-        from headrace.fetch.object_stores import RemoteStore
-
-        return RemoteStore(root, options, storage_options)
-    for entry in entry_points(group="headrace.stores", name=scheme):
-        store: Store = entry.load()(root, dict(storage_options))
-        return store
-    from headrace.fetch.fsspec_store import FsspecStore
-
-    return FsspecStore(root, scheme, storage_options)
-
-
 class Stores:
-    """The stores of one reader, opened when first asked for."""
+    """The stores of one reader, opened when first asked for, and the connections that they share.
+
+    Args:
+        options: time-outs, and what is allowed.
+        storage_options: settings for stores: obstore's for S3, GCS and Azure, fsspec's for its schemes. For all that
+            goes over HTTP also `headers`, `ssl_context` and `client_options`.
+    """
 
     def __init__(self, options: FetchOptions, storage_options: Mapping[str, Any] | None) -> None:
         self._options = options
         self._storage_options = dict(storage_options or {})
-        self._lasting: dict[str, Store] = {}
-        # Signed addresses are roots of their own, and there may be one for each object: only the latest are kept.
-        # One that is dropped ends with its last request: remote stores have nothing to close.
-        self._passing: OrderedDict[str, Store] = OrderedDict()
+        self._opened: dict[str, Store] = {}
+        self._shared: Connections | None = None
 
     def of(self, url: str) -> tuple[Store, str]:
-        """The store that holds `url`, and the path to ask it for."""
-        try:
-            scheme, root, path = split(url)
-        except ValueError as error:
-            raise error if isinstance(error, OptionError) else OptionError(f"no address: {masked(url)}") from None
-        store = self._lasting.get(root)
-        if store is not None:
-            return store, path
-        if scheme in WEB_SCHEMES and ("?" in root or not path):
-            store = self._passing.pop(root, None) or open_store(root, scheme, self._options, self._storage_options)
-            self._passing[root] = store
-            if len(self._passing) > _SINGLE_USE:
-                self._passing.popitem(last=False)
-            return store, path
-        store = self._lasting[root] = open_store(root, scheme, self._options, self._storage_options)
+        """The store that holds `url`, and the path to ask it for.
+
+        Raises:
+            OptionError: nobody knows the scheme, or a storage option is wrong.
+        """
+        scheme, root, path = split(url)
+        store = self._opened.get(root)
+        if store is None:
+            store = self._opened[root] = self._open(scheme, root)
         return store, path
 
     async def aclose(self) -> None:
         """Close them all, also after one that fails to."""
         async with AsyncExitStack() as closing:
-            for store in [*self._lasting.values(), *self._passing.values()]:
+            if self._shared is not None:
+                closing.push_async_callback(self._shared.aclose)
+            for store in self._opened.values():
                 closing.push_async_callback(store.aclose)
-            self._lasting.clear()
-            self._passing.clear()
+            self._opened.clear()
+            self._shared = None
+
+    def _open(self, scheme: str, root: str) -> Store:
+        if scheme == "file":
+            from headrace.fetch.local import LocalStore
+
+            return LocalStore()
+        if scheme == "memory":
+            from headrace.fetch.memory import MemoryStore
+
+            return MemoryStore()
+        if scheme == "pipe":
+            return self._pipe()
+        if scheme in WEB_SCHEMES:
+            return self._web_store(root)
+        if scheme in ("s3", "s3a"):
+            return self._s3(root)
+        if scheme in CLOUD_SCHEMES:
+            return self._remote(root)
+        if scheme == "hf":
+            return self._hugging_face()
+        factory = registered(scheme)
+        if factory is not None:
+            return factory(root, dict(self._storage_options))
+        from headrace.fetch.fsspec_store import FsspecStore
+
+        return FsspecStore(root, scheme, self._storage_options)
+
+    def _pipe(self) -> Store:
+        if not self._options.allow_pipe:
+            raise OptionError(
+                "pipe: addresses run a shell command, which headrace does only with fetch=FetchOptions(allow_pipe=True)"
+            )
+        from headrace.fetch.pipe import PipeStore
+
+        return PipeStore()
+
+    def _web_store(self, root: str) -> Store:
+        from headrace.fetch.web import WebStore, proxy_for
+
+        try:
+            is_proxied = proxy_for(root) is not None
+        except ValueError:
+            raise OptionError(f"no address: {masked(root)}") from None
+        if not is_proxied and self._fits_our_client:
+            return WebStore(root, self._options, self._connections, self._headers)
+        from headrace.fetch.object_stores import RemoteWebStore
+
+        return RemoteWebStore(root, self._options, self._for_obstore())
+
+    def _s3(self, root: str) -> Store:
+        from headrace.fetch.s3 import S3Store
+        from headrace.fetch.web import Web, proxy_for
+
+        if self._fits_our_client:
+            settings = self._for_obstore(signing=True)
+            store = S3Store(root, self._options, settings, Web(self._connections), headers=self._headers)
+            if store.fits and proxy_for(store.endpoint) is None:
+                return store
+        return self._remote(root)
+
+    def _hugging_face(self) -> Store:
+        from headrace.fetch.hf import HuggingFaceStore
+        from headrace.fetch.web import Web, proxy_for
+
+        store = HuggingFaceStore(self._storage_options, Web(self._connections), headers=self._headers)
+        if proxy_for(store.endpoint) is None:
+            return store
+        # huggingface_hub's own file system knows proxies.
+        from headrace.fetch.fsspec_store import FsspecStore
+
+        return FsspecStore("hf:/", "hf", self._storage_options)
+
+    def _remote(self, root: str) -> Store:
+        from headrace.fetch.object_stores import RemoteStore
+
+        return RemoteStore(root, self._options, self._for_obstore())
+
+    @property
+    def _connections(self) -> Connections:
+        if self._shared is None:
+            from headrace.fetch.connections import Connections
+
+            self._shared = Connections(self._options, self._storage_options.get("ssl_context"))
+        return self._shared
+
+    @property
+    def _client_options(self) -> dict[str, Any]:
+        return dict(self._storage_options.get("client_options", {}))
+
+    @property
+    def _fits_our_client(self) -> bool:
+        """Whether our own client can do all that `client_options` ask for; obstore's knows proxies and much else."""
+        others = {name for name, value in self._client_options.items() if name != "allow_http" or not value}
+        return others <= {"default_headers"}
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        headers = {**self._client_options.get("default_headers", {}), **self._storage_options.get("headers", {})}
+        return {
+            str(name): value.decode() if isinstance(value, bytes) else str(value) for name, value in headers.items()
+        }
+
+    def _for_obstore(self, *, signing: bool = False) -> dict[str, Any]:
+        """The storage options as obstore takes them."""
+        options = {
+            name: value for name, value in self._storage_options.items() if name not in ("headers", "ssl_context")
+        }
+        if signing:
+            return {**options, "client_options": {"allow_http": True}}
+        if "ssl_context" in self._storage_options:
+            raise OptionError(
+                "ssl_context is of no use to obstore, which these addresses need (GCS, Azure, a proxy, or other "
+                "client_options); give the certificates as client_options={'root_certificate': …}"
+            )
+        client = self._client_options
+        if self._headers:
+            client["default_headers"] = self._headers
+        return {**options, "client_options": client}

@@ -1,12 +1,13 @@
-"""For people who write a store, a format or a data set: contract tests to inherit, free of any test runner.
+"""For people who write a store, a format or a data set: contract tests to inherit, and a server that fails on purpose.
 
 A contract is a class of `test_…` methods. Inherit it in a class whose name your runner collects, and give what it asks
-for.
+for; no contract needs a test runner of its own.
 """
 
 from __future__ import annotations
 
 from headrace.testing.channels import ChannelContract
+from headrace.testing.fault_server import FaultServer
 from headrace.testing.stores import StoreContract
 
-__all__ = ["ChannelContract", "StoreContract"]
+__all__ = ["ChannelContract", "FaultServer", "StoreContract"]

@@ -1,0 +1,143 @@
+"""The body of an answer: taken off its connection into the reader's memory, or in pieces."""
+
+from __future__ import annotations
+
+from headrace.errors import BadResponseError, ShortReadError
+from headrace.fetch.connection import Connection, EndedError
+from headrace.fetch.http1 import Chunks, Head
+from headrace.types import Buffer
+
+_PIECE_BYTES = 256 * 1024
+
+
+class Body:
+    """A body that `Fills`; iterating over it gives pieces.
+
+    Its connection goes back when all of it was read, and ends when it is closed before, cancelled or broken.
+
+    Args:
+        name: the address that errors show.
+        length: how long it is, if something else than its framing says so.
+    """
+
+    def __init__(self, connection: Connection, head: Head, name: str, length: int | None = None) -> None:
+        self._connection: Connection | None = connection
+        self._name = name
+        self._keeps_alive = head.keeps_alive
+        self._chunks = Chunks() if head.is_chunked else None
+        self._left = head.length if length is None else length  # still to be given; None: until it ends
+        self._is_cut = False
+        self._is_whole = False
+        self._received = 0
+        self._filling: Connection | None = None
+        if self._left == 0:
+            self._finish()
+
+    @property
+    def received(self) -> int:
+        """See `Fills`."""
+        return self._received + (0 if self._filling is None else self._filling.filled)
+
+    async def read_into(self, target: memoryview) -> int:
+        """See `Fills`."""
+        if self._connection is None:
+            if self._is_whole:
+                return 0
+            raise ShortReadError("the body was given up", url=self._name)
+        if self._left is not None:
+            target = target[: self._left]
+        before, is_at_end = self._received, False
+        try:
+            if self._chunks is None:
+                await self._fill(self._connection, target)
+            else:
+                is_at_end = await self._unchunk(self._connection, self._chunks, target)
+        except BaseException as error:
+            if isinstance(error, EndedError) and self._chunks is None and self._left is None:
+                is_at_end = True  # it goes on until the connection ends
+            else:
+                await self.aclose()
+                if isinstance(error, EndedError):
+                    raise ShortReadError(f"the connection ended within the body: {error}", url=self._name) from error
+                if isinstance(error, ValueError):
+                    raise BadResponseError(f"the answer cannot be used: {error}", url=self._name) from error
+                raise
+        count = self._received - before
+        if self._left is not None:
+            self._left -= count
+        if is_at_end or self._left == 0:
+            self._finish()
+        return count
+
+    async def aclose(self) -> None:
+        """See `Fills`."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    def __aiter__(self) -> Body:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        piece = bytearray(_PIECE_BYTES if self._left is None else min(_PIECE_BYTES, self._left))
+        count = await self.read_into(memoryview(piece))
+        if not count:
+            raise StopAsyncIteration
+        return memoryview(piece)[:count]
+
+    async def skip(self, count: int) -> int:
+        """Throw away, and do not count, the next `count` bytes or as many as there are; gives how many."""
+        room = memoryview(bytearray(min(count, _PIECE_BYTES)))
+        skipped = 0
+        while skipped < count and (got := await self.read_into(room[: count - skipped])):
+            skipped += got
+        self._received = 0
+        return skipped
+
+    def cut(self, count: int) -> None:
+        """Only the next `count` bytes are wanted."""
+        if self._connection is not None and (self._left is None or count < self._left):
+            self._left, self._is_cut = count, True
+            if not count:
+                self._finish()
+
+    def _finish(self) -> None:
+        connection, self._connection = self._connection, None
+        self._is_whole = True
+        if connection is not None:
+            connection.release(keeps_alive=self._keeps_alive and not self._is_cut)
+
+    async def _fill(self, connection: Connection, target: memoryview) -> None:
+        came = connection.buffered()[: target.nbytes]
+        target[: came.nbytes] = came
+        connection.take(came.nbytes)
+        self._received += came.nbytes
+        if came.nbytes == target.nbytes:
+            return
+        self._filling = connection
+        try:
+            await connection.fill(target[came.nbytes :])
+        finally:
+            self._filling = None
+            self._received += connection.filled
+
+    async def _unchunk(self, connection: Connection, chunks: Chunks, target: memoryview) -> bool:
+        """Fill `target`; whether the body's end was seen."""
+        at = 0
+        # A body whose length is known has to end where that says.
+        is_last = self._left == target.nbytes and not self._is_cut
+        while True:
+            taken, given = chunks.feed(connection.buffered(), target[at:])
+            connection.take(taken)
+            at += given
+            self._received += given
+            if chunks.is_done:
+                if self._left is not None and not self._is_cut and at < self._left:
+                    raise EndedError("its last chunk came early")
+                return True
+            if at == target.nbytes:
+                if not is_last:
+                    return False
+                if connection.buffered():
+                    raise ValueError("its body is longer than it says")
+            await connection.more()

@@ -1,0 +1,193 @@
+"""One HTTP/1.1 connection: a request out, its answer in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import ssl
+from collections.abc import Callable
+from typing import Any, cast
+
+from headrace.fetch.http1 import HEAD_BYTES, Head, head_end, parse_head
+
+# What comes with a head is copied once more, so little of it is received at a time; but the buffer is not full by that,
+# because to stop reading and to go on costs 25 µs.
+_STEP_BYTES = 16 * 1024
+_BUFFER_BYTES = 2 * _STEP_BYTES
+_INTERIM_ANSWERS = 16
+
+
+class EndedError(Exception):
+    """The connection ended where more was to come; says why."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A connection that has one request under way, or none.
+
+    What comes is received straight into the reader's memory while a `fill` waits, and otherwise into a small buffer;
+    when that is full, nothing more is received until somebody takes it.
+
+    Attributes:
+        filled: how many bytes the latest `fill` has received; also while it waits, and after it has failed.
+        has_begun: whether any byte of the answer came.
+        address: the IP address at the other side.
+        idle_since: since when no request was under way, in the loop's seconds.
+        closed: done when it is.
+
+    Args:
+        put_back: called when an answer was taken whole, and another request may follow.
+    """
+
+    def __init__(self, put_back: Callable[[Connection], None]) -> None:
+        self._put_back = put_back
+        self._loop = asyncio.get_running_loop()
+        self._memory = bytearray(_BUFFER_BYTES)
+        self._room = memoryview(self._memory)
+        self._begin = self._end = 0  # of what lies in it
+        self._target: memoryview | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_idle = self._is_paused = False
+        self._ended: str | None = None
+        self._transport: asyncio.Transport
+        self._poll: Any = None
+        self.address = ""
+        self.filled = 0
+        self.has_begun = False
+        self.idle_since = 0.0
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.address = str((transport.get_extra_info("peername") or [""])[0])
+        if hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        if self._target is not None:
+            return self._target[self.filled :]
+        return self._room[self._end : self._end + _STEP_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._target is not None:
+            self.filled += nbytes
+            if self.filled == self._target.nbytes:
+                self._target = None
+                self._wake()
+        elif self._is_idle:
+            self.abort()  # nobody asked for this: an answer was longer than it said
+        else:
+            self.has_begun = True
+            self._end += nbytes
+            if self._end == self._room.nbytes:
+                self._is_paused = True
+                self._transport.pause_reading()
+            self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # In words: the exception has a traceback, and that holds what holds this.
+        self._ended = "closed by the other side" if exc is None else in_words(exc)
+        self.closed.set_result(None)
+        self._wake(EndedError(self._ended))
+
+    def is_usable(self) -> bool:
+        """Whether a request may be sent: it stands, and nothing has come that the loop has not seen yet."""
+        return not self._transport.is_closing() and (self._poll is None or not self._poll.poll(0))
+
+    def release(self, *, keeps_alive: bool) -> None:
+        """The answer was taken whole: the connection serves others, unless more has come than that."""
+        if not keeps_alive or self._begin != self._end or self._transport.is_closing():
+            self.abort()
+            return
+        self._begin = self._end = 0
+        self._is_idle = True
+        self._resume()
+        self._put_back(self)
+
+    def abort(self) -> None:
+        """End it at once, whatever is under way."""
+        self._target = None
+        self._transport.abort()
+
+    async def ask(self, request: bytes) -> Head:
+        """Send `request`; gives the head of the answer.
+
+        Raises:
+            EndedError: there is none.
+            ValueError: it cannot be read.
+        """
+        self._is_idle = self.has_begun = False
+        self._transport.write(request)
+        for _ in range(_INTERIM_ANSWERS):
+            searched = 0
+            while (end := head_end(self._memory, searched, self._end)) < 0:
+                searched = self._end
+                if searched == self._room.nbytes:
+                    self._memory = self._memory + bytes(HEAD_BYTES - searched)
+                    self._room = memoryview(self._memory)
+                await self._receive()
+            head = parse_head(self._memory[:end])
+            if head.status >= 200:
+                self._begin = end
+                return head
+            if head.status == 101:
+                break
+            rest = self._memory[end : self._end]
+            self._end = len(rest)
+            self._room[: self._end] = rest
+        raise ValueError("it only has interim answers")
+
+    def buffered(self) -> memoryview:
+        """What has come and was not taken yet."""
+        return self._room[self._begin : self._end]
+
+    def take(self, count: int) -> None:
+        """The first `count` bytes of `buffered` are used up."""
+        self._begin += count
+
+    async def more(self) -> None:
+        """Receive something into the buffer, in which everything is used up."""
+        self._begin = self._end = 0
+        await self._receive()
+
+    async def fill(self, target: memoryview) -> None:
+        """Receive into `target` until it is full; in the buffer everything is used up."""
+        self._begin = self._end = 0
+        self._target, self.filled = target, 0
+        try:
+            await self._receive()
+        finally:
+            self._target = None
+
+    async def _receive(self) -> None:
+        if self._ended is not None:
+            raise EndedError(self._ended)
+        self._resume()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _wake(self, error: EndedError | None = None) -> None:
+        if self._waiter is None or self._waiter.done():
+            return
+        if error is None:
+            self._waiter.set_result(None)
+        else:
+            self._waiter.set_exception(error)
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong with a connection, as an error of ours says it."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {error.reason}"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,213 @@
+"""The connections of one reader: made when they are needed, and used again while they last."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
+from headrace.fetch.connection import Connection, EndedError, in_words
+from headrace.fetch.http1 import Head, Origin
+from headrace.options import FetchOptions
+
+_IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
+_DESCRIPTORS_SHORT = (errno.EMFILE, errno.ENFILE)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: IPv4 addresses seen from an IPv6 network
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is of the public network; those that carry an IPv4 address are what that is."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour
+        ip = inner or ip
+    return ip.is_global and not ip.is_multicast
+
+
+class Connections:
+    """All connections of one reader, to whatever origins; as many as are in use at once.
+
+    Args:
+        options: how long a connection may take to stand.
+        tls: whom to trust, and how to show who we are; made of the machine's own certificates where it is not given.
+        is_public: whether an IP address belongs to the public network.
+        idle_s: how long a connection is kept that nobody uses.
+    """
+
+    def __init__(
+        self,
+        options: FetchOptions,
+        tls: ssl.SSLContext | None = None,
+        *,
+        is_public: Callable[[str], bool] = is_public,
+        idle_s: float = _IDLE_S,
+    ) -> None:
+        self._options, self._tls, self._idle_s = options, tls, idle_s
+        self.is_public = is_public
+        self._open: set[Connection] = set()
+        self._idle: dict[Origin, list[Connection]] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def ask(
+        self, origin: Origin, request: bytes, *, name: str, public_only: bool = False
+    ) -> tuple[Connection, Head]:
+        """Send `request` to `origin`; gives the head of the answer, and the connection that its body comes from.
+
+        A connection that was used before may have been ended by the server meanwhile: where it gives no byte, the
+        request is sent once more on a new one (RFC 9112 §9.3.1; every request of ours is a GET).
+
+        Args:
+            name: the address that errors show.
+            public_only: refuse to send it to an address that is not public.
+
+        Raises:
+            StorageError: there is no answer. BadResponseError: it cannot be read, or the origin may not be asked.
+        """
+        used = self._take_idle(origin, public_only=public_only)
+        if used is not None:
+            try:
+                return used, await _ask(used, request, name)
+            except StorageError:
+                if used.has_begun:
+                    raise
+        connection = await self._connect(origin, name, public_only=public_only)
+        return connection, await _ask(connection, request, name)
+
+    async def aclose(self) -> None:
+        """End all connections, idle and in use; they are closed when this returns."""
+        self._is_closed = True
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._idle.clear()
+        await _close(list(self._open))
+
+    def _put_back(self, origin: Origin, connection: Connection) -> None:
+        """Keep it for the next request; the latest is used first, so that those that are too many grow old."""
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.setdefault(origin, []).append(connection)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
+
+    def _take_idle(self, origin: Origin, *, public_only: bool) -> Connection | None:
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            is_allowed = not public_only or self.is_public(connection.address)
+            if is_allowed and not self._is_old(connection) and connection.is_usable():
+                return connection
+            connection.abort()
+        return None
+
+    def _is_old(self, connection: Connection) -> bool:
+        return asyncio.get_running_loop().time() - connection.idle_since >= self._idle_s
+
+    def _sweep(self) -> None:
+        """End those that nobody has used for long, also of origins that nobody asks any more."""
+        self._sweeper = None
+        for origin, idle in list(self._idle.items()):
+            old = [connection for connection in idle if self._is_old(connection)]
+            del idle[: len(old)]
+            for connection in old:
+                connection.abort()
+            if not idle:
+                del self._idle[origin]
+        if self._idle:
+            self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
+
+    async def _connect(self, origin: Origin, name: str, *, public_only: bool) -> Connection:
+        self._check_open()
+        limit_s = self._options.connect_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                hosts = await self._public_addresses(origin, name) if public_only else [origin.host]
+                try:
+                    return await self._connect_to_one(hosts, origin)
+                except OSError as error:
+                    if error.errno not in _DESCRIPTORS_SHORT:
+                        raise
+                await self._close_idle()
+                return await self._connect_to_one(hosts, origin)
+        except TimeoutError as error:
+            raise ReadTimeoutError(f"no connection within {limit_s:g} seconds", url=name) from error
+        except ssl.SSLCertVerificationError as error:
+            reason = f"the certificate of {origin.host} was refused: {error.verify_message}"
+            raise BadResponseError(reason, url=name) from error
+        except OSError as error:
+            reason = in_words(error)
+            if error.errno in _DESCRIPTORS_SHORT:
+                reason += "; raise the limit (`ulimit -n`), or lower fetch_concurrency"
+            raise StorageError(f"no connection: {reason}", url=name) from error
+
+    async def _public_addresses(self, origin: Origin, name: str) -> list[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+        public = [str(address[0]) for *_, address in found if self.is_public(str(address[0]))]
+        if not public:
+            reason = (
+                f"redirected to {origin.host}, which lies in a private network; from a public server that is refused"
+            )
+            raise BadResponseError(reason, url=name)
+        return public
+
+    async def _connect_to_one(self, hosts: list[str], origin: Origin) -> Connection:
+        for host in hosts[:-1]:
+            with suppress(OSError):
+                return await self._connect_to(host, origin)
+        return await self._connect_to(hosts[-1], origin)
+
+    async def _connect_to(self, host: str, origin: Origin) -> Connection:
+        tls = self._context() if origin.scheme == "https" else None
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(partial(self._put_back, origin)),
+            host,
+            origin.port,
+            ssl=tls,
+            server_hostname=None if tls is None else origin.host,
+        )
+        # Not before: where it is cancelled, uvloop closes what it has made without telling it.
+        self._open.add(connection)
+        connection.closed.add_done_callback(lambda _: self._open.discard(connection))
+        if self._is_closed:
+            connection.abort()
+        self._check_open()
+        return connection
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LoaderClosedError("the connections of this reader were closed; make a new one")
+
+    async def _close_idle(self) -> None:
+        idle = [connection for each in self._idle.values() for connection in each]
+        self._idle.clear()
+        await _close(idle)
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()  # some 20 ms: the machine's certificates are read
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
+
+async def _ask(connection: Connection, request: bytes, name: str) -> Head:
+    try:
+        return await connection.ask(request)
+    except BaseException as error:
+        connection.abort()
+        if isinstance(error, EndedError):
+            raise StorageError(f"the connection ended before the answer: {error}", url=name) from error
+        if isinstance(error, ValueError):
+            raise BadResponseError(f"the answer cannot be used: {error}", url=name) from error
+        raise
+
+
+async def _close(connections: list[Connection]) -> None:
+    for connection in connections:
+        connection.abort()
+    if connections:
+        await asyncio.wait([connection.closed for connection in connections])

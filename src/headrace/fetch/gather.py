@@ -1,0 +1,207 @@
+"""Reads become requests: what lies together is asked for at once, and what is long in several parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+
+from headrace.errors import ObjectChangedError, StorageError
+from headrace.fetch.goal import Goal, room_for
+from headrace.fetch.meter import Meter
+from headrace.fetch.ranges import coalesce, split
+from headrace.options import FetchOptions
+from headrace.types import Charges, Span
+
+_WASTE = 0.25  # the largest share of a request that nobody wants
+_PARTS_AT_ONCE = 4
+_LONG_PART = 4  # times `range_bytes`; shorter ones of a very long object would wait for first bytes most of the time
+
+
+class Gather:
+    """Reads of any length by requests of a good length.
+
+    Ranges of one object that are asked for in the same turn of the event loop come by one request where they lie
+    together. They share its error too, and it is cancelled once all who wait for it are. A range that nothing joins is
+    asked for in its caller's own task, one turn later.
+
+    What is longer than two `range_bytes` comes in several requests, all of one version of the object.
+
+    Args:
+        fetch: reaches a goal, with all its attempts.
+        options: `gap_bytes` and `range_bytes` bound what is asked for together.
+        meter: where to count.
+    """
+
+    def __init__(self, fetch: Callable[[Goal], Awaitable[None]], options: FetchOptions, meter: Meter) -> None:
+        self._fetch, self._options, self._meter = fetch, options, meter
+        self._asked: dict[str, list[_Wanted]] = {}
+
+    async def read(
+        self, url: str, start: int | None, stop: int | None, charge: Charges | None = None
+    ) -> tuple[bytes, Span | None]:
+        """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
+
+        Args:
+            charge: awaited with the number of bytes that come, before this range has memory of its own.
+
+        Returns:
+            The bytes, and which they are, if the store says how long the object is.
+
+        Raises:
+            StorageError: the read failed for good; it names this range, also where the request was for several.
+        """
+        begin = start or 0
+        try:
+            if stop is not None and stop - begin <= self._options.range_bytes:
+                data, goal = await self._read_with_others(url, begin, stop, charge)
+            else:
+                data, goal = await self._read_long(url, begin, stop, charge)
+        except (StorageError, ExceptionGroup) as error:
+            raise _about(error, url, start, stop)  # noqa: B904 - it has its cause
+        if goal.size is None:
+            return data, None
+        begin = min(begin, goal.size)
+        return data, Span(begin, begin + len(data), goal.size, goal.etag)
+
+    async def _read_with_others(self, url: str, start: int, stop: int, charge: Charges | None) -> tuple[bytes, Goal]:
+        wanted = _Wanted(start, stop)
+        turn = self._asked.setdefault(url, [])
+        turn.append(wanted)
+        try:
+            await asyncio.sleep(0)  # whoever else asks in this turn is there when this goes on
+        except asyncio.CancelledError:
+            if wanted.shared is not None:
+                await wanted.shared.leave()
+            elif self._asked.get(url) is turn:
+                turn.remove(wanted)
+            raise
+        if self._asked.get(url) is turn:
+            del self._asked[url]
+            if len(turn) > 1:
+                self._share(url, turn)
+        if wanted.shared is not None:
+            return await wanted.shared.read(start, stop, charge)
+        goal = Goal(url, start, stop, charge=charge)
+        return await self._fetch_data(goal), goal
+
+    def _share(self, url: str, turn: list[_Wanted]) -> None:
+        """Begin a request for those ranges that lie together."""
+        starts, stops, number = coalesce(
+            np.array([wanted.start for wanted in turn]),
+            np.array([wanted.stop for wanted in turn]),
+            gap=self._options.gap_bytes,
+            waste=_WASTE,
+            longest=self._options.range_bytes,
+        )
+        by_request: dict[int, list[_Wanted]] = {}
+        for wanted, k in zip(turn, number.tolist(), strict=True):
+            by_request.setdefault(k, []).append(wanted)
+        for k, sharers in by_request.items():
+            if len(sharers) > 1:
+                goal = Goal(url, int(starts[k]), int(stops[k]))
+                shared = _Shared(goal, asyncio.create_task(self._fetch_data(goal)), len(sharers))
+                for wanted in sharers:
+                    wanted.shared = shared
+                self._meter.coalesced += len(sharers) - 1
+
+    async def _read_long(self, url: str, start: int, stop: int | None, charge: Charges | None) -> tuple[bytes, Goal]:
+        """The first bytes by one request; if they are not all, the others by several at once."""
+        most = start + 2 * self._options.range_bytes
+        if stop is None and not start:
+            goal = Goal(url, None, None, charge=charge, most=most)
+        else:
+            goal = Goal(url, start, most if stop is None else min(stop, most), charge=charge)
+        first = await self._fetch_data(goal)
+        size = goal.size if stop is not None else goal.span().size
+        end = min(end for end in (stop, size) if end is not None)
+        if goal.position >= end:
+            return first, goal
+        if charge is not None:
+            await charge(end - goal.position)
+        whole = room_for(end - start, url)
+        whole.write(first)
+        with whole.getbuffer() as room:
+            await self._fill_rest(goal, room[len(first) :])
+        return whole.getvalue(), goal
+
+    async def _fill_rest(self, first: Goal, room: memoryview) -> None:
+        """Fill `room` with what follows the first bytes."""
+        part, quarter = self._options.range_bytes, -(-len(room) // _PARTS_AT_ONCE)
+        todo = iter(split(0, len(room), min(max(part, quarter), _LONG_PART * part)))
+
+        async def fill_parts() -> None:
+            for start, stop in todo:
+                begin, end = first.position + start, first.position + stop
+                goal = Goal(first.url, begin, end, target=room[start:stop], etag=first.etag)
+                await self._fetch(goal)
+                if goal.size != first.size:
+                    reason = f"the object changed: its size was {first.size}, now {goal.size}"
+                    raise ObjectChangedError(reason, url=first.url)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_PARTS_AT_ONCE):
+                group.create_task(fill_parts())
+
+    async def _fetch_data(self, goal: Goal) -> bytes:
+        await self._fetch(goal)
+        return goal.result()
+
+
+class _Wanted:
+    """A range that is asked for in this turn; `shared` is its request, if that is for others too."""
+
+    __slots__ = ("shared", "start", "stop")
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.shared: _Shared | None = None
+
+
+class _Shared:
+    """A request that several wait for."""
+
+    __slots__ = ("_goal", "_task", "_waiting")
+
+    def __init__(self, goal: Goal, task: asyncio.Task[bytes], waiting: int) -> None:
+        self._goal, self._task, self._waiting = goal, task, waiting
+
+    async def read(self, start: int, stop: int, charge: Charges | None) -> tuple[bytes, Goal]:
+        """The bytes [start, stop)."""
+        try:
+            data = await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            await self.leave()
+            raise
+        first = self._goal.start or 0
+        part = memoryview(data)[start - first : stop - first]
+        if charge is not None:
+            await charge(len(part))
+        return bytes(part), self._goal
+
+    async def leave(self) -> None:
+        """One less waits for it; after the last one nothing of it is left."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+def _about(error: Exception, url: str, start: int | None, stop: int | None) -> Exception:
+    """A new error that says the same of the range that was asked for."""
+    if isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, StorageError):
+        return error
+    about = type(error)(
+        error.reason,
+        url=url,
+        start=start,
+        stop=stop,
+        attempts=error.attempts,
+        status=error.status,
+        retry_after_s=error.retry_after_s,
+    )
+    about.__cause__ = error.__cause__
+    return about

@@ -1,0 +1,265 @@
+"""HTTP/1.1 on paper: addresses, requests, heads and chunked bodies as RFC 9110 and 9112 have them; no I/O.
+
+Heads are taken strictly: what two readers could understand in two ways is refused, because one of them may be a proxy.
+Everything here takes time in proportion to its input, and raises ValueError for input that is not what it should be.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import string
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, unquote_to_bytes
+
+HEAD_BYTES = 64 * 1024
+_HEADERS = 256
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_ADDRESS = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE | re.DOTALL)
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_AUTHORITY = re.compile(rf"(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*\.?)(?::([0-9]{{1,5}}))?")
+_PORTS = {"http": 80, "https": 443}
+_AS_IT_STANDS = re.compile(r"[!-~]*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NAME = re.compile(_WORD)
+_UNSENDABLE = re.compile(r"[^\t -~\x80-\xff]")
+_HEAD = re.compile(rf"HTTP/1\.([01]) ([1-9][0-9]{{2}})(?: [^\r\n\0]*)?((?:\r\n{_WORD}:[^\r\n\0]*)*)")
+# Repeated with another value, each of them would leave it to the reader which one holds.
+_SINGLE = frozenset({"content-length", "content-range", "content-encoding", "etag", "location"})
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)", re.IGNORECASE)
+_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
+
+
+class Origin(NamedTuple):
+    """Whom an address belongs to; `authority` is what stands in a Host field."""
+
+    scheme: str
+    host: str
+    port: int
+    authority: str
+
+
+class Target(NamedTuple):
+    """An address taken apart: `path` is what stands in the request line, `authorization` what its userinfo asks for."""
+
+    origin: Origin
+    path: str
+    authorization: str | None
+
+
+class Head(NamedTuple):
+    """The head of an answer.
+
+    Attributes:
+        status: the three digits.
+        headers: by names in lower case; values that were repeated are joined by commas.
+        length: bytes of the body; None where it is chunked, or goes on until the connection ends.
+        is_chunked: whether the body is in chunks.
+        keeps_alive: whether another request may follow on the connection.
+    """
+
+    status: int
+    headers: dict[str, str]
+    length: int | None
+    is_chunked: bool
+    keeps_alive: bool
+
+
+def target_of(url: str) -> Target:
+    """Whom to ask for `url`, and for what: path and query as they stand, but for what cannot stand in a request."""
+    match = _ADDRESS.fullmatch(url)
+    if match is None or "\\" in match[2]:  # which some take for a slash
+        raise ValueError("it is no http or https address")
+    userinfo, at, authority = match[2].rpartition("@")
+    path = match[3] if match[3].startswith("/") else f"/{match[3]}"
+    if not _AS_IT_STANDS.fullmatch(path):
+        if _CONTROL.search(path):
+            raise ValueError("its path has control characters")
+        path = quote(path, safe=string.punctuation)
+    authorization = None
+    if at:
+        user, _, password = userinfo.partition(":")
+        pair = b"%b:%b" % (unquote_to_bytes(user), unquote_to_bytes(password))
+        authorization = f"Basic {base64.b64encode(pair).decode()}"
+    return Target(_origin(match[1].lower(), authority), path, authorization)
+
+
+@lru_cache(256)
+def _origin(scheme: str, authority: str) -> Origin:
+    match = _AUTHORITY.fullmatch(authority if authority.isascii() else authority.encode("idna").decode())
+    if match is None or not 0 < int(match[2] or _PORTS[scheme]) < 65536:
+        raise ValueError("its host and port cannot be read")
+    host, port = match[1].lower(), int(match[2] or _PORTS[scheme])
+    return Origin(scheme, host.strip("[]"), port, host if port == _PORTS[scheme] else f"{host}:{port}")
+
+
+def request(path: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> bytes:
+    """A GET with our `fields` and the user's `headers`, which win where both name the same."""
+    if headers:
+        theirs = {name.lower() for name in headers}
+        fields = {**{name: fields[name] for name in fields if name.lower() not in theirs}, **headers}
+    if not all(map(_NAME.fullmatch, headers)) or _UNSENDABLE.search("".join(fields.values())):
+        # No value is named: it may be a secret.
+        raise ValueError(f"one of the headers {', '.join(map(repr, fields))} has characters that cannot be sent")
+    lines = "".join([f"{name}: {value}\r\n" for name, value in fields.items()])
+    return f"GET {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+
+def head_end(data: bytearray, searched: int, stop: int) -> int:
+    """Where the head that begins `data` ends, its empty line included; -1: not before `stop`.
+
+    Args:
+        searched: how many bytes were searched before.
+
+    Raises:
+        ValueError: this will be no head, whatever follows.
+    """
+    at = data.find(b"\r\n\r\n", max(0, searched - 3), stop)
+    if at >= 0 and at + 4 <= HEAD_BYTES:
+        return at + 4
+    begin = b"HTTP/1."
+    if data[: min(stop, len(begin))] != begin[:stop]:
+        raise ValueError("it does not begin as HTTP does")
+    if stop >= HEAD_BYTES:
+        raise ValueError(f"its head is longer than {HEAD_BYTES} bytes")
+    if data.count(b"\n", searched, stop) != data.count(b"\r\n", max(0, searched - 1), stop):
+        raise ValueError("a line of its head ends without a carriage return")
+    return -1
+
+
+def parse_head(data: bytes | bytearray) -> Head:
+    """The head in `data`, which ends with its empty line."""
+    match = _HEAD.fullmatch(data.decode("latin-1"), 0, len(data) - 4)
+    if match is None or data[-4:] != b"\r\n\r\n":
+        raise ValueError("its head is malformed")
+    lines = match[3].split("\r\n")
+    if len(lines) > _HEADERS + 1:
+        raise ValueError(f"its head has more than {_HEADERS} fields")
+    headers: dict[str, str] = {}
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        name, value = name.lower(), value.strip(" \t")
+        if name not in headers:
+            headers[name] = value
+        elif name not in _SINGLE:
+            headers[name] += f", {value}"
+        elif headers[name] != value:
+            raise ValueError(f"it has two different fields {name}")
+    return _framed(int(match[2]), headers, is_new=match[1] == "1")
+
+
+def _framed(status: int, headers: dict[str, str], *, is_new: bool) -> Head:
+    """How the body is framed: RFC 9112 §6.3."""
+    length, coding = headers.get("content-length"), headers.get("transfer-encoding")
+    keeps_alive = is_new and ("connection" not in headers or "close" not in headers["connection"].lower())
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise ValueError("its Content-Length is no number")
+    if coding is not None and (length is not None or not is_new or coding.lower() != "chunked"):
+        raise ValueError("its Transfer-Encoding cannot be read, or stands beside a Content-Length")
+    if status < 200 or status in (204, 304):
+        return Head(status, headers, 0, False, keeps_alive)
+    if length is not None:
+        return Head(status, headers, int(length), False, keeps_alive)
+    return Head(status, headers, None, coding is not None, keeps_alive and coding is not None)
+
+
+class ContentRange(NamedTuple):
+    """Bytes [start, stop) of `size`: None where they are not said."""
+
+    start: int | None
+    stop: int | None
+    size: int | None
+
+
+def content_range(value: str) -> ContentRange:
+    """What a Content-Range says: `bytes 0-99/500`, `bytes 0-99/*`, or `bytes */500`."""
+    match = _RANGE.fullmatch(value)
+    if match is None:
+        raise ValueError(f"its Content-Range {value[:80]!r} cannot be read")
+    size = None if match[3] == "*" else int(match[3])
+    if match[1] is None:
+        return ContentRange(None, None, size)
+    start, last = int(match[1]), int(match[2])
+    if start > last or (size is not None and last >= size):
+        raise ValueError(f"its Content-Range {value[:80]!r} is impossible")
+    return ContentRange(start, last + 1, size)
+
+
+def retry_after_s(value: str, now_s: float) -> float | None:
+    """The seconds that a Retry-After asks for; None where it cannot be read.
+
+    Args:
+        now_s: the time of day in seconds since 1970, for a date.
+    """
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value[:64])
+        return max(0.0, (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() - now_s)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+class Chunks:
+    """Takes a chunked body apart, in whatever pieces it comes.
+
+    Attributes:
+        is_done: the body's end was seen, trailers included.
+    """
+
+    _LINE_BYTES = 4096
+    _WINDOW = 128  # bytes in which a line's end is searched for at a time: most lines are a few bytes long
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._left = 0  # of the chunk
+        self._line = b""  # as far as it came
+        self._awaits = "size"
+        self._trailers = 0
+
+    def feed(self, data: memoryview, out: memoryview) -> tuple[int, int]:
+        """Write what `data` has of the body to `out`, as far as there is room: how many bytes were taken, and given."""
+        taken = given = 0
+        while taken < len(data) and not self.is_done:
+            if not self._left:
+                taken += self._take_line(bytes(data[taken : taken + self._WINDOW]))
+                continue
+            count = min(self._left, len(data) - taken, len(out) - given)
+            if not count:
+                break
+            out[given : given + count] = data[taken : taken + count]
+            taken, given, self._left = taken + count, given + count, self._left - count
+        return taken, given
+
+    def _take_line(self, data: bytes) -> int:
+        taken = data.find(b"\n") + 1 or len(data)
+        self._line += data[:taken]
+        if len(self._line) > self._LINE_BYTES:
+            raise ValueError("a line between its chunks is too long")
+        if self._line.endswith(b"\n"):
+            line, self._line = self._line, b""
+            self._end_line(line)
+        return taken
+
+    def _end_line(self, line: bytes) -> None:
+        if self._awaits == "size":
+            match = _CHUNK_SIZE.fullmatch(line)
+            if match is None:
+                raise ValueError("the size of a chunk cannot be read")
+            self._left = int(match[1], 16)
+            self._awaits = "end" if self._left else "trailer"
+        elif self._awaits == "end":
+            if line != b"\r\n":
+                raise ValueError("a chunk is longer than its size")
+            self._awaits = "size"
+        else:
+            self._trailers += 1
+            self.is_done = line == b"\r\n"
+            if not line.endswith(b"\r\n") or self._trailers > _HEADERS:
+                raise ValueError("what follows its last chunk cannot be read")

@@ -1,0 +1,60 @@
+"""Which requests get the wanted byte ranges of one object: pure functions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.types import Ints
+
+
+class Requests(NamedTuple):
+    """Requests that get wanted ranges of one object.
+
+    Attributes:
+        starts, stops: the bytes of each request, in ascending order.
+        number: for each wanted range the number of the one request that gets all of it; -1 where it has no bytes.
+    """
+
+    starts: Ints
+    stops: Ints
+    number: Ints
+
+
+def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int) -> Requests:
+    """The requests to make for the wanted ranges [starts, stops), given in any order; they may overlap.
+
+    A wanted range joins the request before it while no bound is broken. It is never cut: its bytes are of one answer,
+    and so of one version of the object. A million ranges take about 0.6 seconds.
+
+    Args:
+        gap: how many unwanted bytes cost no more than another request does; latency times bandwidth, at most.
+        waste: the share of a request, at most, that is bytes which nobody wants.
+        longest: bytes of a request, at most; only a single wanted range makes it longer.
+    """
+    order = np.lexsort((-stops, starts))  # the longer one first, so that what it holds joins it
+    order = order[starts[order] < stops[order]]
+    firsts: list[int] = []  # where in `order` each request begins
+    ends: list[int] = []
+    begin = end = unwanted = 0
+    for k, (start, stop) in enumerate(zip(starts[order].tolist(), stops[order].tolist(), strict=True)):
+        hole = start - end if start > end else 0
+        farther = max(end, stop)
+        length = farther - begin
+        fits = length <= longest or farther == end
+        if firsts and fits and hole <= gap and unwanted + hole <= waste * length:
+            unwanted += hole
+            ends[-1] = end = farther
+        else:
+            begin, end, unwanted = start, stop, 0
+            firsts.append(k)
+            ends.append(end)
+    number = np.full(len(starts), -1, np.int64)
+    number[order] = np.repeat(np.arange(len(firsts)), np.diff([*firsts, len(order)]))
+    return Requests(starts[order[firsts]], np.array(ends, np.int64), number)
+
+
+def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
+    """The range [start, stop) in parts of `part` bytes; the last one may be shorter."""
+    return [(at, min(at + part, stop)) for at in range(start, stop, part)]

@@ -1,0 +1,148 @@
+"""S3: obstore finds the credentials and signs addresses; our own client asks for them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import obstore
+from obstore.exceptions import BaseError
+
+from headrace.errors import AccessDeniedError, OptionError, StorageError
+from headrace.fetch.object_stores import open_remote, translated
+from headrace.fetch.web import Web
+from headrace.options import FetchOptions
+from headrace.types import Answer
+
+_VALID = timedelta(hours=1)
+# obstore asks for new credentials when those it has end within five minutes: what it has just signed holds as long.
+_REMEMBERED_S = 240.0
+_REMEMBERED = 4096
+_RENEWED_EVERY_S = 30.0
+_TRUE = frozenset({"1", "true", "on", "yes", "y"})
+
+
+class S3Store:
+    """One bucket. Credentials that are refused are read anew once: environment, files and providers.
+
+    Keys that obstore cannot sign (with an empty part or one of dots) are refused.
+
+    Args:
+        root: `s3://bucket`.
+        storage_options: obstore's settings.
+        headers: go with each request, unsigned.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        options: FetchOptions,
+        storage_options: Mapping[str, Any],
+        web: Web,
+        *,
+        headers: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._web, self._headers, self._clock = root, web, headers, clock
+        self._open = partial(_Signer, root, options, storage_options, clock)
+        self._signer = self._open()
+        self._renew_after = clock()
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the bucket."""
+        return self._signer.unsigned("x")
+
+    @property
+    def fits(self) -> bool:
+        """Whether a signed address is all that these settings need; the others need headers that are signed, too."""
+        return not any(
+            self._signer.setting(name) for name in ("request_payer", "s3_express", "sse_customer_key_base64")
+        )
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """See `Store.get`."""
+        name = f"{self._root}/{path}"
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            raise OptionError(f"{name!r}: obstore signs no keys with an empty part or one of dots")
+        signer = self._signer
+        try:
+            return await self._ask(signer, path, name, start, stop, if_match)
+        except AccessDeniedError:
+            if not self._renew(signer):
+                raise
+        return await self._ask(self._signer, path, name, start, stop, if_match)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`; the connections are the reader's."""
+
+    async def _ask(
+        self, signer: _Signer, path: str, name: str, start: int | None, stop: int | None, if_match: str | None
+    ) -> Answer:
+        address = await signer.address(path, name)
+        return await self._web.get(address, start, stop, if_match=if_match, headers=self._headers, name=name)
+
+    def _renew(self, refused: _Signer) -> bool:
+        """Whether there are other credentials than those of `refused`; they are read at most every 30 seconds."""
+        if refused is self._signer and refused.signs and self._clock() >= self._renew_after:
+            self._signer = self._open()
+            self._renew_after = self._clock() + _RENEWED_EVERY_S
+        return refused is not self._signer
+
+
+class _Signer:
+    """Addresses of one bucket, signed by the credentials that there were when this was made."""
+
+    def __init__(
+        self, root: str, options: FetchOptions, storage_options: Mapping[str, Any], clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._store = open_remote(root, options, storage_options)
+        unsigned = {**self._store.config, "access_key_id": "none", "secret_access_key": "none"}
+        for name in ("bucket", "session_token", "skip_signature"):
+            unsigned.pop(name, None)
+        self._unsigned = open_remote(root, options, {**unsigned, "client_options": {"allow_http": True}})
+        self.signs = str(self.setting("skip_signature")).lower() not in _TRUE
+        # Measured with obstore 0.12: `sign` costs 11 µs, `sign_async` 180. `sign` blocks the loop where credentials
+        # have to be fetched first; keys that are given never are.
+        self._is_quick = "credential_provider" not in storage_options and bool(self.setting("access_key_id"))
+        self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
+
+    def setting(self, name: str) -> Any:
+        """The setting as it was given, or as the environment has it."""
+        return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
+
+    def unsigned(self, key: str) -> str:
+        """The address of a key, for everybody."""
+        return obstore.sign(self._unsigned, "GET", key, _VALID).partition("?")[0]
+
+    async def address(self, key: str, name: str) -> str:
+        """The address of a key; no request is made for it, but for credentials now and then."""
+        known = self._known.get(key)
+        if known is not None and self._clock() < known[0]:
+            return known[1]
+        try:
+            if not self.signs:
+                return self.unsigned(key)
+            if self._is_quick:
+                return obstore.sign(self._store, "GET", key, _VALID)
+            until = self._clock() + _REMEMBERED_S
+            address = await obstore.sign_async(self._store, "GET", key, _VALID)
+        except (TypeError, ValueError):
+            raise OptionError(f"{name!r}: obstore signs no such key") from None
+        except (BaseError, OSError) as error:
+            failure = translated(error, name)
+            kind = AccessDeniedError if isinstance(failure, AccessDeniedError) else StorageError
+            raise kind(f"no credentials to sign with: {failure.reason}", url=name, status=failure.status) from None
+        self._known[key] = until, address
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        return address

@@ -1,0 +1,45 @@
+"""What a store means by a status and a code: the same for our own client and for obstore's."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError, StorageError, ThrottledError
+
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_THROTTLES = frozenset({"SlowDown", "ServerBusy", "RequestLimitExceeded", "Throttling", "ThrottlingException"})
+_EXPIRED = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+# What a store keeps in Content-Encoding though it changes no byte: left there by uploads in signed chunks.
+_PLAIN_ENCODINGS = frozenset({"", "identity", "aws-chunked"})
+
+
+def code_in(text: str) -> str | None:
+    """The error code in an answer as S3 words it: the only part of an error's body that is ever shown."""
+    match = _CODE.search(text)
+    return match[1] if match else None
+
+
+def is_plain(encoding: str) -> bool:
+    """Whether a body with this Content-Encoding is the object's bytes as they are stored."""
+    return all(part.strip().lower() in _PLAIN_ENCODINGS for part in encoding.split(","))
+
+
+def refusal(
+    status: int, code: str | None, *, url: str, retry_after_s: float | None = None, hint: str = ""
+) -> StorageError:
+    """The error for an answer that is not the object."""
+    kind, reason = _meaning(status, code)
+    said = f"{status} {code}" if code else f"{status}"
+    return kind(f"{reason}: {said}{hint}", url=url, status=status, retry_after_s=retry_after_s)
+
+
+def _meaning(status: int, code: str | None) -> tuple[type[StorageError], str]:
+    if status in (404, 410):
+        return ObjectMissingError, "no such object"
+    if status in (401, 403) or code in _EXPIRED:
+        return AccessDeniedError, "the store refused the read"
+    if status == 412:
+        return ObjectChangedError, "the object changed and no longer has the ETag it had"
+    if status in (429, 503) or code in _THROTTLES:
+        return ThrottledError, "the store asks for fewer requests"
+    return StorageError, "the store answered"

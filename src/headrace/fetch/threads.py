@@ -1,0 +1,86 @@
+"""Blocking calls for an event loop, in threads that never hold up the interpreter's exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class Threads:
+    """A few threads of one event loop, started when calls wait and none is idle.
+
+    They are daemons, and nobody joins them: a call may be stuck for ever in a file system that has gone away. (Threads
+    of `concurrent.futures` are joined at exit.) Calls that end together wake the loop once.
+
+    Args:
+        name: what the threads are called.
+        limit: how many there are at most.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name, self._limit = name, limit
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._started = 0
+        self._waiting = 0  # calls that were made and whose results have not come
+        self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_woken = False
+        self._is_closed = False
+
+    def call(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """What `function` gives; it runs even if nobody waits any more, unless that is so before it begins."""
+        if self._is_closed:
+            raise RuntimeError(f"the threads {self._name} were ended")
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting += 1
+        if self._started < min(self._waiting, self._limit):
+            self._started += 1
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        self._calls.put((future, function, args))
+        return future
+
+    def close(self) -> None:
+        """End each thread as soon as its call ends; what those calls give is for nobody."""
+        self._is_closed = True
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, args = call
+            result: Any = None
+            error: BaseException | None = None
+            if not future.cancelled():
+                try:
+                    if self._is_closed:
+                        raise RuntimeError(f"the threads {self._name} were ended")
+                    result = function(*args)
+                except StopIteration as failure:  # which no future takes
+                    error = RuntimeError(f"{function!r} raised {failure!r}")
+                except BaseException as failure:
+                    error = failure
+            self._results.append((future, result, error))
+            if not self._is_woken:
+                self._is_woken = True
+                with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                    future.get_loop().call_soon_threadsafe(self._settle)
+            del call, future, function, args, result, error  # nothing is kept while there is nothing to do
+
+    def _settle(self) -> None:
+        self._is_woken = False  # first: what comes from now on wakes the loop again
+        while self._results:
+            future, result, error = self._results.popleft()
+            self._waiting -= 1
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)

@@ -1,0 +1,281 @@
+"""HTTP and HTTPS by our own client: an address and a range in, a checked answer out."""
+
+from __future__ import annotations
+
+import re
+import string
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from headrace.errors import BadResponseError, ObjectChangedError, OptionError, StorageError, masked
+from headrace.fetch.body import Body
+from headrace.fetch.connection import Connection
+from headrace.fetch.connections import Connections
+from headrace.fetch.http1 import Head, Target, content_range, request, retry_after_s, target_of
+from headrace.fetch.statuses import code_in, is_plain, refusal
+from headrace.options import FetchOptions
+from headrace.types import Answer, Buffer
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HOPS = 5
+_REFUSAL_BYTES = 8 * 1024
+_SKIPPED_BYTES = 256 * 1024
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
+
+
+class _Wanted(NamedTuple):
+    """What is asked for, and by what name errors call it."""
+
+    name: str
+    start: int | None
+    stop: int | None
+    if_match: str | None
+
+    def fields(self) -> dict[str, str]:
+        """What the request says of it."""
+        fields = {}
+        if self.start is not None or self.stop is not None:
+            fields["Range"] = f"bytes={self.start or 0}-{'' if self.stop is None else self.stop - 1}"
+        # RFC 9110 §13.1.1: a weak validator never matches; the answer's ETag is compared all the same.
+        if self.if_match is not None and not self.if_match.startswith("W/"):
+            fields["If-Match"] = self.if_match
+        return fields
+
+    def end(self, size: int) -> int:
+        """Where the range ends in an object of `size` bytes."""
+        return size if self.stop is None else min(self.stop, size)
+
+
+class Web:
+    """GETs over one reader's connections.
+
+    Args:
+        wall_clock: the time of day in seconds since 1970: a server may say until when it wants to be left alone.
+    """
+
+    def __init__(self, connections: Connections, *, wall_clock: Callable[[], float] = time.time) -> None:
+        self._connections, self._wall_clock = connections, wall_clock
+
+    async def get(
+        self,
+        url: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        if_match: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        name: str | None = None,
+        redirected: Callable[[str], None] | None = None,
+    ) -> Answer:
+        """Ask for bytes [start, stop) of the object at `url`, which is sent as it stands; see `Store.get`.
+
+        Args:
+            headers: go with the request, in place of ours of the same name, but to no other origin.
+            name: the address that errors show, if another one.
+            redirected: called with the address that answered in the end, where that is another one.
+
+        Raises:
+            OptionError: the address or a header cannot be sent.
+        """
+        wanted = _Wanted(name or url, start, stop, if_match)
+        final, connection, head = await self._follow(url, wanted, wanted.fields(), headers or {})
+        if head.status == 416 and wanted.fields():
+            answer = await _beyond(connection, head, wanted)
+            if answer is not None:
+                return answer
+            # The size comes with a GET without a range, of whose body nobody has to read more than was asked for.
+            final, connection, head = await self._follow(url, wanted, {}, headers or {})
+        if head.status not in (200, 206):
+            raise await self._refusal(connection, head, wanted)
+        try:
+            answer = await (_part if head.status == 206 else _whole)(connection, head, wanted)
+        except BaseException as error:
+            connection.abort()
+            if isinstance(error, ValueError):
+                raise BadResponseError(f"the answer cannot be used: {error}", url=wanted.name) from error
+            raise
+        if redirected is not None and final != url:
+            redirected(final)
+        return answer
+
+    async def _follow(
+        self, url: str, wanted: _Wanted, fields: Mapping[str, str], headers: Mapping[str, str]
+    ) -> tuple[str, Connection, Head]:
+        """The head of the first answer that is no redirect, and the address it came from."""
+        public_only, passed = False, [url]
+        target = _target(url)
+        if target.authorization is not None:
+            headers = {"Authorization": target.authorization, **headers}
+        while True:
+            origin = target.origin
+            ours = {"Host": origin.authority, "Accept-Encoding": "identity", "User-Agent": "headrace", **fields}
+            try:
+                data = request(target.path, ours, headers)
+            except ValueError as error:
+                raise OptionError(f"{masked(wanted.name)} cannot be asked for: {error}") from error
+            connection, head = await self._connections.ask(origin, data, name=wanted.name, public_only=public_only)
+            location = head.headers.get("location")
+            if head.status not in _REDIRECTS or location is None:
+                return url, connection, head
+            public_only = public_only or self._connections.is_public(connection.address)
+            await _text(connection, head, wanted.name)
+            url, target = _next(url, location, passed, wanted.name)
+            if target.origin != origin:
+                headers = {} if target.authorization is None else {"Authorization": target.authorization}
+
+    async def _refusal(self, connection: Connection, head: Head, wanted: _Wanted) -> StorageError:
+        text = await _text(connection, head, wanted.name)
+        region = head.headers.get("x-amz-bucket-region", "")
+        elsewhere = head.status in (301, 307, 400) and _REGION.fullmatch(region)
+        return refusal(
+            head.status,
+            code_in(text),
+            url=wanted.name,
+            retry_after_s=retry_after_s(head.headers.get("retry-after", ""), self._wall_clock()),
+            hint=f"; the bucket lies in the region {region}" if elsewhere else "",
+        )
+
+
+class WebStore:
+    """What lies under one address.
+
+    Args:
+        base: what comes before a path and its slash.
+        headers: go with each request, but to no other origin.
+    """
+
+    def __init__(
+        self,
+        base: str,
+        options: FetchOptions,  # noqa: ARG002  # every store is made with them; these are in the connections
+        connections: Connections,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._base, self._headers = base, headers
+        self._web = Web(connections)
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        """See `Store.get`; a path is sent as it stands, its query included."""
+        return await self._web.get(f"{self._base}/{path}", start, stop, if_match=if_match, headers=self._headers)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`; the connections are those of the reader, which closes them."""
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that the environment names for `url`, if any: this client knows no proxies."""
+    parts = urlsplit(url)
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return proxy if proxy and not proxy_bypass(parts.hostname or "") else None
+
+
+def _target(url: str) -> Target:
+    try:
+        return target_of(url)
+    except ValueError as error:
+        raise OptionError(f"{masked(url)} cannot be asked for: {error}") from error
+
+
+def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, Target]:
+    """Where `url` is redirected to, if we go there."""
+    # Bytes that are no ASCII come as they are from some servers.
+    location = quote(location.encode("latin-1"), safe=string.punctuation)
+    there = location if _ABSOLUTE.match(location) else urljoin(url, location)
+    try:
+        target = target_of(there)
+        if there in passed:
+            raise ValueError("it goes round in a circle")
+        if len(passed) > _HOPS:
+            raise ValueError(f"it is redirected more than {_HOPS} times")
+        if target.origin.scheme == "http" and url.lower().startswith("https:"):
+            raise ValueError("it would go on without encryption")
+    except ValueError as error:
+        raise BadResponseError(f"redirected to {masked(there)}, which is refused: {error}", url=name) from error
+    passed.append(there)
+    return there, target
+
+
+async def _part(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
+    """The answer where a part came."""
+    etag = _checked(head, wanted)
+    start, stop, size = content_range(head.headers.get("content-range", "(none)"))
+    if start is None or stop is None or head.headers.get("content-type", "").lower().startswith("multipart/"):
+        raise ValueError("it is no single range")
+    asked_stop = wanted.stop if size is None else wanted.end(size)
+    if not wanted.fields() or (start, stop) != (wanted.start or 0, asked_stop):
+        raise ValueError(
+            f"asked for bytes {wanted.start or 0} to {'the end' if wanted.stop is None else wanted.stop}, "
+            f"it has {start} to {stop} of {'unknown' if size is None else size}"
+        )
+    if head.length not in (None, stop - start):
+        raise ValueError(f"it has {head.length} bytes, and calls them {start} to {stop}")
+    return Answer(start, stop, size, etag, Body(connection, head, wanted.name, stop - start))
+
+
+async def _whole(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
+    """The answer where the whole object came: of which what was asked for may be a part."""
+    etag = _checked(head, wanted)
+    start, size = wanted.start or 0, head.length
+    if size is None and not head.is_chunked:
+        raise ValueError("nothing tells where its body ends: a cut would not be noticed")
+    if start > _SKIPPED_BYTES and (size is None or start < size):
+        raise ValueError("the server ignores byte ranges, and gave the whole object")
+    body = Body(connection, head, wanted.name)
+    if size is not None and start >= size:
+        body.cut(0)
+        return Answer(size, size, size, etag, body)
+    skipped = await body.skip(start) if start else 0
+    if skipped < start:
+        return Answer(skipped, skipped, skipped, etag, body)
+    if wanted.stop is not None:
+        body.cut(wanted.stop - start)
+    gives_ranges = head.headers.get("accept-ranges", "").lower() == "bytes"
+    return Answer(start, None if size is None else wanted.end(size), size, etag, body, gives_ranges)
+
+
+async def _beyond(connection: Connection, head: Head, wanted: _Wanted) -> Answer | None:
+    """The answer where the range begins at or after the object's end; None: it does not say where that is."""
+    size = None
+    with suppress(ValueError):
+        size = content_range(head.headers.get("content-range", "")).size
+    await _text(connection, head, wanted.name)
+    if size is None or size > (wanted.start or 0):
+        return None
+    return Answer(size, size, size, head.headers.get("etag"), _nothing())
+
+
+def _checked(head: Head, wanted: _Wanted) -> str | None:
+    """The ETag of an answer whose bytes are those of the object and version that was asked for."""
+    encoding = head.headers.get("content-encoding", "")
+    if not is_plain(encoding):
+        raise ValueError(
+            f"its body is encoded ({encoding[:40]!r}); only bytes as they are stored can be read in ranges"
+        )
+    etag = head.headers.get("etag")
+    if wanted.if_match is not None and etag is not None and etag != wanted.if_match:
+        reason = f"the object changed: its ETag was {wanted.if_match}, now {etag}"
+        raise ObjectChangedError(reason, url=wanted.name)
+    return etag
+
+
+async def _text(connection: Connection, head: Head, name: str) -> str:
+    """The beginning of an answer that is no object; if that is all, the connection serves others."""
+    room = bytearray(_REFUSAL_BYTES)
+    body = Body(connection, head, name)
+    with suppress(StorageError):
+        await body.read_into(memoryview(room))
+    await body.aclose()
+    return room[: body.received].decode("latin-1")
+
+
+async def _nothing() -> AsyncIterator[Buffer]:
+    return
+    yield

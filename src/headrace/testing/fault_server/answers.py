@@ -1,0 +1,160 @@
+"""What an honest server answers, as a plan that faults may change: objects, their ranges, and listings of buckets."""
+
+from __future__ import annotations
+
+import html
+import random
+import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from headrace.types import Buffer
+
+
+@dataclass(slots=True)
+class Request:
+    """A request as it came.
+
+    Attributes:
+        target: path and query as sent.
+        headers: names in lower case.
+        elsewhere: whether it came to the second listener.
+        attempt: how many requests for the same object and range there were, this one included.
+        is_early: whether it came before the time that a Retry-After had named.
+        faults: what went wrong with its answer.
+    """
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    elsewhere: bool = False
+    attempt: int = 0
+    is_early: bool = False
+    faults: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return unquote(urlsplit(self.target).path)[1:]
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(urlsplit(self.target).query, keep_blank_values=True))
+
+    @property
+    def range(self) -> str | None:
+        return self.headers.get("range")
+
+    @property
+    def is_listing(self) -> bool:
+        return "list-type" in self.query
+
+
+@dataclass(slots=True)
+class Plan:
+    """What will be sent.
+
+    Attributes:
+        whole, etag: the object's bytes and version; the ETag is empty where there is no object.
+        start: where `body` begins in the object.
+        rng: drawn from by the fault that changes the plan.
+        elsewhere_url: the second listener's address.
+        interim: what comes before the answer.
+        instead: "reset", "close" or "hang" (for `delay_s`, then the end) instead of an answer.
+        raw: bytes instead of an answer.
+        delay_s, head_stall_s: how long nothing comes before the head, and in the midst of it.
+        stops: (byte of the body, "stall" | "reset" | "close", seconds).
+        bytes_per_s: how fast the body comes; 0: as fast as it can.
+        framing: "length", "chunked" or "close".
+        announced: the Content-Length, where it is another than the body's.
+        ends: whether the connection is closed after the answer.
+        hold_s: no request for this object and range may come for so long.
+    """
+
+    request: Request
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    body: Buffer = b""
+    whole: Buffer = b""
+    etag: str = ""
+    start: int = 0
+    rng: random.Random = field(default_factory=random.Random)
+    elsewhere_url: str = ""
+    interim: bytes = b""
+    instead: str = ""
+    raw: bytes = b""
+    delay_s: float = 0.0
+    head_stall_s: float = 0.0
+    stops: list[tuple[int, str, float]] = field(default_factory=list)
+    bytes_per_s: float = 0.0
+    framing: str = "length"
+    announced: int | None = None
+    ends: bool = False
+    hold_s: float = 0.0
+
+    def refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with a status and an S3 error body, and with nothing that was said of the object."""
+        name = html.escape(self.request.name)
+        self.status, self.headers = status, {"Content-Type": "application/xml", **(headers or {})}
+        self.body = f"<Error><Code>{code}</Code><Message>injected</Message><Key>{name}</Key></Error>".encode()
+        self.stops, self.announced = [], None
+
+    def serve(self, data: Buffer, etag: str) -> None:
+        """Answer with the bytes that were asked for of an object, if the request's conditions allow it."""
+        headers, size = self.request.headers, len(data)
+        self.whole, self.etag = data, etag
+        if headers.get("if-match", etag) not in (etag, "*") or ("if-match" in headers and etag.startswith("W/")):
+            return self.refuse(412, "PreconditionFailed")
+        self.headers = {"ETag": etag, "Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        self.status, self.start, self.body = 200, 0, data
+        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", headers.get("range", ""))
+        if asked is None or asked[0] == "bytes=-" or headers.get("if-range", etag) != etag:
+            return None
+        first, last = asked.groups()
+        start = int(first) if first else max(0, size - int(last))
+        stop = min(int(last) + 1, size) if first and last else size
+        if start >= stop:
+            return self.refuse(416, "InvalidRange", {"Content-Range": f"bytes */{size}"})
+        self.status, self.start, self.body = 206, start, memoryview(data)[start:stop]
+        self.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        return None
+
+    def list_bucket(self, objects: Mapping[str, Buffer], mode: str) -> None:
+        """Answer with one page of the bucket's names; `mode` is the fault's, or empty."""
+        bucket, query = self.request.name.strip("/"), self.request.query
+        names = sorted(name.removeprefix(f"{bucket}/") for name in objects if name.startswith(f"{bucket}/"))
+        if not names:
+            return self.refuse(404, "NoSuchBucket")
+        token = query.get("continuation-token", "")
+        mark = urlsafe_b64decode(token).decode()[1:] if token else query.get("start-after", "")
+        entries = dict(_entries(names, query.get("prefix", ""), query.get("delimiter", "")))
+        left = [entry for entry in entries if entry > mark or (mode == "dup" and token and entry == mark)]
+        page = [] if mode == "emptypage" and not token else left[: min(1000, int(query.get("max-keys", "1000")))]
+        more, last = len(left) > len(page), page[-1] if page else mark
+        if mode == "loop":
+            more, last = True, mark
+        spell = quote if query.get("encoding-type") == "url" else html.escape
+        lines = [f"<Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"]
+        if more:
+            following = urlsafe_b64encode(f"/{last}".encode()).decode()
+            lines.append(f"<NextContinuationToken>{following}</NextContinuationToken>")
+        for entry in page:
+            if entries[entry]:
+                lines.append(f"<CommonPrefixes><Prefix>{spell(entry)}</Prefix></CommonPrefixes>")
+                continue
+            data = objects[f"{bucket}/{entry}"]
+            about = f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><Size>{len(data)}</Size>"
+            lines.append(f"<Contents><Key>{spell(entry)}</Key>{about}</Contents>")
+        self.headers["Content-Type"] = "application/xml"
+        self.body = f"<ListBucketResult>{''.join(lines)}</ListBucketResult>".encode()
+        return None
+
+
+def _entries(names: list[str], prefix: str, delimiter: str) -> Iterator[tuple[str, bool]]:
+    """Each line of a listing, and whether it stands for all names that begin so."""
+    for name in names:
+        head, found, _ = name.removeprefix(prefix).partition(delimiter) if delimiter else (name, "", "")
+        if name.startswith(prefix):
+            yield (prefix + head + delimiter, True) if found else (name, False)

@@ -1,0 +1,136 @@
+"""Which requests a fault hits: a pure function of seed, rule, object, range and attempt, not of their order."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args, get_origin
+
+from headrace.errors import OptionError
+from headrace.testing.fault_server.answers import Plan, Request
+from headrace.testing.fault_server.faults import FAULTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class When:
+    """Which requests are hit.
+
+    Attributes:
+        p: the share of the requests.
+        match: the objects' names, as a shell pattern.
+        method, range: this method; a Range header with this text in it.
+        first, after, only, every: by the number of the attempt at the same object and range: the first so many, those
+            after so many, that one, each so-many-th.
+        times: so many requests at most. Of the faults with `times` only the first that is not used up can hit.
+        burst, gap: so many hit, then so many not, in the order they come.
+        t0, t1: from and until so many seconds after the server's start.
+    """
+
+    p: float = 1.0
+    match: str = "*"
+    method: str = ""
+    range: str = ""
+    first: float = math.inf
+    after: int = 0
+    only: int = 0
+    every: int = 1
+    times: float = math.inf
+    burst: int = 0
+    gap: int = 1
+    t0: float = 0.0
+    t1: float = math.inf
+
+    def admits(self, request: Request, age_s: float) -> bool:
+        """Whether a request may be hit, luck and counts aside."""
+        attempt = request.attempt
+        return (
+            fnmatchcase(request.name, self.match)
+            and self.method in ("", request.method)
+            and self.range in (request.range or "")
+            and self.after < attempt <= self.first
+            and self.only in (0, attempt)
+            and attempt % self.every == 0
+            and self.t0 <= age_s < self.t1
+        )
+
+
+class Rule:
+    """A fault, its parameters, and which requests it hits, from text: `reset_body:p=0.3,at=100`.
+
+    Raises:
+        OptionError: there is no such fault or parameter.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.fault, _, rest = text.partition(":")
+        if self.fault not in FAULTS:
+            raise OptionError(f"fault {self.fault!r} of {text!r} is none of {', '.join(FAULTS)}")
+        parameters, selectors = _hints(FAULTS[self.fault]), _hints(When)
+        known, given = parameters | selectors, dict[str, Any]()
+        for name, _, value in (part.partition("=") for part in rest.split(",") if part):
+            if name not in known:
+                raise OptionError(f"{name!r} of {text!r} is none of {', '.join(known)}")
+            try:
+                given[name] = _value(value, known[name])
+            except ValueError as error:
+                raise OptionError(f"{name}={value} of {text!r} is not {error}") from None
+        self.parameters = {name: value for name, value in given.items() if name in parameters}
+        self.when = When(**{name: value for name, value in given.items() if name not in parameters})
+        self._hits = self._seen = 0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._hits >= self.when.times
+
+    def hits(self, request: Request, rng: random.Random, age_s: float) -> bool:
+        """Whether this request is hit; counts it."""
+        if not self.when.admits(request, age_s):
+            return False
+        if self.when.burst:
+            self._seen += 1
+            if (self._seen - 1) % (self.when.burst + self.when.gap) >= self.when.burst:
+                return False
+        if self.is_used_up or rng.random() >= self.when.p:
+            return False
+        self._hits += 1
+        return True
+
+    def change(self, plan: Plan) -> None:
+        """Let the fault happen."""
+        FAULTS[self.fault](plan, **self.parameters)
+
+
+def chosen(rules: Iterable[Rule], request: Request, seed: int, age_s: float) -> Iterator[tuple[Rule, random.Random]]:
+    """The rules that hit a request, each with the random numbers for its fault's parameters."""
+    turn_is_taken = False
+    for rule in rules:
+        if rule.when.times < math.inf:
+            if turn_is_taken or rule.is_used_up:
+                continue
+            turn_is_taken = True
+        rng = random.Random(f"{seed}|{rule.text}|{request.name}|{request.method}|{request.range}|{request.attempt}")
+        if rule.hits(request, rng, age_s):
+            yield rule, rng
+
+
+def _hints(function: Callable[..., object]) -> dict[str, Any]:
+    signature = inspect.signature(function, eval_str=True)
+    return {name: known.annotation for name, known in signature.parameters.items() if known.annotation is not Plan}
+
+
+def _value(text: str, hint: Any) -> Any:
+    """What the text says; ValueError says what it should be."""
+    words = get_args(hint) if get_origin(hint) is Literal else ()
+    if hint is str or text in words:
+        return text
+    if words:
+        raise ValueError(" or ".join(words))
+    try:
+        return int(text) if hint is int else float(text)
+    except ValueError:
+        raise ValueError("a whole number" if hint is int else "a number") from None

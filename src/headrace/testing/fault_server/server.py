@@ -1,0 +1,222 @@
+"""A web server on loopback that fails on purpose, each time in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from functools import partial
+from hashlib import sha256
+from types import TracebackType
+from typing import Self
+
+from headrace.testing.fault_server.answers import Plan, Request
+from headrace.testing.fault_server.faults import redirect
+from headrace.testing.fault_server.rules import Rule, chosen
+from headrace.testing.fault_server.sending import Line
+from headrace.types import Buffer
+
+_SECRETS = ("authorization", "cookie", "proxy-authorization", "x-amz-security-token", "x-api-key")
+
+
+class FaultServer:
+    """Serves `objects` by name, over HTTP and as an S3 endpoint with path-style addresses, with seeded faults.
+
+    It runs in a thread with a loop of its own; use it in a `with` block. A fault is text,
+    `name:parameter=value,selector=value`: `FAULTS` has the names with their parameters, `When` the selectors. Whether
+    it hits a request, and where, is a function of (seed, fault, object, range, attempt): the order in which requests
+    come does not matter.
+
+        with FaultServer(seed=7) as server:
+            url = server.add("a.tar", data, "reset_body:p=0.3", "slowdown:times=2,retry_after=1")
+
+    Attributes:
+        objects: what is served.
+        url: where. `elsewhere_url` is a second listener with the same objects, where no secret of a client belongs.
+        log: all requests, as they came.
+        connections, peak_connections: open now, and at most so far.
+
+    Args:
+        faults: for every object, besides those that `add` gives to one.
+        port: 0: any that is free.
+        idle_close_s: connections that are idle for so long are closed.
+        max_connections: what is more is reset at once.
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Buffer] | None = None,
+        *,
+        faults: Iterable[str] = (),
+        seed: int = 0,
+        port: int = 0,
+        idle_close_s: float | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        self.objects: Mapping[str, Buffer] = {} if objects is None else objects
+        self.log: list[Request] = []
+        self.peak_connections = 0
+        self._common = [Rule(text) for text in faults]
+        self._rules: dict[str, list[Rule]] = {}
+        self._seed, self._port = seed, port
+        self._idle_close_s, self._max_connections = idle_close_s, max_connections
+        self._attempts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._etags: dict[str, tuple[Buffer, str]] = {}
+        self._held_until: dict[tuple[str, str | None], float] = {}
+        self._writers: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._ended = threading.Condition()
+        self._stalls = threading.Semaphore(0)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="fault-server")
+
+    def add(self, name: str, data: Buffer, *faults: str) -> str:
+        """Serve `data`, from now on with these faults; its address."""
+        rules = [Rule(text) for text in faults]
+        assert isinstance(self.objects, MutableMapping), "these objects are not to be changed"
+        self.objects[name] = data
+        self._rules[name] = rules
+        self._attempts.pop(name, None)
+        return f"{self.url}/{name}"
+
+    def requests_for(self, name: str) -> list[Request]:
+        """The requests for one object, as they came."""
+        return [request for request in self.log if request.name == name]
+
+    @property
+    def hits(self) -> Counter[str]:
+        """How often each fault hit."""
+        return Counter(fault for request in self.log for fault in request.faults)
+
+    @property
+    def retry_after_violations(self) -> int:
+        """How many requests came before the time that a Retry-After had named for their object and range."""
+        return sum(request.is_early for request in self.log)
+
+    @property
+    def credential_leaks(self) -> Counter[str]:
+        """The headers with secrets that came to the second listener, and how often."""
+        return Counter(
+            name for request in self.log if request.elsewhere for name in _SECRETS if name in request.headers
+        )
+
+    @property
+    def connections(self) -> int:
+        return len(self._writers)
+
+    def wait_until_stalled(self) -> bool:
+        """Whether one more answer came to its stall or hang, within ten seconds."""
+        return self._stalls.acquire(timeout=10)
+
+    def wait_until_no_connection(self, *, but: int = 0) -> bool:
+        """Whether every connection has ended but for so many, within ten seconds."""
+        with self._ended:
+            return self._ended.wait_for(lambda: self.connections <= but, timeout=10)
+
+    def __enter__(self) -> Self:
+        self._sockets = [socket.create_server(("127.0.0.1", port), backlog=512) for port in (self._port, 0)]
+        self.url, self.elsewhere_url = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in self._sockets)
+        self._thread.start()
+        self._started.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop, self._began_s = asyncio.get_running_loop(), asyncio.Event(), time.monotonic()
+        servers = [
+            await asyncio.start_server(partial(self._connected, elsewhere), sock=one, backlog=512)
+            for elsewhere, one in zip((False, True), self._sockets, strict=True)
+        ]
+        self._started.set()
+        await self._stop.wait()
+        # asyncio leaves the sockets open that it is just accepting when a server is closed.
+        while accepting := asyncio.all_tasks() - {asyncio.current_task(), *self._writers.values()}:
+            await asyncio.wait(accepting)
+        for server in servers:
+            server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._writers.values())
+        for server in servers:
+            await server.wait_closed()
+
+    def _connected(self, elsewhere: bool, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[writer] = asyncio.create_task(self._attend(reader, writer, elsewhere))
+        self.peak_connections = max(self.peak_connections, len(self._writers))
+
+    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, elsewhere: bool) -> None:
+        try:
+            line = Line(reader, writer, self._stalls.release)
+            if self._max_connections is not None and len(self._writers) > self._max_connections:
+                line.end(reset=True)
+            else:
+                await self._converse(reader, line, elsewhere)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass  # the client has gone, or was idle for too long
+        except (ValueError, asyncio.LimitOverrunError):
+            writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        finally:
+            writer.close()
+            with self._ended:
+                del self._writers[writer]
+                self._ended.notify_all()
+
+    async def _converse(self, reader: asyncio.StreamReader, line: Line, elsewhere: bool) -> None:
+        goes_on = True
+        while goes_on:
+            async with asyncio.timeout(self._idle_close_s):
+                first, *rest = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+            method, target, _ = first.split(" ")
+            pairs = (text.partition(":") for text in rest)
+            headers = {name.lower(): value.strip() for name, _, value in pairs}
+            request = Request(method, target, headers, elsewhere)
+            goes_on = await line.send(self._plan(request)) and headers.get("connection", "").lower() != "close"
+
+    def _plan(self, request: Request) -> Plan:
+        name, place = request.name, (request.name, request.range)
+        attempts = self._attempts[name]
+        attempts[f"{request.method} {request.range}"] += 1
+        request.attempt = attempts[f"{request.method} {request.range}"]
+        now = time.monotonic()
+        request.is_early = now < self._held_until.get(place, 0.0)
+        plan = Plan(request, elsewhere_url=self.elsewhere_url)
+        rules = [] if "hops" in request.query else self._rules.get(name, []) + self._common
+        hits = list(chosen(rules, request, self._seed, now - self._began_s))
+        self._answer(plan, hits)
+        for rule, plan.rng in hits:
+            rule.change(plan)
+        request.faults = tuple(rule.fault for rule, _ in hits)
+        if plan.hold_s > 0:
+            self._held_until[place] = now + plan.hold_s
+        self.log.append(request)
+        return plan
+
+    def _answer(self, plan: Plan, hits: Sequence[tuple[Rule, object]]) -> None:
+        request, hops = plan.request, plan.request.query.get("hops", "0")
+        if request.method not in ("GET", "HEAD"):
+            plan.refuse(405, "MethodNotAllowed")
+        elif hops != "0":
+            redirect(plan, mode="loop") if hops == "loop" else redirect(plan, n=int(hops))
+        elif request.is_listing:
+            modes = [str(rule.parameters.get("mode", "loop")) for rule, _ in hits if rule.fault == "listing"]
+            plan.list_bucket(self.objects, *modes[:1] or [""])
+        else:
+            data = self.objects.get(request.name)
+            if data is None:
+                plan.refuse(404, "NoSuchKey")
+            else:
+                plan.serve(data, self._etag(request.name, data))
+
+    def _etag(self, name: str, data: Buffer) -> str:
+        known, etag = self._etags.get(name, (None, ""))
+        if known is not data:
+            etag = f'"{sha256(data).hexdigest()[:16]}"'
+            self._etags[name] = data, etag
+        return etag

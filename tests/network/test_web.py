@@ -1,0 +1,731 @@
+"""Our own client gives what the server has, or the one right error, and leaves nothing of one answer to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import subprocess
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from network.scripted import Says, chunked, ok, part, serving
+
+from headrace.errors import (
+    AccessDeniedError,
+    BadResponseError,
+    LoaderClosedError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OptionError,
+    ReadTimeoutError,
+    ShortReadError,
+    StorageError,
+    ThrottledError,
+)
+from headrace.fetch.body import Body
+from headrace.fetch.connection import Connection
+from headrace.fetch.connections import Connections, is_public
+from headrace.fetch.http1 import target_of
+from headrace.fetch.web import Web, WebStore, proxy_for
+from headrace.options import FetchOptions
+from headrace.testing import FaultServer, StoreContract
+from headrace.types import Answer, Store
+
+T = TypeVar("T")
+Run = Callable[[Awaitable[T]], T]
+
+BODY = bytes(range(256)) * 4
+SIZE = len(BODY)
+LONG = bytes(range(251)) * 2000
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run[Any]:
+    """Runs a coroutine on each of the event loops that there are."""
+    factory = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    def run(coroutine: Any) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(coroutine, 20))
+
+    return run
+
+
+@asynccontextmanager
+async def client(tls: ssl.SSLContext | None = None, **settings: Any) -> AsyncIterator[Web]:
+    connections = Connections(FetchOptions(connect_timeout_s=0.5), tls, **settings)
+    try:
+        yield Web(connections)
+    finally:
+        await connections.aclose()
+
+
+async def body_of(answer: Answer) -> bytes:
+    """The body by `read_into` where its length is known, otherwise in pieces."""
+    if answer.stop is None:
+        return b"".join([bytes(piece) async for piece in answer.chunks])
+    assert isinstance(answer.chunks, Body) or answer.start == answer.stop
+    room = bytearray(answer.stop - answer.start + 10)
+    if isinstance(answer.chunks, Body):
+        assert await answer.chunks.read_into(memoryview(room)) == len(room) - 10
+        assert await answer.chunks.read_into(memoryview(room)[-10:]) == 0
+    return bytes(room[:-10])
+
+
+def asked(*answers: Says | bytes, start: int | None = None, stop: int | None = None, **more: Any) -> Any:
+    """What one read gives of a server that says `answers`: (start, stop, size), the body, and the script."""
+
+    async def ask() -> Any:
+        async with serving(*answers) as script, client() as web:
+            answer = await web.get(f"{script.url}/a?signature=secret", start, stop, **more)
+            return (answer.start, answer.stop, answer.size), await body_of(answer), script
+
+    return ask()
+
+
+PART = f"Content-Range: bytes 10-19/{SIZE}\r\n"
+GONE = "416 Range Not Satisfiable"
+
+
+@pytest.mark.parametrize(
+    ("answers", "start", "stop", "expected"),
+    [
+        ([ok(BODY)], None, None, (0, SIZE, SIZE)),
+        ([ok(BODY, f"Padding: {'x' * 40_000}")], None, None, (0, SIZE, SIZE)),
+        ([b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 103 Hints\r\nA: b\r\n\r\n" + ok(BODY)], None, None, (0, SIZE, SIZE)),
+        ([ok(BODY, "Content-Encoding: aws-chunked")], None, None, (0, SIZE, SIZE)),
+        ([chunked(BODY[:7], BODY[7:])], None, None, (0, None, None)),
+        ([part(BODY[10:20], 10, SIZE)], 10, 20, (10, 20, SIZE)),
+        ([part(BODY[10:], 10, SIZE)], 10, SIZE + 5, (10, SIZE, SIZE)),
+        ([part(BODY[10:], 10, SIZE)], 10, None, (10, SIZE, SIZE)),
+        ([part(BODY[:20], 0, SIZE)], None, 20, (0, 20, SIZE)),
+        ([part(BODY[10:20], 10, "*")], 10, 20, (10, 20, None)),
+        ([chunked(BODY[10:15], BODY[15:20], status="206 Part", fields=PART)], 10, 20, (10, 20, SIZE)),
+        ([Says(f"HTTP/1.1 206 Part\r\n{PART}\r\n".encode() + BODY[10:20], "end")], 10, 20, (10, 20, SIZE)),
+        # The range is ignored.
+        ([ok(BODY)], 0, 20, (0, 20, SIZE)),
+        ([ok(BODY)], 10, 20, (10, 20, SIZE)),
+        ([ok(BODY)], 10, None, (10, SIZE, SIZE)),
+        ([ok(BODY)], SIZE, SIZE + 9, (SIZE, SIZE, SIZE)),
+        ([chunked(BODY[:7], BODY[7:])], 0, 20, (0, None, None)),
+        ([chunked(BODY[:7], BODY[7:])], 10, 20, (10, None, None)),
+        ([chunked(BODY[:7], BODY[7:])], 10, SIZE + 5, (10, None, None)),
+        ([chunked(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
+        # Nothing lies at the start.
+        ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
+        ([ok(b"no", status=GONE), ok(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
+        ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE), ok(BODY)], 10, 20, (10, 20, SIZE)),
+    ],
+)
+def test_answer_is_what_was_asked_for(
+    answers: list[Says | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...], run: Run[Any]
+) -> None:
+    got, body, _ = run(asked(*answers, start=start, stop=stop))
+    assert (got, body) == (expected, BODY[start or 0 : stop])
+
+
+@pytest.mark.parametrize(
+    ("answers", "stop", "size"),
+    [
+        ([ok(b"")], None, 0),
+        ([ok(b"")], 9, 0),
+        ([chunked()], None, None),
+        ([ok(b"", "Content-Range: bytes */0", status=GONE)], 9, 0),
+        ([ok(b"no", status=GONE), ok(b"")], 9, 0),
+    ],
+)
+def test_empty_object_is_an_answer(
+    answers: list[Says | bytes], stop: int | None, size: int | None, run: Run[Any]
+) -> None:
+    got, body, _ = run(asked(*answers, start=None if stop is None else 0, stop=stop))
+    assert (got, body) == ((0, size, size), b"")
+
+
+@pytest.mark.parametrize(
+    ("answer", "start", "words"),
+    [
+        (part(BODY[11:21], 11, SIZE), 10, "asked for bytes 10 to 20, it has 11 to 21 of 1024"),
+        (part(BODY[10:19], 10, SIZE), 10, "10 to 19"),
+        (part(BODY[10:21], 10, SIZE), 10, "10 to 21"),
+        (part(BODY[10:19], 10, "*"), 10, "of unknown"),
+        (part(BODY[10:20], 10, SIZE), None, "asked for bytes 0 to the end"),
+        (ok(BODY[10:20], status="206 Part"), 10, "Content-Range"),
+        (ok(BODY[10:20], f"Content-Range: bytes */{SIZE}", status="206 Part"), 10, "no single range"),
+        (part(BODY[10:20], 10, SIZE, "Content-Type: multipart/byteranges; boundary=x"), 10, "no single range"),
+        (ok(BODY[10:19], PART.strip(), status="206 Part"), 10, "it has 9 bytes"),
+        (chunked(BODY[10:21], status="206 Part", fields=PART), 10, "longer than it says"),
+        (ok(BODY, "Content-Encoding: gzip"), None, "encoded"),
+        (part(BODY[10:20], 10, SIZE, "Content-Encoding: br"), 10, "encoded"),
+        (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing tells where its body ends"),
+        (ok(LONG), 300_000, "ignores byte ranges"),
+        (chunked(LONG), 300_000, "ignores byte ranges"),
+        (b"SSH-2.0-OpenSSH\r\n", None, "does not begin as HTTP does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n123456", None, "two different"),
+        (b"HTTP/1.1 101 Switching\r\n\r\n", None, "interim"),
+        (b"HTTP/1.1 102 Wait\r\n\r\n" * 20, None, "interim"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhello\r\n", None, "chunk"),
+    ],
+)
+def test_answer_that_is_not_what_was_asked_for_is_refused(
+    answer: bytes | Says, start: int | None, words: str, run: Run[Any]
+) -> None:
+    stop = None if start is None else start + 10
+    with pytest.raises(BadResponseError, match=words) as caught:
+        run(asked(answer, start=start, stop=stop))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "after"),
+    [
+        ("404 Not Found", b"<Error><Code>NoSuchKey</Code></Error>", ObjectMissingError, None),
+        ("410 Gone", b"", ObjectMissingError, None),
+        ("401 No", b"", AccessDeniedError, None),
+        ("403 No", b"x" * 9000, AccessDeniedError, None),
+        ("400 Bad Request", b"<Code>ExpiredToken</Code>", AccessDeniedError, None),
+        ("400 Bad Request", b"<Code>Odd</Code>", StorageError, None),
+        ("412 No", b"", ObjectChangedError, None),
+        ("503 Slow Down", b"<Code>SlowDown</Code>", ThrottledError, "1.5"),
+        ("429 Too Many", b"", ThrottledError, "7"),
+        ("500 Oh", b"<Code>ServerBusy</Code>", ThrottledError, None),
+        ("500 Oh", b"", StorageError, "2"),
+        ("204 No Content", b"", StorageError, None),
+        ("304 Not Modified", b"", StorageError, None),
+    ],
+)
+def test_status_is_the_error_that_it_means(
+    status: str, body: bytes, kind: type[StorageError], after: str | None, run: Run[Any]
+) -> None:
+    fields = () if after is None else (f"Retry-After: {after}",)
+    with pytest.raises(StorageError) as caught:
+        run(asked(ok(body, *fields, status=status)))
+    error = caught.value
+    assert type(error) is kind
+    assert error.status == int(status[:3])
+    assert error.retry_after_s == (None if after is None else float(after))
+    assert "secret" not in str(error)
+    assert f"{status[:3]}{' ' + body.decode().split('Code>')[1][:-2] if b'Code' in body else ''} (" in str(error)
+
+
+def test_connection_serves_on_after_a_refusal_and_after_an_answer(run: Run[Any]) -> None:
+    async def ask() -> None:
+        answers = (ok(b"no", status="404 No"), ok(BODY), chunked(BODY), ok(b""), part(BODY[:5], 0, SIZE), ok(BODY))
+        async with serving(*answers) as script, client() as web:
+            with pytest.raises(ObjectMissingError):
+                await web.get(script.url)
+            for stop in (None, None, None, 5, None):
+                await body_of(await web.get(script.url, stop=stop))
+            assert (len(script.requests), script.connections) == (6, 1)
+
+    run(ask())
+
+
+def test_request_says_what_is_wanted_and_the_users_headers(run: Run[Any]) -> None:
+    _, _, script = run(
+        asked(
+            part(BODY[5:9], 5, SIZE, 'ETag: "v"'),
+            start=5,
+            stop=9,
+            if_match='"v"',
+            headers={"USER-AGENT": "me", "X": "y"},
+        )
+    )
+    host = script.url.removeprefix("http://")
+    assert script.requests[0].startswith("GET /a?signature=secret HTTP/1.1\r\n")
+    assert script.fields() == {
+        "host": host,
+        "accept-encoding": "identity",
+        "range": "bytes=5-8",
+        "if-match": '"v"',
+        "user-agent": "me",
+        "x": "y",
+    }
+
+
+def test_weak_version_is_not_sent_but_compared(run: Run[Any]) -> None:
+    _, _, script = run(asked(ok(BODY, 'ETag: W/"v"'), if_match='W/"v"'))
+    assert "if-match" not in script.fields()
+    with pytest.raises(ObjectChangedError, match='W/"w"'):
+        run(asked(ok(BODY, 'ETag: W/"w"'), if_match='W/"v"'))
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [("http://host\\x/", {}), ("ftp://host/", {}), ("http://host/a\nb", {}), ("http://host/", {"X": "secret\r\nA: b"})],
+)
+def test_what_cannot_be_sent_is_an_option_error(url: str, headers: dict[str, str], run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with client() as web:
+            with pytest.raises(OptionError) as caught:
+                await web.get(url, headers=headers)
+            assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("Traceback")[0]
+            assert "secret" not in str(caught.value)
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("answer", "received"),
+    [
+        (Says(ok(LONG)[:-1000], "end"), len(LONG) - 1000),
+        (Says(ok(LONG)[: -len(LONG)], "end"), 0),
+        (Says(chunked(LONG)[:-1000], "end"), len(LONG) - 993),
+        (Says(chunked(BODY)[:-2], "end"), SIZE),
+        (Says(chunked(BODY[10:20], status="206 Part", fields=f"Content-Range: bytes 0-{SIZE - 1}/{SIZE}\r\n")), 10),
+    ],
+)
+def test_cut_body_is_an_error_and_what_came_is_in_its_place(answer: Says, received: int, run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(answer) as script, client() as web:
+            body = (await web.get(script.url, 0, SIZE) if received == 10 else await web.get(script.url)).chunks
+            assert isinstance(body, Body)
+            room = bytearray(len(LONG))
+            with pytest.raises(ShortReadError, match="within the body"):
+                await body.read_into(memoryview(room))
+            assert body.received == received
+            expected = LONG if received > SIZE else BODY[10:] if received == 10 else BODY
+            assert room[:received] == expected[:received]
+            with pytest.raises(ShortReadError):
+                await body.read_into(memoryview(room))  # an end that is none stays one
+
+    run(ask())
+
+
+@pytest.mark.parametrize("extra", [b"!", b"x" * 20_000, ok(b"forged")])
+@pytest.mark.parametrize("stop", [None, 9])
+def test_what_follows_an_answer_never_reaches_the_next(extra: bytes, stop: int | None, run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(ok(LONG) + extra, ok(b"second")) as script, client() as web:
+            assert await body_of(await web.get(script.url, stop=stop)) == LONG[:stop]
+            assert await body_of(await web.get(script.url)) == b"second"
+            assert script.connections == 2
+
+    run(ask())
+
+
+def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with (
+            serving(ok(BODY), Says(b"", "end"), ok(BODY), Says(b"", "reset"), ok(BODY)) as script,
+            client() as web,
+        ):
+            for _ in range(3):
+                assert await body_of(await web.get(script.url)) == BODY
+            assert (len(script.requests), script.connections) == (5, 3)
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("answers", "requests"),
+    [
+        ([Says(b"", "end")], 1),
+        ([Says(b"", "reset")], 1),
+        ([Says(b"HTTP/1.1 200 OK\r\nContent-", "end")], 1),
+        ([ok(BODY), Says(b"", "end"), Says(b"", "end")], 3),
+        ([ok(BODY), Says(b"HTTP/1.1 2", "end")], 2),
+    ],
+)
+def test_connection_that_ends_before_the_answer_is_an_error(
+    answers: list[Says | bytes], requests: int, run: Run[Any]
+) -> None:
+    async def ask() -> None:
+        async with serving(*answers) as script, client() as web:
+            if requests > 1:
+                await body_of(await web.get(script.url))
+            with pytest.raises(StorageError, match="ended before the answer") as caught:
+                await web.get(script.url)
+            assert type(caught.value) is StorageError
+            assert len(script.requests) == requests
+
+    run(ask())
+
+
+def test_idle_connection_is_closed_when_it_is_old(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(ok(BODY)) as script, client(idle_s=0.01) as web:
+            await body_of(await web.get(script.url))
+            await script.gone.wait()
+
+    run(ask())
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", ok(LONG)[:-1000], chunked(LONG)[:-1000]])
+def test_cancelled_read_closes_its_connection_and_no_other(answer: bytes, run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(answer, ok(BODY)) as script, client() as web:
+
+            async def read() -> bytes:
+                return await body_of(await web.get(script.url))
+
+            task = asyncio.ensure_future(read())
+            await script.asked.acquire()
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            await script.gone.wait()
+            assert [await read(), await read()] == [BODY, BODY]
+            assert script.connections == 2
+
+    run(ask())
+
+
+def test_read_that_is_cancelled_in_any_turn_leaves_no_connection_in_use(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(ok(LONG)) as script, client(idle_s=0.001) as web:
+            for turns in range(40):
+                task = asyncio.ensure_future(web.get(script.url))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                if not task.cancelled():
+                    await task.result().chunks.aclose()  # type: ignore[attr-defined]
+            if script.open:
+                await script.gone.wait()
+
+    run(ask())
+
+
+def test_closing_ends_what_is_under_way(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(ok(LONG)[:-1], b"") as script:
+            async with client() as web:
+                body = (await web.get(script.url)).chunks
+                reading = asyncio.ensure_future(web.get(script.url))
+                await script.asked.acquire()
+                await script.asked.acquire()
+            with pytest.raises(StorageError, match="ended"):
+                await reading
+            with pytest.raises(ShortReadError):
+                await body.read_into(memoryview(bytearray(len(LONG))))  # type: ignore[attr-defined]
+            with pytest.raises(LoaderClosedError):
+                await web.get(script.url)
+
+    run(ask())
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
+    """A connection, and its other side."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: Connection(lambda _: None), sock=ours)
+    try:
+        yield connection, theirs
+    finally:
+        connection.abort()
+        await connection.closed
+        theirs.close()
+
+
+@given(
+    st.binary(max_size=600),
+    st.booleans(),
+    st.lists(st.integers(1, 800), max_size=8),
+    st.lists(st.integers(0, 300), max_size=8),
+)
+def test_body_is_the_same_however_it_comes_and_is_read(
+    data: bytes, is_chunked: bool, cuts: list[int], reads: list[int]
+) -> None:
+    wire = (
+        chunked(*([data[:100], data[100:]] if len(data) > 100 else [data] if data else [])) if is_chunked else ok(data)
+    )
+
+    async def ask() -> tuple[bytes, int]:
+        async with pair() as (connection, theirs):
+
+            async def send() -> None:
+                edges = sorted({0, *(cut for cut in cuts if cut < len(wire)), len(wire)})
+                for begin, end in pairwise(edges):
+                    theirs.sendall(wire[begin:end])
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+
+            sending = asyncio.ensure_future(send())
+            body = Body(connection, await connection.ask(b"GET"), "http://host/")
+            got = b""
+            for size in reads:
+                room = bytearray(size)
+                got += room[: await body.read_into(memoryview(room))]
+            assert body.received == len(got)
+            got += b"".join([bytes(piece) async for piece in body])
+            await sending
+            return got, body.received
+
+    assert asyncio.run(ask()) == (data, len(data))
+
+
+def test_body_that_nobody_reads_fills_no_memory(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with pair() as (connection, theirs):
+            theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+            body = Body(connection, await connection.ask(b"GET"), "http://host/")
+            sent = idle_turns = 0
+            while idle_turns < 20:
+                try:
+                    sent += theirs.send(b"x" * 65536)
+                    idle_turns = 0
+                except BlockingIOError:
+                    idle_turns += 1
+                await asyncio.sleep(0)
+            assert connection.buffered().nbytes <= 32 * 1024
+            assert sent < 5_000_000
+            room = bytearray(sent)
+            assert await body.read_into(memoryview(room)) == sent
+            assert room == b"x" * sent
+
+    run(ask())
+
+
+@pytest.mark.parametrize("unasked", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b""])
+def test_what_comes_while_nothing_was_asked_closes_the_connection(unasked: bytes, run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with pair() as (connection, theirs):
+            theirs.send(ok(b""))
+            Body(connection, await connection.ask(b"GET"), "http://host/")
+            assert connection.is_usable()
+            if unasked:
+                theirs.send(unasked)
+            else:
+                theirs.shutdown(socket.SHUT_WR)
+            assert not connection.is_usable()
+            await connection.closed
+
+    run(ask())
+
+
+def moved(to: str, status: int = 302, body: bytes = b"moved") -> bytes:
+    return ok(body, f"Location: {to}", status=f"{status} Moved")
+
+
+@pytest.mark.parametrize(
+    ("status", "location", "path"),
+    [
+        (301, "/b/c?d=%2F", "/b/c?d=%2F"),
+        (302, "other", "/a/other"),
+        (303, "../up", "/up"),
+        (307, "?q", "/a/x?q"),
+        (308, "b c#fragment", "/a/b%20c"),
+        (302, "caf\xe9", "/a/caf%E9"),
+    ],
+)
+def test_redirect_is_followed_to_where_it_points(status: int, location: str, path: str, run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(moved(location, status), part(BODY[3:9], 3, SIZE)) as script, client() as web:
+            final: list[str] = []
+            answer = await web.get(f"{script.url}/a/x", 3, 9, headers={"X-Api-Key": "k"}, redirected=final.append)
+            assert await body_of(answer) == BODY[3:9]
+            assert script.requests[1].startswith(f"GET {path} HTTP/1.1")
+            assert (script.fields()["x-api-key"], script.fields()["range"]) == ("k", "bytes=3-8")
+            assert [target_of(url).path for url in final] == [path]
+            assert script.connections == 1
+
+    run(ask())
+
+
+def test_other_origin_gets_no_header_of_the_user_also_on_the_way_back(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(b"") as home, serving(b"") as other, client() as web:
+            home.answers = [moved("/again"), moved(f"{other.url}/b"), ok(BODY)]
+            other.answers = [moved(f"{home.url}/c")]
+            url = home.url.replace("http://", "http://user:word@") + "/a"
+            await body_of(await web.get(url, headers={"X-Api-Key": "k", "Cookie": "c", "User-Agent": "me"}))
+            assert [(home.fields(n).get("x-api-key"), home.fields(n).get("authorization")) for n in range(3)] == [
+                ("k", "Basic dXNlcjp3b3Jk"),
+                ("k", "Basic dXNlcjp3b3Jk"),
+                (None, None),
+            ]
+            assert set(other.fields()) == {"host", "accept-encoding", "user-agent"}
+            assert (home.fields(0)["user-agent"], other.fields()["user-agent"]) == ("me", "headrace")
+            assert home.fields(0)["host"] == home.url.removeprefix("http://")
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("locations", "words"),
+    [
+        (["/b", "/a"], "round in a circle"),
+        (["/1", "/2", "/3", "/4", "/5", "/6"], "more than 5 times"),
+        (["file:///etc/passwd"], "no http or https"),
+        (["data:text/plain,x"], "no http or https"),
+        (["http://host\\@x/"], "no http or https"),
+        (["http://127.0.0.1:1/?signature=secret"], "no connection"),
+    ],
+)
+def test_redirect_that_leads_nowhere_is_an_error_that_names_both_ends(
+    locations: list[str], words: str, run: Run[Any]
+) -> None:
+    async def ask() -> None:
+        async with serving(*map(moved, locations)) as script, client() as web:
+            url = script.url.replace("http://", "http://user:secret@") + "/a"
+            with pytest.raises(StorageError, match=words) as caught:
+                await web.get(url, headers={"X": "secret"})
+            assert "secret" not in str(caught.value)
+            assert script.url in str(caught.value)
+            if words != "no connection":
+                assert isinstance(caught.value, BadResponseError)
+                assert locations[-1] in str(caught.value) or "\\" in locations[-1]
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("public", "is_allowed"), [(["127.0.0.1"], False), ([], True), (["127.0.0.1", "127.0.0.2"], True)]
+)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_public_server_leads_to_no_private_one(
+    public: list[str], is_allowed: bool, is_known: bool, run: Run[Any]
+) -> None:
+    async def ask() -> None:
+        async with (
+            serving(ok(b"inside"), host="127.0.0.2") as inside,
+            serving(moved(f"{inside.url}/x")) as outside,
+            client(is_public=public.__contains__) as web,
+        ):
+            if is_known:  # then a connection to it stands already
+                await body_of(await web.get(inside.url))
+            if is_allowed:
+                assert await body_of(await web.get(outside.url)) == b"inside"
+            else:
+                with pytest.raises(BadResponseError, match=r"127\.0\.0\.2.* private network"):
+                    await web.get(outside.url)
+            assert len(inside.requests) == is_known + is_allowed
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("::ffff:8.8.8.8", True),
+        ("64:ff9b::808:808", True),
+        *((private, False) for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.100.100.200", "0.0.0.0")),
+        *((private, False) for private in ("::1", "::", "fe80::1%eth0", "fd00:ec2::254", "ff02::1", "224.0.0.1")),
+        *((private, False) for private in ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1")),
+    ],
+)
+def test_public_addresses_are_those_of_the_public_network(address: str, expected: bool) -> None:
+    assert is_public(address) is expected
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that nobody has signed, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
+    command = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", *names)
+    subprocess.run([*command, "-days", "2", "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+def test_encrypted_answers_are_read_where_the_certificate_is_trusted(
+    certificate: tuple[Path, Path], run: Run[Any]
+) -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(*certificate)
+    ours = ssl.create_default_context(cafile=str(certificate[0]))
+
+    async def ask() -> None:
+        answers = (ok(LONG), chunked(LONG), ok(LONG)[:-7], moved("http://127.0.0.1:1/"))
+        async with serving(*answers, tls=theirs) as script, client(ours) as web, client() as stranger:
+            assert await body_of(await web.get(script.url)) == LONG
+            assert await body_of(await web.get(script.url)) == LONG
+            assert script.connections == 1
+            await web.get(script.url)  # and nobody reads it
+            with pytest.raises(BadResponseError, match="without encryption"):
+                await web.get(script.url)
+            with pytest.raises(BadResponseError, match=r"certificate of 127\.0\.0\.1 was refused"):
+                await stranger.get(script.url)
+
+    run(ask())
+
+
+def test_connection_that_does_not_come_about_in_time_is_an_error(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with client() as web:
+            with socket.create_server(("127.0.0.1", 0)) as silent:  # it never answers the handshake
+                with pytest.raises(ReadTimeoutError, match=r"no connection within 0\.5 seconds"):
+                    await web.get(f"https://127.0.0.1:{silent.getsockname()[1]}/")
+            with pytest.raises(StorageError, match=r"no connection: .*refused"):
+                await web.get("http://127.0.0.1:1/")
+
+    run(ask())
+
+
+def test_idle_connections_make_room_where_descriptors_are_short(run: Run[Any]) -> None:
+    async def ask() -> None:
+        async with serving(ok(BODY)) as crowded, serving(ok(b"other")) as other, client() as web:
+            answers = await asyncio.gather(*(web.get(crowded.url) for _ in range(4)))
+            for answer in answers:
+                await body_of(answer)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            with socket.socket() as highest:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), hard))
+                try:
+                    assert await body_of(await web.get(other.url)) == b"other"
+                    held = []
+                    with pytest.raises(StorageError, match="ulimit -n"):
+                        while True:
+                            held.append(await web.get(other.url))
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    run(ask())
+
+
+def test_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    assert proxy_for("https://host/a") is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "inner.example")
+    assert proxy_for("https://host/a") == "http://proxy:3128"
+    assert proxy_for("https://x.inner.example/a") is None
+    assert proxy_for("http://host/a") is None
+
+
+class _Quoted:
+    """A store of the web that is asked for names, not for what stands in an address."""
+
+    def __init__(self, base: str) -> None:
+        self._connections = Connections(FetchOptions())
+        self._store = WebStore(base, FetchOptions(), self._connections)
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        return await self._store.get(quote(path), start, stop, if_match=if_match)
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+        await self._connections.aclose()
+
+
+class TestWebStore(StoreContract):
+    def open_store(self) -> Store:
+        return _Quoted(self.server.url)
+
+    def put(self, path: str, data: bytes) -> None:
+        self.server.add(path, data)
+
+    @pytest.fixture(autouse=True)
+    def served(self) -> Any:
+        with FaultServer() as self.server:
+            yield

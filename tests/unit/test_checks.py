@@ -1,0 +1,179 @@
+"""Bytes that are not what an index says, and what a reader keeps between reads."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import (
+    BadResponseError,
+    ChecksumError,
+    LoaderClosedError,
+    ObjectChangedError,
+    OptionError,
+    StorageError,
+)
+from headrace.fetch import Reader
+from headrace.fetch.checksums import crc32c
+from headrace.fetch.goal import Goal
+from headrace.options import FetchOptions
+from headrace.types import Answer
+
+BODY = bytes(range(256)) * 40
+FLIPPED = b"\xff" + BODY[1:]
+
+on_a_loop = pytest.mark.asyncio
+
+
+class Bodies:
+    """A store of which each answer is the next body; it stands where addresses are looked up, too."""
+
+    def __init__(self, *bodies: bytes) -> None:
+        self.bodies = iter(bodies)
+        self.asked = 0
+
+    def of(self, url: str) -> tuple[Bodies, str]:
+        return self, url
+
+    async def get(
+        self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
+    ) -> Answer:
+        self.asked += 1
+        body = next(self.bodies)[start or 0 : stop]
+
+        async def pieces() -> object:
+            yield body
+
+        return Answer(start or 0, (start or 0) + len(body), len(BODY), '"v"', pieces())  # type: ignore[arg-type]
+
+    async def aclose(self) -> None:
+        pass
+
+
+def reader_of(store: Bodies, **options: object) -> Reader:
+    return Reader(FetchOptions(**options), concurrency=2, stores=store)  # type: ignore[arg-type]
+
+
+def is_right(data: bytes | bytearray | memoryview) -> bool:
+    return bytes(data) == BODY[100 : 100 + len(data)]
+
+
+@on_a_loop
+@pytest.mark.parametrize("into", [False, True])
+async def test_bytes_that_fail_their_check_are_asked_for_once_more(into: bool) -> None:
+    shifted = BODY[:100] + FLIPPED
+    for bodies, asked in (([BODY], 1), ([shifted, BODY], 2), ([shifted, shifted], 2)):
+        store = Bodies(*bodies)
+        async with reader_of(store) as reader:
+            target = bytearray(50)
+
+            async def read(reader: Reader = reader, target: bytearray = target) -> bytes:
+                if not into:
+                    return await reader.read("x", 100, 150, check=is_right)
+                await reader.read_into("x", 100, memoryview(target), check=is_right)
+                return bytes(target)
+
+            if bodies[-1] is shifted:
+                with pytest.raises(ChecksumError, match="bytes 100 to 150; 2 attempts"):
+                    await read()
+            else:
+                assert await read() == BODY[100:150]
+        assert store.asked == asked
+
+
+@pytest.mark.skipif(importlib.util.find_spec("google_crc32c") is not None, reason="the library is there")
+def test_check_by_a_library_that_is_missing_says_what_to_install() -> None:
+    with pytest.raises(OptionError, match=r"pip install 'headrace\[crc\]'"):
+        crc32c(0)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("google_crc32c") is None, reason="needs google-crc32c")
+def test_crc32c_is_castagnolis() -> None:
+    assert crc32c(0xE3069283)(b"123456789")
+    assert not crc32c(0xE3069283)(memoryview(b"123456788"))
+
+
+@on_a_loop
+async def test_what_was_read_is_kept_and_checked_again(tmp_path: Path) -> None:
+    async with reader_of(Bodies(BODY, BODY), cache_dir=tmp_path) as reader:
+        assert await reader.read("http://h/x", 0, 50) == BODY[:50]
+        target = bytearray(70)
+        span = await reader.read_into("http://h/x", 5, memoryview(target))
+    store = Bodies(FLIPPED)
+    async with reader_of(store, cache_dir=tmp_path) as reader:
+        assert await reader.read("http://h/x", 0, 50) == BODY[:50]
+        again = bytearray(70)
+        assert await reader.read_into("http://h/x", 5, memoryview(again), etag='"v"') == span
+        assert again == target == BODY[5:75]
+        assert store.asked == 0
+        assert await reader.read("http://h/x", 0, 50, check=lambda data: bytes(data) != BODY[:50]) == FLIPPED[:50]
+    with pytest.raises(LoaderClosedError):
+        await reader.read("http://h/x", 0, 50)
+
+
+@on_a_loop
+async def test_answer_is_checked_against_what_was_asked_and_is_known() -> None:
+    def answer(start: int, stop: int | None, size: int | None, etag: str | None = '"v"') -> Answer:
+        return Answer(start, stop, size, etag, None)  # type: ignore[arg-type]
+
+    good = [
+        ((None, None), answer(0, 10, 10)),
+        ((None, None), answer(0, None, None)),
+        ((5, None), answer(5, 10, 10)),
+        ((5, 20), answer(5, 10, 10)),
+        ((5, 8), answer(5, 8, None)),
+        ((50, 60), answer(10, 10, 10)),
+        ((0, 8), answer(0, None, None)),
+    ]
+    for (start, stop), given in good:
+        Goal("x", start, stop).accept(given)
+    bad = [
+        ((None, None), answer(1, 10, 10)),
+        ((5, 8), answer(5, 7, 10)),
+        ((5, 8), answer(5, 9, 10)),
+        ((5, 8), answer(0, 10, 10)),
+        ((5, 8), answer(5, 7, None)),
+        ((5, None), answer(0, None, None)),
+        ((50, 60), answer(50, 60, 10)),
+    ]
+    for (start, stop), given in bad:
+        with pytest.raises(BadResponseError):
+            Goal("x", start, stop).accept(given)
+    for etag, second, kind in (
+        ('"v"', answer(0, 10, 10, '"w"'), ObjectChangedError),
+        (None, answer(0, 11, 11, None), ObjectChangedError),
+        ('"v"', answer(0, 11, 11), BadResponseError),
+    ):
+        goal = Goal("x", None, None)
+        goal.accept(answer(0, 10, 10, etag))
+        with pytest.raises(kind):
+            goal.accept(second)
+    goal = Goal("x", 0, 8)
+    goal.accept(answer(0, None, None))
+    with pytest.raises(BadResponseError, match="how long"):
+        goal.span()
+    goal.check_end()
+    assert goal.span().size == 0
+
+
+@on_a_loop
+async def test_announced_size_that_memory_does_not_hold_is_an_error() -> None:
+    class Endless(Bodies):
+        async def get(self, *args: object, **options: object) -> Answer:
+            class Body:
+                received = 0
+
+                async def read_into(self, target: memoryview) -> int:
+                    raise AssertionError("there is no such memory")
+
+                async def aclose(self) -> None:
+                    await asyncio.sleep(0)
+
+            return Answer(0, 2**62, 2**62, None, Body())  # type: ignore[arg-type]
+
+    async with reader_of(Endless(), attempts=1) as reader:
+        with pytest.raises(StorageError, match="memory does not hold"):
+            await reader.read("x")

@@ -1,0 +1,96 @@
+"""`pipe:` addresses: what commands write is read as an object, and no command outlives its readers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import OptionError, StorageError
+from headrace.fetch import Reader
+from headrace.fetch.pipe import PipeStore
+from headrace.options import FetchOptions
+
+pytestmark = pytest.mark.asyncio
+
+ONCE = FetchOptions(allow_pipe=True, attempts=1)
+
+
+async def test_ranges_of_one_output_need_one_run(tmp_path: Path) -> None:
+    url = f"pipe:echo run >> {tmp_path}/runs; seq 100000"
+    whole = "".join(f"{n}\n" for n in range(1, 100001)).encode()
+    async with Reader(ONCE, concurrency=8) as reader:
+        parts = await asyncio.gather(*(reader.read(url, n, n + 70000) for n in range(0, len(whole), 70000)))
+        assert b"".join(parts) == whole
+        assert await reader.read(url) == whole
+    assert (tmp_path / "runs").read_text() == "run\n"
+
+
+async def test_output_that_was_forgotten_is_made_again_and_is_the_same_version() -> None:
+    async with Reader(ONCE, concurrency=4) as reader:
+        target = memoryview(bytearray(4))
+        span = await reader.read_into("pipe:echo 1234567", 0, target)
+        for n in range(20):
+            assert await reader.read(f"pipe:echo {n}") == b"%d\n" % n
+        await reader.read_into("pipe:echo 1234567", 4, target, etag=span.etag)
+        assert bytes(target) == b"567\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("echo half; echo one >&2; echo 'no more' >&2; exit 3", "exit status 3: one; no more"),
+        ("kill -9 $$", "signal SIGKILL"),
+        ("no-such-command-anywhere", "exit status 127"),
+    ],
+)
+async def test_failed_command_is_an_error_that_says_why(command: str, said: str) -> None:
+    async with Reader(ONCE, concurrency=1) as reader:
+        with pytest.raises(StorageError, match=said):
+            await reader.read(f"pipe:{command}")
+
+
+async def test_much_output_on_both_sides_does_not_block() -> None:
+    command = "seq 200000 >&2; seq 200000; echo last >&2; exit 1"
+    async with Reader(ONCE, concurrency=1) as reader:
+        with pytest.raises(StorageError, match=r"199999; 200000; last") as caught:
+            await reader.read(f"pipe:{command}")
+    assert len(str(caught.value)) < 300
+
+
+async def test_no_command_is_no_address() -> None:
+    async with Reader(ONCE, concurrency=1) as reader:
+        with pytest.raises(OptionError, match="no command"):
+            await reader.read("pipe: ")
+
+
+@pytest.mark.parametrize("by", ["cancel", "aclose"])
+async def test_command_and_its_children_are_killed(by: str, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    store = PipeStore()
+    read = asyncio.ensure_future(store.get(f"exec 3> {fifo}; sleep 1000 & echo up >&3; sleep 1000"))
+    # Shell and children hold the FIFO open: its end comes when the last of them has gone.
+    with await asyncio.to_thread(fifo.open, "rb") as held:
+        assert await asyncio.to_thread(held.readline) == b"up\n"
+        read.cancel() if by == "cancel" else await store.aclose()
+        assert await asyncio.to_thread(held.read) == b""
+    with suppress(StorageError, asyncio.CancelledError):
+        await read
+    await store.aclose()
+
+
+async def test_command_that_another_still_waits_for_goes_on(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    store = PipeStore()
+    reads = [asyncio.ensure_future(store.get(f"cat {fifo}")) for _ in range(2)]
+    await asyncio.sleep(0)
+    reads[0].cancel()
+    await asyncio.wait(reads[:1])
+    await asyncio.to_thread(fifo.write_bytes, b"abc")
+    assert b"".join([bytes(piece) async for piece in (await reads[1]).chunks]) == b"abc"
+    await store.aclose()
