@@ -187,12 +187,35 @@ def _tensor(
     return tensor.requires_grad_(requires_grad)
 
 
-def pack(value: Any) -> list[Buffer]:
+class Pickled:
+    """A pickle in pieces: bytes of 64 KiB and more stay the objects they are, and are not copied into it."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Buffer] = []
+        self._nbytes = 0
+
+    def write(self, piece: Buffer) -> None:
+        """Called by the pickler."""
+        self.pieces.append(piece if type(piece) is bytes else bytes(piece))  # what can change is copied now
+        self._nbytes += len(piece)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+Part = Pickled | Buffer
+"""Of what is carried: first a pickle, then the buffers that belong to it."""
+
+
+def pack(value: Any) -> list[Part]:
     """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
     buffers: list[pickle.PickleBuffer] = []
-    out = io.BytesIO()
+    out = Pickled()
     _Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
-    return [out.getbuffer(), *(b.raw() for b in buffers)]
+    return [out, *(b.raw() for b in buffers)]
 
 
 def pack_for_workers(value: Any, descriptors: list[int] | None = None, modules: set[str] | None = None) -> list[Buffer]:
@@ -251,16 +274,19 @@ def _is_importable(name: str) -> bool:
     return spec is not None and spec.origin == getattr(sys.modules[name], "__file__", spec.origin)
 
 
-def packed_size(parts: Sequence[Buffer]) -> int:
+def packed_size(parts: Sequence[Part]) -> int:
     """How many bytes `write` needs for `parts`."""
     return sum(_aligned(len(p)) for p in parts)
 
 
-def write(parts: Sequence[Buffer], target: memoryview) -> tuple[int, ...]:
+def write(parts: Sequence[Part], target: memoryview) -> tuple[int, ...]:
     """Write `parts` into `target` one after the other; gives their lengths, which `unpack` wants back."""
     offset = 0
     for part in parts:
-        np.copyto(np.frombuffer(target, np.uint8, len(part), offset), np.frombuffer(part, np.uint8))
+        at = offset
+        for piece in part.pieces if isinstance(part, Pickled) else (part,):
+            np.copyto(np.frombuffer(target, np.uint8, len(piece), at), np.frombuffer(piece, np.uint8))
+            at += len(piece)
         offset += _aligned(len(part))
     return tuple(len(p) for p in parts)
 

@@ -12,7 +12,6 @@ from typing import Any
 from headrace.errors import CollateError, StageError
 from headrace.tasks import Chain, Description, Failure, Finish, Made, Part, Reply, Step
 from headrace.torch_compat import collate, packing
-from headrace.types import Buffer
 from headrace.work.inputs import Inputs
 from headrace.work.randomness import begin_sample, key_number
 
@@ -285,7 +284,7 @@ class Workbench:
     def _pack(self, chain: Chain, error: BaseException) -> bytes:
         return packing.pack_error(error) if chain.pack_error is None else chain.pack_error(error, self._number)
 
-    def _packed_samples(self, samples: list[Any], chain: Chain) -> list[Buffer]:
+    def _packed_samples(self, samples: list[Any], chain: Chain) -> list[packing.Part]:
         """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
         try:
             return packing.pack(samples)
@@ -305,7 +304,7 @@ class Workbench:
         return sample
 
 
-def _packed_batch(batch: Any, number: int) -> list[Buffer]:
+def _packed_batch(batch: Any, number: int) -> list[packing.Part]:
     try:
         return packing.pack(batch)
     except Exception as error:
