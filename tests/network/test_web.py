@@ -116,11 +116,9 @@ GONE = "416 Range Not Satisfiable"
         ([ok(BODY)], 0, 20, (0, 20, SIZE)),
         ([ok(BODY)], 10, 20, (10, 20, SIZE)),
         ([ok(BODY)], 10, None, (10, SIZE, SIZE)),
-        ([ok(BODY)], SIZE, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([chunked(BODY[:7], BODY[7:])], 0, 20, (0, None, None)),
         ([chunked(BODY[:7], BODY[7:])], 10, 20, (10, None, None)),
         ([chunked(BODY[:7], BODY[7:])], 10, SIZE + 5, (10, None, None)),
-        ([chunked(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         # Nothing lies at the start.
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
         ([ok(b"no", status=GONE), ok(BODY)], SIZE + 5, SIZE + 9, (SIZE, SIZE, SIZE)),
@@ -169,6 +167,8 @@ def test_empty_object_is_an_answer(
         (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing tells where its body ends"),
         (ok(LONG), 300_000, "ignores byte ranges"),
         (chunked(LONG), 300_000, "ignores byte ranges"),
+        (ok(BODY), SIZE, "ignores byte ranges"),  # it may be a page that says: please log in
+        (chunked(BODY), SIZE + 5, "ignores byte ranges"),
         (b"SSH-2.0-OpenSSH\r\n", None, "does not begin as HTTP does"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n123456", None, "two different"),
         (b"HTTP/1.1 101 Switching\r\n\r\n", None, "interim"),

@@ -45,7 +45,8 @@ class Host:
         self.store = store
         self.level = Level(bound, clock)
         self.quota = Quota(clock)
-        self.hedges = Hedges(options.hedge_share) if options.hedge_share else None
+        is_far = not getattr(store, "is_local", False)  # a disk is not made faster by being asked twice
+        self.hedges = Hedges(options.hedge_share) if options.hedge_share and is_far else None
         self.succeeded_at = clock()
         self._everyone, self._meter, self._clock = everyone, meter, clock
         self._asking: dict[Asking, None] = {}

@@ -26,6 +26,8 @@ Opens = Callable[[str | None], tuple[int, int, str]]
 class LocalStore:
     """Files of this machine; the path is the file's."""
 
+    is_local = True
+
     def __init__(self) -> None:
         self._threads = Threads("headrace-files", _THREADS)
 

@@ -30,6 +30,8 @@ def _path(url: str) -> str:
 class MemoryStore:
     """What was `put` in this process."""
 
+    is_local = True
+
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:

@@ -33,6 +33,8 @@ class PipeStore:
     kept. A command that nobody waits for any more is killed, with its process group.
     """
 
+    is_local = True
+
     def __init__(self) -> None:
         self._runners = Threads("headrace-pipe", _COMMANDS)
         self._readers = Threads("headrace-pipe-files", _READERS)

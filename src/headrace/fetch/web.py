@@ -84,7 +84,8 @@ class Web:
         """
         wanted = _Wanted(name or url, start, stop, if_match)
         final, connection, head = await self._follow(url, wanted, wanted.fields(), headers or {})
-        if head.status == 416 and wanted.fields():
+        is_beyond = head.status == 416 and bool(wanted.fields())
+        if is_beyond:
             answer = await _beyond(connection, head, wanted)
             if answer is not None:
                 return answer
@@ -93,7 +94,10 @@ class Web:
         if head.status not in (200, 206):
             raise await self._refusal(connection, head, wanted)
         try:
-            answer = await (_part if head.status == 206 else _whole)(connection, head, wanted)
+            if head.status == 206:
+                answer = await _part(connection, head, wanted)
+            else:
+                answer = await _whole(connection, head, wanted, is_beyond=is_beyond)
         except BaseException as error:
             connection.abort()
             if isinstance(error, ValueError):
@@ -220,21 +224,24 @@ async def _part(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
     return Answer(start, stop, size, etag, Body(connection, head, wanted.name, stop - start))
 
 
-async def _whole(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
-    """The answer where the whole object came: of which what was asked for may be a part."""
+async def _whole(connection: Connection, head: Head, wanted: _Wanted, *, is_beyond: bool) -> Answer:
+    """The answer where the whole object came: of which what was asked for may be a part.
+
+    Args:
+        is_beyond: the server has said that what was asked for is none.
+    """
     etag = _checked(head, wanted)
     start, size = wanted.start or 0, head.length
     if size is None and not head.is_chunked:
         raise ValueError("nothing tells where its body ends: a cut would not be noticed")
-    if start > _SKIPPED_BYTES and (size is None or start < size):
-        raise ValueError("the server ignores byte ranges, and gave the whole object")
     body = Body(connection, head, wanted.name)
-    if size is not None and start >= size:
-        body.cut(0)
-        return Answer(size, size, size, etag, body)
-    skipped = await body.skip(start) if start else 0
-    if skipped < start:
-        return Answer(skipped, skipped, skipped, etag, body)
+    if start:
+        if is_beyond and size is not None and size <= start:
+            body.cut(0)
+            return Answer(size, size, size, etag, body)
+        # Without that word, what is too short may be something else, such as a page of a proxy's.
+        if start > _SKIPPED_BYTES or await body.skip(start) < start or size == start:
+            raise ValueError("the server ignores byte ranges, and gave the whole of something")
     if wanted.stop is not None:
         body.cut(wanted.stop - start)
     gives_ranges = head.headers.get("accept-ranges", "").lower() == "bytes"
