@@ -20,6 +20,7 @@ from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Shuffle, Take, is_async
 from headrace.datasets.stream import Files, Pipeline, Shards
 from headrace.errors import OptionError
+from headrace.fetch.growth import Growth
 from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
 from headrace.fetch.shards import ShardSource, Window
 from headrace.formats.tar import TarScanner
@@ -50,6 +51,7 @@ class Blueprint:
 
     def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part]) -> None:
         self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
+        self._growth = Growth(settings.first_reads, settings.fetch_concurrency)
         self._prefix, self.chains, inner = _stages(pipeline, settings)
         self.recipe = Recipe(
             inner=tuple(self._inner_stage(stage) for stage in inner),
@@ -59,7 +61,7 @@ class Blueprint:
             drop_last=settings.drop_last,
             keeps_count=pipeline.keeps_count,
             limit=pipeline.limit,
-            look_ahead=_LOOK_AHEAD * settings.fetch_concurrency,
+            look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
             use_slots=settings.use_slots,
         )
@@ -134,7 +136,7 @@ class Blueprint:
                 lambda start, stop: [keys[k] for k in order.at(start, stop)],
                 get,
                 many,
-                concurrency=settings.fetch_concurrency,
+                growth=self._growth,
                 batch_size=settings.batch_size,
                 chunk=chunk,
                 pack_error=packing.pack_error,

@@ -68,6 +68,7 @@ class Economy:
             in_order=loader.in_order,
             timeout_s=loader.timeout,
             fetch_concurrency=1,
+            first_reads=1,
             memory_budget=memory_budget,
             fetch=FetchOptions(),
             pin_memory=loader.pin_memory,

@@ -58,7 +58,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: False gives batches as they become ready.
         seed: of the order and of the samples' random numbers; None means 0.
         shard: ranks of a distributed run get different samples. Not built yet: False is needed there.
-        fetch_concurrency: reads under way at once; "auto" is 128.
+        fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
+            brings a third more per second.
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
             memory that this process may use.
         fetch: how reads are made.

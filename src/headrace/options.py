@@ -71,7 +71,11 @@ class FetchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a loader was told, with every "auto" resolved."""
+    """What a loader was told, with every "auto" resolved.
+
+    Attributes:
+        fetch_concurrency: reads at once; it is begun with `first_reads` of them.
+    """
 
     batch_size: int
     drop_last: bool
@@ -84,6 +88,7 @@ class Settings:
     in_order: bool
     timeout_s: float
     fetch_concurrency: int
+    first_reads: int
     memory_budget: int
     fetch: FetchOptions
     pin_memory: bool = False

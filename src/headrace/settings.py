@@ -6,6 +6,7 @@ import contextlib
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from headrace.errors import LateOptionError, OptionError
 from headrace.options import FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended
 
-_FETCH_CONCURRENCY = 128
+_FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
@@ -126,6 +127,7 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         in_order=loader.in_order,
         timeout_s=loader.timeout,
         fetch_concurrency=_concurrency(loader.fetch_concurrency),
+        first_reads=_FIRST_READS if loader.fetch_concurrency == "auto" else loader.fetch_concurrency,
         memory_budget=budget_bytes(loader.memory_budget),
         fetch=loader.fetch or FetchOptions(),
         pin_memory=loader.pin_memory,
@@ -144,12 +146,12 @@ class _Single:
 
 
 def _concurrency(asked: Any) -> int:
-    """How many reads are under way at once.
+    """How many reads are under way at once, at most; each may need a descriptor.
 
     Raises:
         OptionError: it is no such number.
     """
-    count = _FETCH_CONCURRENCY if asked == "auto" else asked
+    count = min(_MOST_READS, max(_FIRST_READS, _descriptors() // 2)) if asked == "auto" else asked
     if not isinstance(count, int) or count < 1:
         raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
     return count
@@ -172,6 +174,16 @@ def budget_bytes(budget: int | str) -> int:
     if budget <= 0:
         raise OptionError(f"memory_budget={budget!r} must be more than 0 bytes")
     return budget
+
+
+def _descriptors() -> int:
+    """How many descriptors this process may have."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 512
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _memory_bytes() -> int:

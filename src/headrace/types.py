@@ -63,8 +63,8 @@ class Fills(Protocol):
 class Store(Protocol):
     """A place that holds objects under paths: the seam for whoever adds a kind of storage.
 
-    A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores. One that
-    has a true `is_local` is not asked a second time because it is late.
+    A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores. One
+    that has a true `is_local` is not asked a second time because it is late.
     """
 
     async def get(

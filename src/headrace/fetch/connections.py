@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
-import socket
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
 from headrace.fetch.connection import Connection, EndedError, in_words
+from headrace.fetch.dial import DESCRIPTORS_SHORT, dial
 from headrace.fetch.http1 import Head, Origin
+from headrace.fetch.lookups import Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
 _IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
-_DESCRIPTORS_SHORT = (errno.EMFILE, errno.ENFILE)
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: IPv4 addresses seen from an IPv6 network
 
 
@@ -38,6 +36,7 @@ class Connections:
         tls: whom to trust, and how to show who we are; made of the machine's own certificates where it is not given.
         is_public: whether an IP address belongs to the public network.
         idle_s: how long a connection is kept that nobody uses.
+        resolve: gives the addresses of a host and port, see `Lookups`.
     """
 
     def __init__(
@@ -47,9 +46,11 @@ class Connections:
         *,
         is_public: Callable[[str], bool] = is_public,
         idle_s: float = _IDLE_S,
+        resolve: Resolve = resolve,
     ) -> None:
         self._options, self._tls, self._idle_s = options, tls, idle_s
         self.is_public = is_public
+        self._lookups = Lookups(resolve)
         self._open: set[Connection] = set()
         self._idle: dict[Origin, list[Connection]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
@@ -83,6 +84,7 @@ class Connections:
     async def aclose(self) -> None:
         """End all connections, idle and in use; they are closed when this returns."""
         self._is_closed = True
+        self._lookups.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         self._idle.clear()
@@ -122,18 +124,16 @@ class Connections:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
 
     async def _connect(self, origin: Origin, name: str, *, public_only: bool) -> Connection:
-        self._check_open()
         limit_s = self._options.connect_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                hosts = await self._public_addresses(origin, name) if public_only else [origin.host]
                 try:
-                    return await self._connect_to_one(hosts, origin)
+                    return await self._new(origin, name, public_only=public_only)
                 except OSError as error:
-                    if error.errno not in _DESCRIPTORS_SHORT:
+                    if error.errno not in DESCRIPTORS_SHORT:
                         raise
                 await self._close_idle()
-                return await self._connect_to_one(hosts, origin)
+                return await self._new(origin, name, public_only=public_only)
         except TimeoutError as error:
             raise ReadTimeoutError(f"no connection within {limit_s:g} seconds", url=name) from error
         except ssl.SSLCertVerificationError as error:
@@ -141,35 +141,31 @@ class Connections:
             raise BadResponseError(reason, url=name) from error
         except OSError as error:
             reason = in_words(error)
-            if error.errno in _DESCRIPTORS_SHORT:
+            if error.errno in DESCRIPTORS_SHORT:
                 reason += "; raise the limit (`ulimit -n`), or lower fetch_concurrency"
             raise StorageError(f"no connection: {reason}", url=name) from error
 
-    async def _public_addresses(self, origin: Origin, name: str) -> list[str]:
-        found = await asyncio.get_running_loop().getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-        public = [str(address[0]) for *_, address in found if self.is_public(str(address[0]))]
-        if not public:
-            reason = (
-                f"redirected to {origin.host}, which lies in a private network; from a public server that is refused"
-            )
-            raise BadResponseError(reason, url=name)
-        return public
-
-    async def _connect_to_one(self, hosts: list[str], origin: Origin) -> Connection:
-        for host in hosts[:-1]:
-            with suppress(OSError):
-                return await self._connect_to(host, origin)
-        return await self._connect_to(hosts[-1], origin)
-
-    async def _connect_to(self, host: str, origin: Origin) -> Connection:
+    async def _new(self, origin: Origin, name: str, *, public_only: bool) -> Connection:
+        self._check_open()
+        addresses = await self._lookups.addresses(origin.host, origin.port)
+        if public_only:
+            addresses = [address for address in addresses if self.is_public(str(address.sockaddr[0]))]
+            if not addresses:
+                where = f"{origin.host}, which lies in a private network"
+                raise BadResponseError(f"redirected to {where}; from a public server that is refused", url=name)
         tls = self._context() if origin.scheme == "https" else None
-        _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(partial(self._put_back, origin)),
-            host,
-            origin.port,
-            ssl=tls,
-            server_hostname=None if tls is None else origin.host,
-        )
+        sock, number = await dial(addresses)
+        self._lookups.failed(origin.host, origin.port, addresses[:number])
+        try:
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(partial(self._put_back, origin)),
+                sock=sock,
+                ssl=tls,
+                server_hostname=None if tls is None else origin.host,
+            )
+        except OSError:
+            self._lookups.failed(origin.host, origin.port, addresses[number : number + 1])
+            raise
         # Not before: where it is cancelled, uvloop closes what it has made without telling it.
         self._open.add(connection)
         connection.closed.add_done_callback(lambda _: self._open.discard(connection))

@@ -6,8 +6,6 @@ import asyncio
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable
-from itertools import takewhile
 
 from headrace.fetch.lookups import Address
 
@@ -16,37 +14,32 @@ _HEAD_START_S = 0.25  # what RFC 8305 §5 recommends
 DESCRIPTORS_SHORT = (errno.EMFILE, errno.ENFILE)
 
 
-async def dial(addresses: list[Address], failed: Callable[[Address], None]) -> tuple[socket.socket, Address]:
-    """A socket that is connected to the first of `addresses` that answers, and that address.
+async def dial(addresses: list[Address]) -> tuple[socket.socket, int]:
+    """A socket that is connected to the first of `addresses` that answers, and how many come before that one.
 
     Each is tried when those before it have failed, or have had a quarter of a second; they may still answer first.
-
-    Args:
-        failed: called with each address that fails or was overtaken.
 
     Raises:
         OSError: none can be connected to; the error of the last one.
     """
-    waiting = deque(addresses)
-    attempts: dict[asyncio.Task[socket.socket], Address] = {}  # in the order in which they began
+    if len(addresses) == 1:
+        return await _connect(addresses[0]), 0  # without the cost of tasks
+    waiting = deque(enumerate(addresses))
+    attempts: dict[asyncio.Task[socket.socket], int] = {}
     try:
         while True:
             if waiting:
-                address = waiting.popleft()
-                attempts[asyncio.create_task(_connect(address))] = address
+                number, address = waiting.popleft()
+                attempts[asyncio.create_task(_connect(address))] = number
             done, _ = await asyncio.wait(
                 attempts, timeout=_HEAD_START_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
             )
             for attempt in done:
-                error = attempt.exception()
+                number, error = attempts.pop(attempt), attempt.exception()
                 if error is None:
-                    for slower in takewhile(lambda other: other is not attempt, attempts):
-                        failed(attempts[slower])
-                    return attempt.result(), attempts.pop(attempt)
-                if isinstance(error, OSError) and error.errno in DESCRIPTORS_SHORT:
-                    raise error
-                failed(attempts.pop(attempt))
-                if not attempts and not waiting:
+                    return attempt.result(), number
+                is_short = isinstance(error, OSError) and error.errno in DESCRIPTORS_SHORT
+                if is_short or not (waiting or attempts):
                     raise error
     finally:
         for attempt in attempts:

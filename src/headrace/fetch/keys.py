@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+from anyio.abc import TaskGroup
 
+from headrace.fetch.growth import Growth
 from headrace.memory import Claim
 from headrace.tasks import Failure, Flow, PackedPart, Part
 from headrace.types import running_charge
@@ -68,7 +70,7 @@ class KeySource:
         keys: the keys of positions [start, stop).
         get: gives the sample of a key.
         get_many: gives the samples of several keys, if the data set can do that better.
-        concurrency: how many samples are got at once.
+        growth: how many samples are got at once.
         batch_size, chunk: chunks of this size, cut where batches are cut.
         pack_error: an exception as bytes.
     """
@@ -80,25 +82,25 @@ class KeySource:
         get: Callable[[Any], Awaitable[Any]],
         get_many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
         *,
-        concurrency: int,
+        growth: Growth,
         batch_size: int,
         chunk: int,
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
         self._count, self._keys, self._get, self._get_many = count, keys, get, get_many
-        self._concurrency, self._batch_size, self._chunk = concurrency, batch_size, chunk
+        self._growth, self._batch_size, self._chunk = growth, batch_size, chunk
         self._pack_error = pack_error
         self._expected = _Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
         self._idle: deque[asyncio.Event] = deque()
-        self._outstanding = 0
+        self._outstanding = self._getters = 0
         self._less = asyncio.Event()
 
     async def run(self, flow: Flow) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._growth.begin(self._now())
         async with anyio.create_task_group() as group:
-            getters = self._concurrency if self._get_many is None else max(1, self._concurrency // self._chunk)
-            for _ in range(min(getters, self._count)):
-                group.start_soon(self._serve, flow)
+            self._staff(flow, group)
             position = 0
             while position < self._count:
                 count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
@@ -113,13 +115,20 @@ class KeySource:
                 else:
                     self._add(_Chunk(position, keys, charge))
                 position += count
-                while self._outstanding > self._concurrency + self._chunk:
+                while self._outstanding > self._growth.level + self._chunk:
                     self._less = asyncio.Event()
                     await self._less.wait()
             while self._outstanding:
                 self._less = asyncio.Event()
                 await self._less.wait()
             group.cancel_scope.cancel()
+
+    def _staff(self, flow: Flow, group: TaskGroup) -> None:
+        """Have as many getters as may get samples at once."""
+        level = self._growth.level
+        for _ in range(self._getters, min(self._count, level if self._get_many is None else level // self._chunk or 1)):
+            self._getters += 1
+            group.start_soon(self._serve, flow, group)
 
     def _add(self, chunk: _Chunk) -> None:
         self._outstanding += len(chunk.keys)
@@ -129,7 +138,7 @@ class KeySource:
         for _ in range(min(calls, len(self._idle))):
             self._idle.popleft().set()
 
-    async def _serve(self, flow: Flow) -> None:
+    async def _serve(self, flow: Flow, group: TaskGroup) -> None:
         while True:
             while not self._todo:
                 event = asyncio.Event()
@@ -142,6 +151,9 @@ class KeySource:
             else:
                 chunk.samples[k] = await self._one(chunk, k)
             chunk.missing -= 1
+            if self._growth.answered(self._now(), is_full=self._outstanding >= self._growth.level):
+                self._staff(flow, group)
+                self._less.set()
             if not chunk.missing:
                 part = flow.part_of(chunk.samples, chunk.charge.claim)
                 self._expected.learn(part, chunk.charge.charged)

@@ -1,0 +1,51 @@
+"""How many reads at once are worth while, found by trying."""
+
+from __future__ import annotations
+
+_WORTH = 4.0 / 3.0
+
+
+class Growth:
+    """A number of reads at once: twice as many, as long as that brings a third more per second.
+
+    Storage that is far away takes hundreds of reads at once; storage that is near, or a machine that has no more to
+    give, gets no faster by them, and each costs a connection and memory. A round is as many answers as the level is
+    high; it counts where others were waiting at both its ends.
+
+    Args:
+        first: where it begins.
+        most: where it ends.
+
+    Attributes:
+        level: how many reads at once.
+    """
+
+    def __init__(self, first: int, most: int) -> None:
+        self.level = min(first, most)
+        self._most = most
+        self._rate = 0.0
+        self.begin(0.0)
+
+    def begin(self, now: float) -> None:
+        """An epoch begins: what was learned stays."""
+        self._count, self._since, self._was_full = 0, now, False
+
+    def answered(self, now: float, *, is_full: bool) -> bool:
+        """One answer more; True where the level has grown.
+
+        Args:
+            is_full: whether there were as many reads under way as the level allows.
+        """
+        self._count += 1
+        if self._count < self.level or self.level >= self._most:
+            return False
+        rate, counts = self._count / max(1e-9, now - self._since), is_full and (self._was_full or not self._rate)
+        self._count, self._since, self._was_full = 0, now, is_full
+        if not counts:
+            return False
+        if rate < _WORTH * self._rate:
+            self._most = self.level
+            return False
+        self._rate = rate
+        self.level = min(self._most, 2 * self.level)
+        return True
