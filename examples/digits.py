@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -120,7 +121,7 @@ def http_server(objects: Mapping[str, bytes]) -> Iterator[str]:
     class Handler(RangeHandler):
         held = objects
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
@@ -128,6 +129,15 @@ def http_server(objects: Mapping[str, bytes]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 512  # a loader opens many connections at once
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # Of two requests for the same bytes a loader takes the answer that comes first, and hangs up on the other one.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class RangeHandler(BaseHTTPRequestHandler):

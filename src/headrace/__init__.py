@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from headrace.fetch import read
-    from headrace.fetch.registry import register_store
+    from headrace.fetch.stores.registry import register_store
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
     from headrace.work.randomness import rng
@@ -79,7 +79,7 @@ _HOMES = {
         "WorkerDiedError",
     ),
     "headrace.fetch": ("read",),
-    "headrace.fetch.registry": ("register_store",),
+    "headrace.fetch.stores.registry": ("register_store",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
     "headrace.work.randomness": ("rng",),

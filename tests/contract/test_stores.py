@@ -17,8 +17,8 @@ from fsspec.spec import AbstractFileSystem
 from moto.server import ThreadedMotoServer
 
 from headrace.errors import StorageError
-from headrace.fetch import memory
-from headrace.fetch.stores import Stores
+from headrace.fetch.stores import memory
+from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Store

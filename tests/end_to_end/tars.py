@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headrace.fetch import memory
+from headrace.fetch.stores import memory
 
 Fields = dict[str, bytes]
 

@@ -12,7 +12,7 @@ import torch
 from end_to_end.tars import numbered_samples, put_shards, tar
 
 import headrace as hr
-from headrace.fetch import memory
+from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_helper")

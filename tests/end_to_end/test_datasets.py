@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headrace as hr
-from headrace.fetch import memory
+from headrace.fetch.stores import memory
 
 pytestmark = pytest.mark.usefixtures("warm_helper")
 

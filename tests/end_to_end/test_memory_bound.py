@@ -13,7 +13,7 @@ import torch
 from end_to_end.tars import tar
 
 import headrace as hr
-from headrace.fetch import memory
+from headrace.fetch.stores import memory
 
 pytestmark = pytest.mark.usefixtures("warm_helper")
 MiB = 2**20

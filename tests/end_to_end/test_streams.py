@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.fetch import memory
+from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)

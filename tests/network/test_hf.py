@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from headrace.errors import AccessDeniedError, OptionError
-from headrace.fetch.connections import Connections
-from headrace.fetch.hf import HuggingFaceStore
-from headrace.fetch.web import Web
+from headrace.fetch.stores.hf import HuggingFaceStore
+from headrace.fetch.web.client import Web
+from headrace.fetch.web.connections import Connections
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer
 

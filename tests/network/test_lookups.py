@@ -13,10 +13,10 @@ import pytest
 from network.scripted import Script, ok, serving
 
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
-from headrace.fetch.connections import Connections
-from headrace.fetch.dial import dial
-from headrace.fetch.lookups import Address, Lookups
-from headrace.fetch.web import Web
+from headrace.fetch.web.client import Web
+from headrace.fetch.web.connections import Connections
+from headrace.fetch.web.dial import dial
+from headrace.fetch.web.lookups import Address, Lookups
 from headrace.options import FetchOptions
 
 Run = Callable[[Coroutine[Any, Any, None]], None]

@@ -27,7 +27,8 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch import Meter, Reader, memory, read
+from headrace.fetch import Meter, Reader, read
+from headrace.fetch.stores import memory
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer
 from headrace.types import Span, running_reader

@@ -32,11 +32,11 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch.body import Body
-from headrace.fetch.connection import Connection
-from headrace.fetch.connections import Connections, is_public
-from headrace.fetch.http1 import target_of
-from headrace.fetch.web import Web, WebStore, proxy_for
+from headrace.fetch.web.body import Body
+from headrace.fetch.web.client import Web, WebStore, proxy_for
+from headrace.fetch.web.connection import Connection
+from headrace.fetch.web.connections import Connections, is_public
+from headrace.fetch.web.http1 import target_of
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Answer, Store

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ObjectChangedError, ObjectMissingError
-from headrace.fetch.local import LocalStore, _open, answer_from
+from headrace.fetch.stores.local import LocalStore, _open, answer_from
 from headrace.fetch.threads import Threads
 from headrace.types import Fills
 

@@ -18,7 +18,7 @@ from headrace.errors import (
 )
 from headrace.fetch import Reader
 from headrace.fetch.checksums import crc32c
-from headrace.fetch.goal import Goal
+from headrace.fetch.policy.goal import Goal
 from headrace.options import FetchOptions
 from headrace.types import Answer
 

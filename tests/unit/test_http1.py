@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.fetch.http1 import (
+from headrace.fetch.web.http1 import (
     HEAD_BYTES,
     Chunks,
     content_range,

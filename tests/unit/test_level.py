@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from simulation.loop import simulate
 
-from headrace.fetch.level import Level, Pace, Rate
-from headrace.fetch.retry import Quota
-from headrace.fetch.turns import Gate
+from headrace.fetch.policy.level import Level, Pace, Rate
+from headrace.fetch.policy.retry import Quota
+from headrace.fetch.policy.turns import Gate
 
 
 class Clock:

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.errors import OptionError, StorageError
 from headrace.fetch import Reader
-from headrace.fetch.pipe import PipeStore
+from headrace.fetch.stores.pipe import PipeStore
 from headrace.options import FetchOptions
 
 pytestmark = pytest.mark.asyncio

@@ -10,7 +10,8 @@ import fsspec
 import pytest
 
 import headrace as hr
-from headrace.fetch import Reader, registry
+from headrace.fetch import Reader
+from headrace.fetch.stores import registry
 from headrace.types import Answer
 
 

@@ -18,7 +18,7 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch.retry import RetryPolicy
+from headrace.fetch.policy.retry import RetryPolicy
 from headrace.options import FetchOptions
 
 URL = "s3://bucket/key"

@@ -11,8 +11,8 @@ import pytest
 from fsspec.spec import AbstractFileSystem
 
 from headrace.errors import OptionError
-from headrace.fetch.object_stores import split_path
-from headrace.fetch.stores import Stores, split
+from headrace.fetch.stores.addresses import Stores, split
+from headrace.fetch.stores.object_stores import split_path
 from headrace.options import FetchOptions
 
 

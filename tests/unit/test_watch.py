@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from simulation.loop import simulate
 
-from headrace.fetch.watch import Watch, Watched
+from headrace.fetch.policy.watch import Watch, Watched
 from headrace.options import FetchOptions
 
 OPTIONS = FetchOptions(

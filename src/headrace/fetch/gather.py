@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from headrace.errors import ObjectChangedError, StorageError
-from headrace.fetch.goal import Goal, room_for
 from headrace.fetch.meter import Meter
+from headrace.fetch.policy.goal import Goal, room_for
 from headrace.fetch.ranges import coalesce, split
 from headrace.options import FetchOptions
 from headrace.types import Charges, Span

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.errors import ChecksumError, LoaderClosedError, OptionError
-from headrace.fetch.attempts import Attempts
 from headrace.fetch.checksums import Check
 from headrace.fetch.gather import Gather
-from headrace.fetch.goal import Goal
 from headrace.fetch.meter import Meter
-from headrace.fetch.stores import Stores
+from headrace.fetch.policy.attempts import Attempts
+from headrace.fetch.policy.goal import Goal
+from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
 from headrace.types import Span, running_charge
 

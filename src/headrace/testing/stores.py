@@ -112,7 +112,8 @@ class StoreContract:
             return
         self.put("changed.bin", BODY)
         etag = self._get("changed.bin")[0].etag
-        assert self._get("changed.bin", 0, 10, if_match=etag)[1] == BODY[:10]
+        body = self._get("changed.bin", 0, 10, if_match=etag)[1]
+        assert body == BODY[:10], f"of the version {etag} came {body!r}"
         self.put("changed.bin", BODY[::-1] + b"!")
         self._refusal(ObjectChangedError, "changed.bin", 0, 10, if_match=etag)
 

@@ -37,7 +37,7 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
         OptionError: the scheme is no scheme, or one of headrace's own.
 
     Example:
-        >>> from headrace.fetch.memory import MemoryStore
+        >>> from headrace.fetch.stores.memory import MemoryStore
         >>> register_store("shelf", lambda root, storage_options: MemoryStore())
     """
     if not _SCHEME.fullmatch(scheme):

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 from headrace.errors import StorageError, ThrottledError
-from headrace.fetch.goal import Goal
-from headrace.fetch.hedge import Hedges
-from headrace.fetch.level import Level
 from headrace.fetch.meter import Meter
-from headrace.fetch.retry import Quota
-from headrace.fetch.turns import Gate
+from headrace.fetch.policy.goal import Goal
+from headrace.fetch.policy.hedge import Hedges
+from headrace.fetch.policy.level import Level
+from headrace.fetch.policy.retry import Quota
+from headrace.fetch.policy.turns import Gate
 from headrace.options import FetchOptions
 from headrace.types import Answer, Store
 

@@ -12,11 +12,11 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from headrace.errors import BadResponseError, ObjectChangedError, OptionError, StorageError, masked
-from headrace.fetch.body import Body
-from headrace.fetch.connection import Connection
-from headrace.fetch.connections import Connections
-from headrace.fetch.http1 import Head, Target, content_range, request, retry_after_s, target_of
-from headrace.fetch.statuses import code_in, is_plain, refusal
+from headrace.fetch.web.body import Body
+from headrace.fetch.web.connection import Connection
+from headrace.fetch.web.connections import Connections
+from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
+from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer
 

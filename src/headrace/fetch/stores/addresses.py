@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from headrace.errors import OptionError, masked
-from headrace.fetch.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
+from headrace.fetch.stores.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
 from headrace.options import FetchOptions
 from headrace.types import Store
 
 if TYPE_CHECKING:
-    from headrace.fetch.connections import Connections
+    from headrace.fetch.web.connections import Connections
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?://)?")
 _WEB = re.compile(r"(https?)(://[^/?#\\]*)/?([^#]*)", re.IGNORECASE)
@@ -92,11 +92,11 @@ class Stores:
 
     def _open(self, scheme: str, root: str) -> Store:
         if scheme == "file":
-            from headrace.fetch.local import LocalStore
+            from headrace.fetch.stores.local import LocalStore
 
             return LocalStore()
         if scheme == "memory":
-            from headrace.fetch.memory import MemoryStore
+            from headrace.fetch.stores.memory import MemoryStore
 
             return MemoryStore()
         if scheme == "pipe":
@@ -112,7 +112,7 @@ class Stores:
         factory = registered(scheme)
         if factory is not None:
             return factory(root, dict(self._storage_options))
-        from headrace.fetch.fsspec_store import FsspecStore
+        from headrace.fetch.stores.fsspec_store import FsspecStore
 
         return FsspecStore(root, scheme, self._storage_options)
 
@@ -121,12 +121,12 @@ class Stores:
             raise OptionError(
                 "pipe: addresses run a shell command, which headrace does only with fetch=FetchOptions(allow_pipe=True)"
             )
-        from headrace.fetch.pipe import PipeStore
+        from headrace.fetch.stores.pipe import PipeStore
 
         return PipeStore()
 
     def _web_store(self, root: str) -> Store:
-        from headrace.fetch.web import WebStore, proxy_for
+        from headrace.fetch.web.client import WebStore, proxy_for
 
         try:
             is_proxied = proxy_for(root) is not None
@@ -134,13 +134,13 @@ class Stores:
             raise OptionError(f"no address: {masked(root)}") from None
         if not is_proxied and self._fits_our_client:
             return WebStore(root, self._options, self._connections, self._headers)
-        from headrace.fetch.object_stores import RemoteWebStore
+        from headrace.fetch.stores.object_stores import RemoteWebStore
 
         return RemoteWebStore(root, self._options, self._for_obstore())
 
     def _s3(self, root: str) -> Store:
-        from headrace.fetch.s3 import S3Store
-        from headrace.fetch.web import Web, proxy_for
+        from headrace.fetch.stores.s3 import S3Store
+        from headrace.fetch.web.client import Web, proxy_for
 
         if self._fits_our_client:
             settings = self._for_obstore(signing=True)
@@ -150,26 +150,26 @@ class Stores:
         return self._remote(root)
 
     def _hugging_face(self) -> Store:
-        from headrace.fetch.hf import HuggingFaceStore
-        from headrace.fetch.web import Web, proxy_for
+        from headrace.fetch.stores.hf import HuggingFaceStore
+        from headrace.fetch.web.client import Web, proxy_for
 
         store = HuggingFaceStore(self._storage_options, Web(self._connections), headers=self._headers)
         if proxy_for(store.endpoint) is None:
             return store
         # huggingface_hub's own file system knows proxies.
-        from headrace.fetch.fsspec_store import FsspecStore
+        from headrace.fetch.stores.fsspec_store import FsspecStore
 
         return FsspecStore("hf:/", "hf", self._storage_options)
 
     def _remote(self, root: str) -> Store:
-        from headrace.fetch.object_stores import RemoteStore
+        from headrace.fetch.stores.object_stores import RemoteStore
 
         return RemoteStore(root, self._options, self._for_obstore())
 
     @property
     def _connections(self) -> Connections:
         if self._shared is None:
-            from headrace.fetch.connections import Connections
+            from headrace.fetch.web.connections import Connections
 
             self._shared = Connections(self._options, self._storage_options.get("ssl_context"))
         return self._shared

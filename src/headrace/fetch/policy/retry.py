@@ -14,7 +14,7 @@ from headrace.errors import (
     ObjectMissingError,
     StorageError,
 )
-from headrace.fetch.turns import Turns
+from headrace.fetch.policy.turns import Turns
 from headrace.options import FetchOptions
 
 _FINAL = (ObjectMissingError, AccessDeniedError, ObjectChangedError)

@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import BadResponseError, ObjectChangedError, ShortReadError, StorageError
 from headrace.fetch.meter import Meter
-from headrace.fetch.watch import Watched
+from headrace.fetch.policy.watch import Watched
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Charges, Fills, Span
 

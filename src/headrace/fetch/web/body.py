@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.errors import BadResponseError, ShortReadError
-from headrace.fetch.connection import Connection, EndedError
-from headrace.fetch.http1 import Chunks, Head
+from headrace.fetch.web.connection import Connection, EndedError
+from headrace.fetch.web.http1 import Chunks, Head
 from headrace.types import Buffer
 
 _PIECE_BYTES = 256 * 1024

@@ -7,12 +7,12 @@ import random
 from collections.abc import Callable
 
 from headrace.errors import ReadTimeoutError, StorageError
-from headrace.fetch.goal import Goal
-from headrace.fetch.host import Failure, Host, close
 from headrace.fetch.meter import Meter
-from headrace.fetch.retry import RetryPolicy
-from headrace.fetch.turns import Gate
-from headrace.fetch.watch import Watch
+from headrace.fetch.policy.goal import Goal
+from headrace.fetch.policy.host import Failure, Host, close
+from headrace.fetch.policy.retry import RetryPolicy
+from headrace.fetch.policy.turns import Gate
+from headrace.fetch.policy.watch import Watch
 from headrace.options import FetchOptions
 from headrace.types import Store
 

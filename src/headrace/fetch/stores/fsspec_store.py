@@ -14,7 +14,7 @@ from headrace.errors import (
     OptionError,
     StorageError,
 )
-from headrace.fetch.masking import masked_text
+from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer
 

@@ -7,7 +7,7 @@ import errno
 import socket
 from collections import deque
 
-from headrace.fetch.lookups import Address
+from headrace.fetch.web.lookups import Address
 
 _HEAD_START_S = 0.25  # what RFC 8305 §5 recommends
 

@@ -14,8 +14,8 @@ import obstore
 from obstore.exceptions import BaseError
 
 from headrace.errors import AccessDeniedError, OptionError, StorageError
-from headrace.fetch.object_stores import open_remote, translated
-from headrace.fetch.web import Web
+from headrace.fetch.stores.object_stores import open_remote, translated
+from headrace.fetch.web.client import Web
 from headrace.options import FetchOptions
 from headrace.types import Answer
 

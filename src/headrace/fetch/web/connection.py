@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
-from headrace.fetch.http1 import HEAD_BYTES, Head, head_end, parse_head
+from headrace.fetch.web.http1 import HEAD_BYTES, Head, head_end, parse_head
 
 # What comes with a head is copied once more, so little of it is received at a time; but the buffer is not full by that,
 # because to stop reading and to go on costs 25 µs.

@@ -28,7 +28,7 @@ from headrace.errors import (
     StorageError,
     masked,
 )
-from headrace.fetch.statuses import code_in, is_plain, refusal
+from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.fetch.turns import Gate
+from headrace.fetch.policy.turns import Gate
 
 _LESS = 0.7
 _CUBE = 0.4  # of CUBIC (RFC 9438): how fast the pace climbs

@@ -14,8 +14,8 @@ import zlib
 from collections import OrderedDict
 
 from headrace.errors import ObjectChangedError, OptionError, StorageError
-from headrace.fetch.local import answer_from
-from headrace.fetch.masking import masked_text
+from headrace.fetch.stores.local import answer_from
+from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.threads import Threads
 from headrace.types import Answer
 

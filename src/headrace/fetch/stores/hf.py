@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import AccessDeniedError, OptionError
-from headrace.fetch.web import Web
+from headrace.fetch.web.client import Web
 from headrace.types import Answer
 
 # hf://datasets/ORG/NAME@REVISION/PATH; of the hub's own revisions these two kinds have slashes.

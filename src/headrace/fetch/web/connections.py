@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
-from headrace.fetch.connection import Connection, EndedError, in_words
-from headrace.fetch.dial import DESCRIPTORS_SHORT, dial
-from headrace.fetch.http1 import Head, Origin
-from headrace.fetch.lookups import Lookups, Resolve, resolve
+from headrace.fetch.web.connection import Connection, EndedError, in_words
+from headrace.fetch.web.dial import DESCRIPTORS_SHORT, dial
+from headrace.fetch.web.http1 import Head, Origin
+from headrace.fetch.web.lookups import Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
 _IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
