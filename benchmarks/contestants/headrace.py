@@ -14,6 +14,8 @@ import torch
 from workloads import Work
 
 import headrace as hr
+import headrace.fetch.reader
+import headrace.fetch.web.client  # as others import their clients
 
 VARIANTS: dict[str, dict[str, Any]] = {f"nw{n}": {"num_workers": n} for n in (0, 2)}
 VARIANTS["nw2-cold"] = {"num_workers": 2, "cold": True}

@@ -318,6 +318,11 @@ class Reply:
 class Flow(Protocol):
     """What a source is given: the right to read ahead, and somewhere to put what it has read."""
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether a worker has nothing to do."""
+        ...
+
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
         """Wait until `size` more bytes may be held, and get memory for them.
 

@@ -215,7 +215,8 @@ class Receiver(Protocol):
 running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
 """The reader of the loader on whose loop we run; `hr.read` asks it."""
 
-Charges = Callable[[int], Awaitable[None]]
+Charges = Callable[[int], Awaitable[None] | None]
+"""Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""
 
 running_charge: ContextVar[Charges | None] = ContextVar("headrace_running_charge", default=None)
 """Waits until a read may hold so many bytes; asked once the size is known, and before the body is read.

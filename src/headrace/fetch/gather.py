@@ -44,7 +44,7 @@ class Gather:
         """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
 
         Args:
-            charge: awaited with the number of bytes that come, before this range has memory of its own.
+            charge: called and awaited with the number of bytes that come, before this range has memory of its own.
 
         Returns:
             The bytes, and which they are, if the store says how long the object is.
@@ -118,8 +118,7 @@ class Gather:
         end = min(end for end in (stop, size) if end is not None)
         if goal.position >= end:
             return first, goal
-        if charge is not None:
-            await charge(end - goal.position)
+        await _paid(charge, end - goal.position)
         whole = room_for(end - start, url)
         whole.write(first)
         with whole.getbuffer() as room:
@@ -176,8 +175,7 @@ class _Shared:
             raise
         first = self._goal.start or 0
         part = memoryview(data)[start - first : stop - first]
-        if charge is not None:
-            await charge(len(part))
+        await _paid(charge, len(part))
         return bytes(part), self._goal
 
     async def leave(self) -> None:
@@ -205,3 +203,10 @@ def _about(error: Exception, url: str, start: int | None, stop: int | None) -> E
     )
     about.__cause__ = error.__cause__
     return about
+
+
+async def _paid(charge: Charges | None, nbytes: int) -> None:
+    """Wait until so many bytes may be held."""
+    admitted = None if charge is None else charge(nbytes)
+    if admitted is not None:
+        await admitted

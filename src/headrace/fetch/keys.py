@@ -54,12 +54,13 @@ class _Charge:
         self._flow, self.claim, self._granted, self._position = flow, claim, expected, position
         self.charged = 0
 
-    async def __call__(self, nbytes: int) -> None:
+    def __call__(self, nbytes: int) -> Awaitable[None] | None:
         self.charged += nbytes
         missing = self.charged - self._granted
-        if missing > 0:
-            self._granted = self.charged  # asked for now, so that nobody asks for it again
-            await self._flow.enlarge(self.claim, missing, self._position)
+        if missing <= 0:
+            return None
+        self._granted = self.charged  # asked for now, so that nobody asks for it again
+        return self._flow.enlarge(self.claim, missing, self._position)
 
 
 class KeySource:
@@ -130,6 +131,10 @@ class KeySource:
             self._getters += 1
             group.start_soon(self._serve, flow, group)
 
+    def _is_short(self, flow: Flow) -> bool:
+        """Whether workers have nothing to do, though as many samples are being got as may be."""
+        return self._outstanding >= self._growth.level and flow.is_starved
+
     def _add(self, chunk: _Chunk) -> None:
         self._outstanding += len(chunk.keys)
         calls = 1 if self._get_many is not None else len(chunk.keys)
@@ -151,7 +156,7 @@ class KeySource:
             else:
                 chunk.samples[k] = await self._one(chunk, k)
             chunk.missing -= 1
-            if self._growth.answered(self._now(), is_full=self._outstanding >= self._growth.level):
+            if self._growth.answered(self._now(), is_full=self._is_short(flow)):
                 self._staff(flow, group)
                 self._less.set()
             if not chunk.missing:

@@ -139,8 +139,9 @@ class Reader:
         charge = running_charge.get()
         found = await self._kept(cache, url, start, stop, None, check)
         if found is not None:
-            if charge is not None:
-                await charge(len(found.data))
+            admitted = None if charge is None else charge(len(found.data))
+            if admitted is not None:
+                await admitted
             return bytes(found.data)
         for _ in range(1 if check is None else 2):
             data, span = await self._gather.read(url, start, stop, charge)

@@ -17,11 +17,14 @@ class Dispatch:
         works: the workers.
         budget: told when something was released, and when the workers have nothing left to do.
         arena: where samples lie that have been made and are not in a batch yet.
+
+    Attributes:
+        under_way: how many tasks workers have.
     """
 
     def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
         self._works, self._budget, self._arena = works, budget, arena
-        self._under_way = 0
+        self.under_way = 0
         self.has_begun = False  # a first batch was delivered: idle workers mean from now on that reading is too slow
 
     def learn_spec(self, chain: int, spec: bytes) -> None:
@@ -35,7 +38,7 @@ class Dispatch:
             find_place: finds a place for what was made before it had one; None: it is not wanted any more, and the
                 reply is "mismatch".
         """
-        self._under_way += 1
+        self.under_way += 1
         try:
             reply = await self._works.run(task)
             made_s = _made_s(reply)
@@ -50,8 +53,8 @@ class Dispatch:
             self._works.abandon(task)
             raise
         finally:
-            self._under_way -= 1
-            if not self._under_way and self.has_begun:
+            self.under_way -= 1
+            if not self.under_way and self.has_begun:
                 self._budget.starved()
             self._budget.changed()
         reply.made_s = made_s

@@ -104,6 +104,10 @@ class Epoch:
 
     # What the source sees (Flow).
 
+    @property
+    def is_starved(self) -> bool:
+        return self._dispatch.under_way < self._recipe.workers
+
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
         granted: list[Lease] = []
 

@@ -143,9 +143,12 @@ class Attempts:
         charge, goal.charge = goal.charge, None
         if charge is None or goal.asked_stop is None:
             return
+        admitted = charge(goal.asked_stop - goal.position)
+        if admitted is None:
+            return
         waiting = asyncio.get_running_loop().call_soon(step_out)
         try:
-            await charge(goal.asked_stop - goal.position)
+            await admitted
             if not goal.is_inside:
                 await host.enter(again=True)
                 goal.is_inside = True

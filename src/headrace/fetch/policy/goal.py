@@ -20,7 +20,7 @@ class Goal(Watched):
     Args:
         target: where the bytes go; None: into memory of its own, see `result`.
         etag: the version that the bytes must be of.
-        charge: awaited once, with the number of bytes that come.
+        charge: called once, with the number of bytes that come, and awaited.
         most: of a longer object no more bytes than these are read, if the others can be asked for in ranges.
 
     Attributes:
