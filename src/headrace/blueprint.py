@@ -30,7 +30,7 @@ from headrace.plan import draw, permutation, window_order
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
-from headrace.types import Reads
+from headrace.types import Reads, running_charge, running_reader
 from headrace.work.workbench import note_origin, open_part
 
 _FINAL = 1  # the number of the chain that makes batches
@@ -271,9 +271,15 @@ async def _from_caller(
     iterator = samples()
 
     async def following() -> Any:
+        leave()
         return await anext(iterator, _END)
 
+    def leave() -> None:
+        running_reader.set(None)  # they belong to our loop
+        running_charge.set(None)
+
     async def close() -> None:
+        leave()
         with contextlib.suppress(RuntimeError):  # what it is in the middle of was cancelled, and ends it
             await iterator.aclose()  # type: ignore[attr-defined]
 

@@ -30,10 +30,11 @@ A user's own exception is never replaced by one of these; it keeps its type, and
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-_SECRET_WORDS = ("signature", "token", "sig", "key", "credential", "password", "secret")
+_SECRET_WORDS = re.compile("signature|token|sig|key|credential|passw|pwd|secret|auth|jwt|hmac|hdn", re.IGNORECASE)
 
 
 def masked(url: str) -> str:
@@ -54,7 +55,7 @@ def masked(url: str) -> str:
 
 def _masked_parameter(parameter: str) -> str:
     name, equals, _ = parameter.partition("=")
-    hide = equals and any(word in name.lower() for word in _SECRET_WORDS)
+    hide = equals and _SECRET_WORDS.search(name)
     return f"{name}=***" if hide else parameter
 
 

@@ -133,9 +133,10 @@ class Claim:
         self.grow(nbytes)
 
     def grow(self, nbytes: int) -> None:
-        """So many bytes more are held."""
-        self.nbytes += nbytes
-        self._count(nbytes)
+        """So many bytes more are held, unless nobody holds the claim any more."""
+        if self.holders:
+            self.nbytes += nbytes
+            self._count(nbytes)
 
     def retain(self) -> Claim:
         """One more party holds the claim."""

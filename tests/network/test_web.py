@@ -18,6 +18,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from network.bodies import numbered
 from network.scripted import Says, chunked, ok, part, serving
 
 from headrace.errors import (
@@ -652,6 +653,27 @@ def test_encrypted_answers_are_read_where_the_certificate_is_trusted(
                 await web.get(script.url)
             with pytest.raises(BadResponseError, match=r"certificate of 127\.0\.0\.1 was refused"):
                 await stranger.get(script.url)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("turns", [0, 300])
+@pytest.mark.parametrize("answer", [ok, chunked])
+@pytest.mark.parametrize("size", [20_000, 60_000, 200_000])
+def test_encrypted_answers_are_whole_though_the_server_closes_after_them(
+    certificate: tuple[Path, Path], run: Run[Any], size: int, answer: Callable[[bytes], bytes], turns: int
+) -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(*certificate)
+    ours = ssl.create_default_context(cafile=str(certificate[0]))
+    body = numbered(size)
+
+    async def ask() -> None:
+        async with serving(Says(answer(body), "end"), tls=theirs) as script, client(ours) as web:
+            got = await web.get(script.url)
+            for _ in range(turns):  # in which all of it comes, and the end
+                await asyncio.sleep(0)
+            assert await body_of(got) == body
 
     run(ask())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import numpy as np
 
 from headrace.fetch.cache_folder import Cached, CacheFolder, DamagedError
+from headrace.fetch.threads import Threads
 from headrace.types import Buffer, Span
 
 __all__ = ["Cache", "Cached"]
@@ -26,6 +27,8 @@ __all__ = ["Cache", "Cached"]
 _READING_THREADS = 3
 _WAITING_BYTES = 64 * 2**20
 _CLOSING_S = 5.0
+_READING_S = 10.0
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ESTALE)  # another time it may be there
 
 # Files, and what a process holds in its memory, are no other process's objects.
 _REMOTE = re.compile(r"(?!file:|local:|memory:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
@@ -79,9 +82,9 @@ class Cache:
         self.hits = self.misses = self.damaged = self.written = self.dropped = 0
         self._folder = CacheFolder(Path(folder).expanduser().absolute(), limit_bytes, clock)
         self._endpoints = repr(sorted(_endpoints(storage_options or {})))
-        self._readers = ThreadPoolExecutor(_READING_THREADS, thread_name_prefix="headrace-cache-reads")
+        self._readers = Threads("headrace-cache-reads", _READING_THREADS)
         # One thread: writes do not hold up reads, and need no lock among themselves.
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="headrace-cache-writes")
+        self._writer = Threads("headrace-cache-writes", 1)
         self._waiting_bytes = 0
         self._reads = self._writes = True
         self._closed = False
@@ -94,11 +97,12 @@ class Cache:
         found = None
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._readers, self._folder.read, name)
+            async with asyncio.timeout(_READING_S):
+                found = await self._readers.call(self._folder.read, name)
         except DamagedError:
             self.damaged += 1
         except OSError as error:
-            if self._reads:
+            if error.errno not in _PASSING and self._reads:
                 self._reads = self._writes = False
                 loop.call_soon(self._warn, "is not used any more", error)
         if found is None or etag not in (None, found.span.etag):
@@ -122,12 +126,12 @@ class Cache:
         if not isinstance(data, bytes):
             data = np.frombuffer(data, np.uint8).copy().data  # numpy copies without the GIL
         self._waiting_bytes += size
-        work = asyncio.get_running_loop().run_in_executor(self._writer, self._folder.write, name, span, data)
+        work = self._writer.call(self._folder.write, name, span, data)
         work.add_done_callback(partial(self._settle, size))
 
     async def flush(self) -> None:
         """Wait until all that was put is written or dropped."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, int)
+        await self._writer.call(int)
 
     async def aclose(self) -> None:
         """Write what waits, for five seconds at most, and let the threads go. May be called again."""
@@ -141,7 +145,7 @@ class Cache:
         finally:
             self._reads = self._writes = False
             for threads in (self._readers, self._writer):
-                threads.shutdown(wait=False, cancel_futures=True)
+                threads.close()
 
     def _name(self, url: str, start: int | None, stop: int | None) -> str | None:
         """A hash, from which nobody learns the address; None for what is not kept."""

@@ -114,6 +114,7 @@ class Gather:
         else:
             goal = Goal(url, start, most if stop is None else min(stop, most), charge=charge)
         first = await self._fetch_data(goal)
+        await _paid(goal.charge, len(first))  # where its answer did not say how long it is
         size = goal.size if stop is not None else goal.span().size
         end = min(end for end in (stop, size) if end is not None)
         if goal.position >= end:

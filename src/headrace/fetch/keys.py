@@ -16,6 +16,7 @@ from headrace.tasks import Failure, Flow, PackedPart, Part
 from headrace.types import running_charge
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
+_NO_WAIT_S = 0.002
 
 
 # What a user's coroutine may raise, to be raised again in the trainer; out of a task the last two would end the loop.
@@ -57,10 +58,18 @@ class _Charge:
     def __call__(self, nbytes: int) -> Awaitable[None] | None:
         self.charged += nbytes
         missing = self.charged - self._granted
-        if missing <= 0:
+        # What goes on after its sample was given, or was begun by it, reads without us.
+        if missing <= 0 or not self.claim.holders:
             return None
         self._granted = self.charged  # asked for now, so that nobody asks for it again
-        return self._flow.enlarge(self.claim, missing, self._position)
+        return self._enlarge(missing)
+
+    async def _enlarge(self, missing: int) -> None:
+        try:
+            await self._flow.enlarge(self.claim, missing, self._position)
+        except BaseException:
+            self._granted -= missing
+            raise
 
 
 class KeySource:
@@ -106,7 +115,10 @@ class KeySource:
             while position < self._count:
                 count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
                 expected = self._expected.of(count)
+                asked_at = self._now()
                 charge = _Charge(flow, await flow.turn(expected, position), expected, position)
+                if self._now() - asked_at > _NO_WAIT_S:
+                    self._growth.begin(self._now())  # it was not for want of reads that fewer were made
                 try:
                     keys = self._keys(position, position + count)
                 except Exception as error:

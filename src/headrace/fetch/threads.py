@@ -39,10 +39,10 @@ class Threads:
         if self._is_closed:
             raise RuntimeError(f"the threads {self._name} were ended")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting += 1
-        if self._started < min(self._waiting, self._limit):
-            self._started += 1
+        if self._started < min(self._waiting + 1, self._limit):
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+            self._started += 1
+        self._waiting += 1
         self._calls.put((future, function, args))
         return future
 
@@ -84,3 +84,9 @@ class Threads:
                 future.set_result(result)
             else:
                 future.set_exception(error)
+
+
+def retrieved(future: asyncio.Future[Any]) -> None:
+    """A callback for calls whose callers may have gone: an error is no news to the event loop then."""
+    if not future.cancelled():
+        future.exception()

@@ -18,7 +18,7 @@ from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.recipe import LoopStage, Recipe, Slabs, Works
 from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task
-from headrace.types import EpochMeters, Rows, Sender
+from headrace.types import EpochMeters, Rows, Sender, running_charge
 
 
 class Epoch:
@@ -97,6 +97,7 @@ class Epoch:
                 self._sender.close()
             for delivery in self._sender.take_back():
                 self._slabs.returned(delivery.segment)
+            self._budget.changed()
 
     def stop(self) -> None:
         """End it early, on the engine's loop."""
@@ -234,6 +235,7 @@ class Epoch:
         self._check_end()
 
     async def _through_inner(self, start: int, part: Part) -> None:
+        running_charge.set(None)  # it was the source's, in whose task we were begun
         count = part.count
         positions: Sequence[int] = range(start, start + count)
         for stage in self._recipe.inner:
@@ -292,6 +294,8 @@ class Epoch:
         """Whether nothing would move without the bytes that are asked for: the oldest batch waits for just them."""
         if position is not None and self._recipe.keeps_count:
             return self._assembly.lacks(position)
+        if position is not None and position <= self._frontier:
+            return self._assembly.lacks(None)
         if self._loading or self._inner_under_way or not self._assembly.lacks(None):
             return False
         # What is on its way before it may be all that is missing.
@@ -301,7 +305,8 @@ class Epoch:
         """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
         recipe = self._recipe
         if self._sender.depth:
-            ahead = self._cut + self._inside - self._cuts.start(self._sender.granted)
+            done = sum(part.count for _, part in self._inner_done.values())
+            ahead = self._cut + self._inside + done - self._cuts.start(self._sender.granted)
             return position is not None and ahead >= recipe.look_ahead
         return position is None or position >= self._cuts.start(self._sender.granted)
 

@@ -74,7 +74,8 @@ class _Worker:
         self.wire: LoopWire | None = None
         self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
         self.segments: set[int] = set()
-        self.held: dict[int, int] = {}  # what it has made and has no place for: the task's number and its batch
+        # What it has made and has no place for: batch and position, by the number of the task.
+        self.held: dict[int, tuple[int, int]] = {}
 
     def may_take(self, task: Task) -> bool:
         """Whether it may be given this task now.
@@ -89,7 +90,9 @@ class _Worker:
         if task.finish is Finish.SCAN:
             return True
         will_hold = any(e.task.place is None for e in self.tasks.values())
-        return not will_hold and all(task.batch < batch for batch in self.held.values())
+        # Where the samples of a batch are not its own yet, the earlier of them may be what it waits for, too.
+        at = (task.batch, task.position if task.finish is Finish.SAMPLES else -1)
+        return not will_hold and all(at < held for held in self.held.values())
 
 
 def _load(worker: _Worker) -> int:
@@ -375,7 +378,8 @@ class ProcessWorkers:
                 self._release(entry)
             else:
                 if reply.kind == "held":
-                    worker.held[number] = entry.task.batch
+                    task = entry.task
+                    worker.held[number] = task.batch, task.position if task.finish is Finish.SAMPLES else -1
                 entry.answer(reply)
         self._hand_out()
 

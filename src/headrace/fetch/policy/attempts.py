@@ -140,9 +140,9 @@ class Attempts:
             goal.waits_for = _OUR_MEMORY
             host.leave()
 
-        charge, goal.charge = goal.charge, None
-        if charge is None or goal.asked_stop is None:
+        if goal.charge is None or goal.asked_stop is None:
             return
+        charge, goal.charge = goal.charge, None
         admitted = charge(goal.asked_stop - goal.position)
         if admitted is None:
             return

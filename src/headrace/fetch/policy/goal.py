@@ -13,6 +13,8 @@ from headrace.fetch.policy.watch import Watched
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Charges, Fills, Span
 
+_MOST_UNTOLD_BYTES = 2**30  # of a body whose length nobody says: it may have no end
+
 
 class Goal(Watched):
     """One range: every answer is checked against it, and continues it at the byte reached.
@@ -122,6 +124,10 @@ class Goal(Watched):
                 np.copyto(self._room[at : at + size], np.frombuffer(piece, np.uint8)[:size])
             self.position += size
             meter.bytes += size
+            if self.asked_stop is None and self.position > _MOST_UNTOLD_BYTES:
+                raise BadResponseError(
+                    "more than 1 GiB came, and the store does not say how much there is", url=self.url
+                )
             if self.position == self.asked_stop == self._most:
                 return
 
@@ -169,6 +175,10 @@ class Goal(Watched):
         self.body = body
         try:
             got = await body.read_into(target)
+        except ShortReadError:
+            got = body.received
+            if got < len(target):
+                raise  # and otherwise only the end of the body is missing, not a byte of it
         except BaseException:
             got = body.received
             raise

@@ -110,8 +110,8 @@ class Host:
             answer = asking.take()
             self._meter.hedges_won += 1
         except (StorageError, OSError) as error:
-            if asking.second is None:
-                raise
+            if asking.second is None or not asking.is_asked_again:
+                raise  # the second request may be waiting for our own place
             asking.first_failed = True
             await asyncio.wait([asking.second])
             if asking.answer is None:
@@ -166,6 +166,7 @@ class Host:
         goal, meter = asking.goal, self._meter
         if not self.try_enter():
             await self.enter(again=True)
+        asking.is_asked_again = True
         began = self._clock()
         meter.begin(began)
         meter.hedges += 1
@@ -186,14 +187,14 @@ class Host:
 class Asking:
     """A request whose first byte has not come yet, and its second one."""
 
-    __slots__ = ("answer", "began", "failure", "first_failed", "goal", "path", "second")
+    __slots__ = ("answer", "began", "failure", "first_failed", "goal", "is_asked_again", "path", "second")
 
     def __init__(self, path: str, goal: Goal, began: float) -> None:
         self.path, self.goal, self.began = path, goal, began
         self.second: asyncio.Task[None] | None = None
         self.answer: Answer | None = None
         self.failure: Failure | None = None
-        self.first_failed = False
+        self.first_failed = self.is_asked_again = False
 
     def take(self) -> Answer:
         """The second request's answer, which is the one that counts."""

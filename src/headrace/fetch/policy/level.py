@@ -153,5 +153,7 @@ class Rate:
         return begins
 
     def of(self, now: float) -> float:
-        """Events per second."""
+        """Events per second; after a pause those before it."""
+        if self._before and now - self._since > 2.0 * _WINDOW_S:
+            return self._before / max(_WINDOW_S, self._since - self._since_before)
         return (self._before + self._count) / max(_WINDOW_S / 10.0, now - self._since_before)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from headrace.errors import (
@@ -15,11 +15,11 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.fetch.stores.masking import masked_text
-from headrace.fetch.threads import Threads
+from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer, Buffer
 
 _THREADS = 8
-_REMEMBERED = 4096
+_PIECE_BYTES = 8 * 2**20
 
 
 class FsspecStore:
@@ -27,8 +27,8 @@ class FsspecStore:
 
     fsspec's cached instances run on a loop and thread of fsspec's own, shared by the process, so none of them is used:
     an asynchronous file system is made for our loop, any other is called in threads that end with the store. A range
-    comes in one piece. An object's size is asked for by each new read. What a file system raises is told in words, and
-    not chained: it may have secrets.
+    comes in pieces of 8 MiB. The object's size and version are asked for with each range. What a file system raises is
+    told in words, and not chained: it may have secrets.
     """
 
     def __init__(self, root: str, scheme: str, storage_options: Mapping[str, Any]) -> None:
@@ -37,28 +37,42 @@ class FsspecStore:
         self._threads = None if self._class.async_impl else Threads(f"headrace-{scheme}", _THREADS)
         self._fs: Any = None
         self._opening: asyncio.Future[Any] | None = None
-        self._known: OrderedDict[str, tuple[int | None, str | None]] = OrderedDict()
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`."""
         url = f"{self._root}/{path}" if path else self._root
-        try:
-            inner = self._class._strip_protocol(url)
-            size, etag = await self._about(inner, if_match)
+        inner = self._class._strip_protocol(url)
+        with self._translating(url):
+            size, etag = await self._about(inner)
             if if_match is not None and etag is not None and if_match != etag:
                 raise ObjectChangedError(f"the object changed: its version was {if_match}, now {etag}", url=url)
             whole = None
             if size is None:  # which is known when all of it is there
                 whole = await self._call("cat_file", inner)
                 size = len(whole)
-            first = min(start or 0, size)
-            last = size if stop is None else max(first, min(stop, size))
-            if whole is not None:
-                body = whole[first:last]
-            else:
-                body = b"" if first == last else await self._call("cat_file", inner, first, last)
+        first = min(start or 0, size)
+        last = size if stop is None else max(first, min(stop, size))
+        body = self._pieces(url, inner, first, last) if whole is None else _one(whole[first:last])
+        return Answer(first, last, size, etag, body)
+
+    async def _pieces(self, url: str, inner: str, first: int, last: int) -> AsyncIterator[Buffer]:
+        """The range, a piece at a time: so that it is seen to come, and room is found for it before it does."""
+        while first < last:
+            stop = min(first + _PIECE_BYTES, last)
+            with self._translating(url):
+                piece: bytes = await self._call("cat_file", inner, first, stop)
+            if not piece:
+                return
+            yield piece
+            first += len(piece)
+
+    @contextmanager
+    def _translating(self, url: str) -> Iterator[None]:
+        """Errors of the file system become ours."""
+        try:
+            yield
         except (StorageError, OptionError):
             raise
         except TimeoutError as error:
@@ -70,7 +84,6 @@ class FsspecStore:
         except Exception as error:
             # Each file system has its own client, with errors of its own: all of them mean that this read failed.
             raise StorageError(f"{type(error).__name__}: {self._masked(error)}", url=url) from None
-        return Answer(first, last, size, etag, _one(body))
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
@@ -97,6 +110,7 @@ class FsspecStore:
             return await getattr(self._fs, f"_{method}")(*args)
         if self._opening is None:
             self._opening = self._threads.call(self._open)  # some connect when they are made
+            self._opening.add_done_callback(retrieved)
         try:
             file_system = await asyncio.shield(self._opening)
         except Exception:
@@ -108,20 +122,14 @@ class FsspecStore:
     def _masked(self, error: Exception) -> str:
         return masked_text(str(error), self._storage_options)
 
-    async def _about(self, path: str, if_match: str | None) -> tuple[int | None, str | None]:
-        """The object's size and version: asked anew by each new read, remembered while that version is asked for."""
-        known = self._known.get(path)
-        if known is not None and if_match is not None and if_match == known[1]:
-            return known
+    async def _about(self, path: str) -> tuple[int | None, str | None]:
+        """The object's size and version."""
         about = await self._call("info", path)
         if about.get("type") == "directory":
             raise IsADirectoryError(path)
         version = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
         size = about.get("size")
-        known = self._known[path] = (None if size is None else int(size), None if version is None else str(version))
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-        return known
+        return None if size is None else int(size), None if version is None else str(version)
 
 
 def _class_of(scheme: str) -> Any:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from headrace.errors import ObjectChangedError, OptionError, StorageError
 from headrace.fetch.stores.local import answer_from
 from headrace.fetch.stores.masking import masked_text
-from headrace.fetch.threads import Threads
+from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer
 
 _COMMANDS = 16  # run at once, and as many outputs are kept
@@ -98,6 +98,7 @@ class _Run:
         self._reaping = threading.Lock()  # held where the process must not be reaped, or is
         self.waiting = 0
         self.ended = threads.call(self._spool)
+        self.ended.add_done_callback(retrieved)
 
     def opened(self, if_match: str | None) -> tuple[int, int, str]:
         """See `local.Opens`."""

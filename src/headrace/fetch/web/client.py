@@ -192,8 +192,9 @@ def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, T
     """Where `url` is redirected to, if we go there."""
     # Bytes that are no ASCII come as they are from some servers.
     location = quote(location.encode("latin-1"), safe=string.punctuation)
-    there = location if _ABSOLUTE.match(location) else urljoin(url, location)
+    there = location
     try:
+        there = location if _ABSOLUTE.match(location) else urljoin(url, location)
         target = target_of(there)
         if there in passed:
             raise ValueError("it goes round in a circle")

@@ -64,10 +64,14 @@ class Connection(asyncio.BufferedProtocol):
             self._poll = select.poll()
             self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
-    def get_buffer(self, _sizehint: int) -> memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:
         if self._target is not None:
             return self._target[self.filled :]
-        return self._room[self._end : self._end + _STEP_BYTES]
+        if sizehint > self._room.nbytes - self._end:
+            # By TLS, which knows how much it has received and not given yet: what is not taken before the other side
+            # closes is lost.
+            self._grow(self._end + sizehint)
+        return self._room[self._end : self._end + max(_STEP_BYTES, sizehint)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._target is not None:
@@ -80,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.has_begun = True
             self._end += nbytes
-            if self._end == self._room.nbytes:
+            if self._end >= _BUFFER_BYTES and not self._is_paused:
                 self._is_paused = True
                 self._transport.pause_reading()
             self._wake()
@@ -124,8 +128,7 @@ class Connection(asyncio.BufferedProtocol):
             while (end := head_end(self._memory, searched, self._end)) < 0:
                 searched = self._end
                 if searched == self._room.nbytes:
-                    self._memory = self._memory + bytes(HEAD_BYTES - searched)
-                    self._room = memoryview(self._memory)
+                    self._grow(HEAD_BYTES)
                 await self._receive()
             head = parse_head(self._memory[:end])
             if head.status >= 200:
@@ -159,6 +162,10 @@ class Connection(asyncio.BufferedProtocol):
             await self._receive()
         finally:
             self._target = None
+
+    def _grow(self, size: int) -> None:
+        self._memory = self._memory + bytes(size - len(self._memory))
+        self._room = memoryview(self._memory)
 
     async def _receive(self) -> None:
         if self._ended is not None:

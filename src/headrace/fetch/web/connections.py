@@ -21,6 +21,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: IPv4 addresses seen 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is of the public network; those that carry an IPv4 address are what that is."""
+    if not address:
+        return False  # it hung up before it could be asked who it is
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour
