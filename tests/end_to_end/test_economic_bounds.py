@@ -79,7 +79,9 @@ def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, coll
         wait_until(lambda: machinery._slabs.limit == 0, "the epoch has ended")
         wait_until(lambda: not machinery._workers._entries if kind == "process" else not machinery._workers._tasks, "")
         wait_until(lambda: not machinery._arena.leased_bytes, "inputs are free")
-        assert not machinery._slabs._out
+        wait_until(
+            lambda: not machinery._slabs._out, "slabs are free"
+        )  # the last batch's may be given back after all else
     assert len(list(loader)) == 10
 
 
