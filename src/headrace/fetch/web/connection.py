@@ -47,7 +47,7 @@ class Connection(asyncio.BufferedProtocol):
         self._begin = self._end = 0  # of what lies in it
         self._target: memoryview | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_idle = self._is_paused = False
+        self._is_idle = self._is_paused = self._is_encrypted = False
         self._ended: str | None = None
         self._transport: asyncio.Transport
         self._poll: Any = None
@@ -59,6 +59,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._is_encrypted = transport.get_extra_info("sslcontext") is not None
         self.address = str((transport.get_extra_info("peername") or [""])[0])
         if hasattr(select, "poll"):
             self._poll = select.poll()
@@ -67,11 +68,13 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._target is not None:
             return self._target[self.filled :]
-        if sizehint > self._room.nbytes - self._end:
-            # By TLS, which knows how much it has received and not given yet: what is not taken before the other side
-            # closes is lost.
-            self._grow(self._end + sizehint)
-        return self._room[self._end : self._end + max(_STEP_BYTES, sizehint)]
+        step = _STEP_BYTES
+        if self._is_encrypted and sizehint > step:
+            # So much TLS has received and not given yet; what is not taken before the other side closes is lost.
+            step = sizehint
+            if step > self._room.nbytes - self._end:
+                self._grow(self._end + step)
+        return self._room[self._end : self._end + step]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._target is not None:
