@@ -16,7 +16,7 @@ from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractFileSystem
 from moto.server import ThreadedMotoServer
 
-from headrace.errors import StorageError
+from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
@@ -214,6 +214,17 @@ class TestFsspecInThreads(StoreContract):
 
     def put(self, path: str, data: bytes) -> None:
         _shelf[f"top/{path}"] = data
+
+    def test_object_that_is_replaced_between_two_ranges_is_refused(self) -> None:
+        async def read_on(store: Store) -> None:
+            self.put("same-size.bin", b"a" * 100)
+            first = await store.get("same-size.bin", 0, 10)
+            assert (await store.get("same-size.bin", 10, 20, if_match=first.etag)).etag == first.etag
+            self.put("same-size.bin", b"b" * 100)
+            with pytest.raises(ObjectChangedError):
+                await store.get("same-size.bin", 20, 30, if_match=first.etag)
+
+        self._with_store(read_on)
 
 
 class TestFsspecOnTheLoop(TestFsspecInThreads):

@@ -728,7 +728,7 @@ class _Quoted:
 
     def __init__(self, base: str) -> None:
         self._connections = Connections(FetchOptions())
-        self._store = WebStore(base, FetchOptions(), self._connections)
+        self._store = WebStore(base, self._connections)
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None

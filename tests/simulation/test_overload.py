@@ -179,6 +179,26 @@ def test_second_request_saves_a_read_whose_first_one_fails() -> None:
     simulate(run())
 
 
+def test_second_request_that_waits_for_the_firsts_place_holds_it_up_no_longer_than_that_takes() -> None:
+    async def run() -> None:
+        store = FaultyStore(random.Random(1), {"a": bytes(1000)}, latency=lambda: 0.01)
+        reader = reader_of(store, concurrency=1, options=FetchOptions(attempts=2, hedge_share=1.0, backoff_s=0.0))
+        for _ in range(25):
+            await reader.read("a")
+        began = asyncio.get_running_loop().time()
+        store.latency = lambda: 0.5
+        store.faults, store.p = ("500",), 1.0
+        read = asyncio.ensure_future(reader.read("a"))
+        await asyncio.sleep(0.001)
+        store.p = 0.0
+        assert await read == bytes(1000)
+        assert asyncio.get_running_loop().time() - began < 1.5
+        assert reader.meter.retries == 1
+        await reader.aclose()
+
+    simulate(run())
+
+
 def test_readers_bound_holds_over_several_hosts() -> None:
     async def run() -> None:
         stores = {name: FaultyStore(random.Random(1), {"a": bytes(1000)}) for name in "xyz"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,14 @@ from headrace.errors import (
     LoaderClosedError,
     ObjectChangedError,
     OptionError,
+    ShortReadError,
     StorageError,
 )
 from headrace.fetch import Reader
 from headrace.fetch.checksums import crc32c
 from headrace.fetch.policy.goal import Goal
 from headrace.options import FetchOptions
-from headrace.types import Answer
+from headrace.types import Answer, running_charge
 
 BODY = bytes(range(256)) * 40
 FLIPPED = b"\xff" + BODY[1:]
@@ -84,16 +85,20 @@ async def test_bytes_that_fail_their_check_are_asked_for_once_more(into: bool) -
         assert store.asked == asked
 
 
-@pytest.mark.skipif(importlib.util.find_spec("google_crc32c") is not None, reason="the library is there")
-def test_check_by_a_library_that_is_missing_says_what_to_install() -> None:
+def test_check_by_a_library_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(OptionError, match=r"pip install 'headrace\[crc\]'"):
         crc32c(0)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("google_crc32c") is None, reason="needs google-crc32c")
-def test_crc32c_is_castagnolis() -> None:
-    assert crc32c(0xE3069283)(b"123456789")
-    assert not crc32c(0xE3069283)(memoryview(b"123456788"))
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (bytes([0xFF]) * 32, 0x62A8AB43)],
+    ids=["nothing", "digits", "zeros", "ones"],
+)
+def test_crc32c_is_that_of_rfc_3720(data: bytes, value: int) -> None:
+    assert crc32c(value)(memoryview(data))
+    assert not crc32c(value)(data + b"\0")
 
 
 @on_a_loop
@@ -177,3 +182,51 @@ async def test_announced_size_that_memory_does_not_hold_is_an_error() -> None:
     async with reader_of(Endless(), attempts=1) as reader:
         with pytest.raises(StorageError, match="memory does not hold"):
             await reader.read("x")
+
+
+class Filling:
+    """A body that fills, and ends in an error after its last byte, or before it."""
+
+    def __init__(self, data: bytes, given: int) -> None:
+        self.data, self.given, self.received = data, given, 0
+
+    async def read_into(self, target: memoryview) -> int:
+        target[: self.given] = self.data[: self.given]
+        self.received = self.given
+        raise ShortReadError("the connection ended within the body", url="x")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@on_a_loop
+@pytest.mark.parametrize(("given", "asked"), [(50, [(0, 50)]), (49, [(0, 50), (49, 50)])])
+async def test_only_bytes_that_are_missing_are_asked_for_again(given: int, asked: list[tuple[int, int]]) -> None:
+    ranges = []
+
+    class Cut(Bodies):
+        async def get(self, path: str, start: int | None = None, stop: int | None = None, **_: object) -> Answer:
+            ranges.append((start, stop))
+            if len(ranges) > 1:
+                return await super().get(path, start, stop)
+            return Answer(0, 50, len(BODY), '"v"', Filling(BODY, given))  # type: ignore[arg-type]
+
+    async with reader_of(Cut(BODY), backoff_s=0.0) as reader:
+        assert await reader.read("x", 0, 50) == BODY[:50]
+    assert ranges == asked
+
+
+@on_a_loop
+async def test_body_whose_length_nobody_says_is_charged_once_it_is_known() -> None:
+    class Untold(Bodies):
+        async def get(self, *args: object, **options: object) -> Answer:
+            async def pieces() -> object:
+                yield BODY
+
+            return Answer(0, None, None, None, pieces())  # type: ignore[arg-type]
+
+    charged: list[int] = []
+    running_charge.set(charged.append)  # type: ignore[arg-type]
+    async with reader_of(Untold()) as reader:
+        assert await reader.read("x") == BODY
+    assert charged == [len(BODY)]

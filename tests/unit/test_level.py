@@ -142,6 +142,13 @@ def test_rate_is_that_of_the_last_second() -> None:
     assert rate.of(12.0) == pytest.approx(10.0, rel=0.2)
 
 
+def test_rate_after_a_pause_is_that_before_it() -> None:
+    rate = Rate(0.0)
+    for n in range(1000):
+        rate.add(n / 100)
+    assert rate.of(100.0) == pytest.approx(100.0, rel=0.1)
+
+
 def test_quota_makes_retries_wait_and_successes_let_them_go() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()

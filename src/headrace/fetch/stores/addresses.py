@@ -133,7 +133,7 @@ class Stores:
         except ValueError:
             raise OptionError(f"no address: {masked(root)}") from None
         if not is_proxied and self._fits_our_client:
-            return WebStore(root, self._options, self._connections, self._headers)
+            return WebStore(root, self._connections, self._headers)
         from headrace.fetch.stores.object_stores import RemoteWebStore
 
         return RemoteWebStore(root, self._options, self._for_obstore())

@@ -17,7 +17,6 @@ from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections
 from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
-from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -156,7 +155,6 @@ class WebStore:
     def __init__(
         self,
         base: str,
-        options: FetchOptions,  # noqa: ARG002  # every store is made with them; these are in the connections
         connections: Connections,
         headers: Mapping[str, str] | None = None,
     ) -> None:
