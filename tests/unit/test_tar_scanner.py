@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats.tar import TarLimits, TarScanner
+from headrace.formats.limits import Limits
+from headrace.formats.tar import TarScanner
 
 URL = "s3://bucket/train.tar?X-Amz-Signature=abc"
 Sample = tuple[bytes, dict[str, bytes]]
@@ -81,7 +82,7 @@ PLAIN = [(f"d/{k:04d}.{ext}", bytes([k % 251]) * (k * 37 % 1500)) for k in range
 
 
 def scan(data: bytes, cuts: Sequence[int] = (), kind: type[TarScanner] = TarScanner, **limits: int) -> Found:
-    scanner = kind(URL, TarLimits(**limits))
+    scanner = kind(URL, Limits(**limits))
     found = []
     bounds = [0, *cuts, len(data)]
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
@@ -101,7 +102,7 @@ def samples(data: bytes, cuts: Sequence[int] = (), **limits: int) -> list[Sample
 
 
 def damage(data: bytes, **limits: int) -> FormatError:
-    scanner = TarScanner(URL, TarLimits(**limits))
+    scanner = TarScanner(URL, Limits(**limits))
     scanner.feed(data, 0, True)
     assert scanner.error is not None
     return scanner.error
@@ -378,7 +379,7 @@ def test_what_is_at_a_limit_is_read() -> None:
 @pytest.mark.parametrize("limit", ["member_bytes", "header_bytes", "name_bytes", "extension_chain", "fields"])
 def test_limits_refuse_what_is_no_bound(limit: str) -> None:
     with pytest.raises(OptionError, match=f"{limit}=0"):
-        TarLimits(**{limit: 0})
+        Limits(**{limit: 0})
 
 
 @pytest.mark.parametrize("records", [

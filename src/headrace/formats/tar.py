@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar_headers import (
     BLOCK,
     ZEROS,
     Header,
-    TarLimits,
     key_of,
     looks_like,
     read_header,
@@ -21,9 +21,6 @@ from headrace.formats.tar_regular import regular_run
 from headrace.formats.tar_samples import Grouper
 from headrace.types import Buffer, Rows
 
-__all__ = ["TarLimits", "TarScanner"]
-
-_DEFAULT_LIMITS = TarLimits()
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
 _BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: their size, if any, is no body
@@ -57,7 +54,7 @@ class TarScanner:
     longest_run = 4096
     """Members that the fast way takes at once; 0 turns it off."""
 
-    def __init__(self, url: str, limits: TarLimits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
         self.error: FormatError | None = None
         self.done = False
         self.url = url
@@ -83,6 +80,21 @@ class TarScanner:
         if low is not None:
             return low
         return self._end if self._extended is not None else self._next
+
+    @property
+    def next_header(self) -> int:
+        """Where the next header lies, as far as that is known."""
+        return self._next
+
+    def skip(self, offset: int) -> None:
+        """Go on at `offset`, which is not beyond the next header: what lies before it is of a body, and tells nothing.
+
+        Raises:
+            ValueError: bytes before `offset` are needed.
+        """
+        if self._extended is not None or not self._end <= offset <= self._next:
+            raise ValueError(f"bytes {self._end} to {offset} cannot be left out: the next header is at {self._next}")
+        self._end = offset
 
     def feed(self, buffer: Buffer, offset: int, last: bool) -> Rows:
         """The samples that became complete with `buffer`, the part of the archive at `offset`.

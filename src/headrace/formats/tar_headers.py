@@ -5,10 +5,9 @@ Damage is raised as FormatError with its offset; the scanner adds the address.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import NamedTuple
 
-from headrace.errors import FormatError, LimitError, OptionError
+from headrace.errors import FormatError, LimitError
 
 BLOCK = 512
 ZEROS = bytes(BLOCK)
@@ -27,31 +26,6 @@ _LOOKS = (
     (b"<?xml", "an XML document"),
     (b"{", "JSON"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TarLimits:
-    """How much one archive may ask of its reader; more is LimitError.
-
-    Attributes:
-        member_bytes: bytes of one member.
-        header_bytes: bytes of the body of one extended header.
-        name_bytes: bytes of one member's name.
-        extension_chain: extended headers before one member.
-        fields: members of one sample.
-    """
-
-    member_bytes: int = 2**30
-    header_bytes: int = 2**20
-    name_bytes: int = 4096
-    extension_chain: int = 16
-    fields: int = 1000
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 < value <= 2**53:
-                raise OptionError(f"{field.name}={value} must be 1 to 2**53")
 
 
 class Header(NamedTuple):

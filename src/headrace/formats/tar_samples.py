@@ -12,14 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.errors import FormatError, LimitError
-from headrace.formats.tar_headers import BLOCK, TarLimits, key_of, shown
+from headrace.formats.limits import Limits
+from headrace.formats.tar_headers import BLOCK, key_of, shown
 from headrace.types import Rows
 
 
 class Grouper:
     """Collects members and gives the samples that are complete: those behind which another key has begun."""
 
-    def __init__(self, limits: TarLimits) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.drop()
 
