@@ -17,13 +17,15 @@ import anyio
 import numpy as np
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
-from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Shuffle, Take, is_async
+from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Shuffle, Take, ToTuple, is_async
 from headrace.datasets.stream import Files, Pipeline, Shards
 from headrace.errors import OptionError
 from headrace.fetch.growth import Growth
 from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
 from headrace.fetch.shards import ShardSource, Window
+from headrace.formats.columns import ColumnDecoder
 from headrace.formats.tar import TarScanner
+from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
 from headrace.options import Settings
 from headrace.plan import draw, permutation, window_order
@@ -217,7 +219,8 @@ def _stages(
     last: tuple[Step, ...] = ()
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
-    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init)}
+    columns = _columns(last) if settings.use_slots else None
+    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns)}
     inner: list[int | tuple[Step, ...]] = []
     for number, (is_on_loop, steps) in enumerate(groups, _FINAL + 1):
         if is_on_loop:
@@ -226,6 +229,14 @@ def _stages(
             chains[number] = Chain(steps, init=settings.init)
             inner.append(number)
     return prefix, chains, inner
+
+
+def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:
+    """What decodes whole row tables, where the steps are such that it may."""
+    functions = [step.fn for step in steps]
+    if len(functions) == 2 and isinstance(functions[0], Decoder) and isinstance(functions[1], ToTuple):
+        return ColumnDecoder(functions[0], functions[1].names)
+    return None
 
 
 async def _apply(steps: Sequence[Step], sample: Any, position: int) -> tuple[Any, bool]:

@@ -409,6 +409,8 @@ class Chain:
     Attributes:
         collate: makes a batch of a list of samples; None where the list's only sample is the batch.
         init: called once in each worker process, with its number.
+        columns: does what `steps` do, for all samples of a row table at once; None where it cannot: see
+            `headrace.formats.columns`.
         by_key: whether samples come as keys, and their random numbers go by those and not by positions.
         many: does what `steps` do, for all keys of a task at once.
         begin: called in each worker, process or thread, with its number, before the first task of this chain.
@@ -419,6 +421,7 @@ class Chain:
     collate: Callable[[list[Any]], Any] | None = None
     after: tuple[Step, ...] = ()
     init: Callable[[int], Any] | None = None
+    columns: Callable[[Rows, Any], list[Any] | None] | None = None
     by_key: bool = False
     many: Callable[[list[Any]], Sequence[Any]] | None = None
     begin: Callable[[int], Any] | None = None

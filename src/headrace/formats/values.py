@@ -58,7 +58,7 @@ class NpyDecoder:
     def __call__(self, data: Buffer) -> NDArray[Any]:
         head, shape, dtype, by_column = self._last
         if data[: len(head)] != head:
-            self._last = head, shape, dtype, by_column = _npy_header(data)
+            self._last = head, shape, dtype, by_column = npy_header(data)
         size = math.prod(shape) * dtype.itemsize
         if len(data) != len(head) + size:
             raise ValueError(f"the header tells of {size} bytes of array, {len(data) - len(head)} follow")
@@ -66,7 +66,8 @@ class NpyDecoder:
         return array.copy("K")
 
 
-def _npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], bool]:
+def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], bool]:
+    """(The header's bytes, the array's shape, its dtype, whether it is in Fortran order) of an .npy file."""
     major = data[6] if len(data) >= 12 and bytes(data[:6]) == _NPY_MAGIC else None
     if major not in (1, 2):
         raise ValueError("it does not begin as an .npy file of version 1 or 2")
@@ -192,12 +193,22 @@ class Decoder:
                 raise _failure(sample, field, what, error) from error
         return decoded
 
-    def _way(self, field: str) -> _Way | None:
-        """How to decode `field`; None to leave it alone."""
+    def what(self, field: str) -> str | None:
+        """What `field` is decoded as, by our own functions; None where it is left alone, or decoded by the user's."""
+        what = self._what(field)
+        return None if callable(what) or what == "bytes" else what
+
+    def _what(self, field: str) -> str | Callable[[bytes], Any] | None:
         extension = field.rpartition(".")[2]
         what = self._by_field.get(field)
         if what is None and not field.startswith("__"):
             what = self._spec if extension in IMAGE_EXTENSIONS else _WHAT_BY_EXTENSION.get(extension)
+        return what
+
+    def _way(self, field: str) -> _Way | None:
+        """How to decode `field`; None to leave it alone."""
+        extension = field.rpartition(".")[2]
+        what = self._what(field)
         way: _Way | None = None
         if callable(what):
             way = _Way("a value", what, is_users=True)

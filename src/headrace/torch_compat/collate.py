@@ -265,6 +265,26 @@ class Slots:
         if self.waiting:
             self._write()
 
+    def fill_columns(self, columns: Sequence[Any], bodies: Any, count: int) -> bool:
+        """Write `count` samples that are columns (`headrace.formats.columns`); whether they have this form."""
+        template, leaves = self._spec.template, self._spec.leaves
+        if not isinstance(template, Node) or template.kind != "tuple" or template.children != (*range(len(columns)),):
+            return False
+        for leaf, column in zip(leaves, columns, strict=True):
+            exact = int if column.is_number else column.dtype
+            if leaf.kind != ("int" if column.is_number else "array") or (leaf.exact, leaf.shape) != (
+                exact,
+                column.shape,
+            ):
+                return False
+        offset = 0
+        for leaf, column in zip(leaves, columns, strict=True):
+            size = leaf.nbytes
+            column.write(bodies, self._slab[offset + self._first * size : offset + (self._first + count) * size])
+            offset += _aligned(size * self._capacity)
+        self.count += count
+        return True
+
     def written(self) -> list[Any]:
         """The samples that were written, equal to what they were; where none were written before `first`."""
         return self._spec.samples(self._slab, self.count, self._capacity, self.columns)

@@ -6,9 +6,55 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.tasks import Description, member_pieces
 from headrace.torch_compat import packing
-from headrace.types import Rows
+from headrace.types import Ints, Rows
+
+
+class Bodies:
+    """The members of samples, in the ranges that were fetched.
+
+    Args:
+        views: the ranges.
+        first: the address at which each begins, ascending.
+    """
+
+    def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
+        self._views, self._first = views, first
+        self._ends = [address + len(view) for address, view in zip(first, views, strict=True)]
+
+    def one(self, offset: int, size: int) -> bytes:
+        """The `size` bytes at `offset`."""
+        inside = offset - self._first[0]
+        if len(self._views) == 1 or (inside >= 0 and offset + size <= self._ends[0]):
+            return bytes(self._views[0][inside : inside + size])
+        pieces = member_pieces(self._first, self._ends, offset, size)
+        return b"".join(self._views[k][a:b] for k, a, b in pieces)
+
+    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
+        """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        if len(self._views) == 1:
+            return _rows(self._views[0], offsets - self._first[0], length)
+        out = np.empty((len(offsets), length), np.uint8)
+        spans = np.searchsorted(self._first, offsets, side="right") - 1
+        reaches_over = offsets + length > np.asarray(self._ends)[spans]
+        for k in np.flatnonzero(reaches_over).tolist():
+            out[k] = np.frombuffer(self.one(int(offsets[k]), length), np.uint8)
+        for span in np.unique(spans[~reaches_over]).tolist():
+            chosen = np.flatnonzero((spans == span) & ~reaches_over)
+            out[chosen] = _rows(self._views[span], offsets[chosen] - self._first[span], length)
+        return out
+
+
+def _rows(view: memoryview, offsets: Ints, length: int) -> NDArray[np.uint8]:
+    if not length or not len(offsets):
+        return np.empty((len(offsets), 0), np.uint8)
+    array = np.frombuffer(view, np.uint8)
+    windows = np.lib.stride_tricks.as_strided(array, (len(array) - length + 1, length), (1, 1), writeable=False)
+    return windows[offsets]  # one copy for each row
 
 
 class Inputs:
@@ -29,6 +75,10 @@ class Inputs:
         """The bytes at (segment's number, offset, size)."""
         number, offset, size = place
         return self._segments[number][offset : offset + size]
+
+    def bodies(self, places: Sequence[tuple[int, int, int, int]]) -> Bodies:
+        """The bytes of the ranges at (first address, segment's number, offset, size)."""
+        return Bodies([self.view(place[1:]) for place in places], [place[0] for place in places])
 
     def samples(self, parts: Sequence[Description], busy: dict[str, float]) -> Iterator[Any]:
         """The samples of the described parts, in order."""
@@ -51,22 +101,14 @@ class Inputs:
     def _raw(
         self, rows: Rows, shards: Any, urls: Sequence[str], places: Sequence[tuple[int, int, int, int]]
     ) -> list[dict[str, Any]]:
-        views = [self.view(place[1:]) for place in places]
-        first = [place[0] for place in places]
-        ends = [place[0] + place[3] for place in places]
+        bodies = self.bodies(places)
         starts, fields, names = rows.starts.tolist(), rows.field.tolist(), rows.fields
         offsets, sizes = rows.offset.tolist(), rows.size.tolist()
         samples = []
         for k, (key, shard) in enumerate(zip(rows.keys.tolist(), shards.tolist(), strict=True)):
             sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
             for m in range(starts[k], starts[k + 1]):
-                offset, size = offsets[m], sizes[m]
-                inside = offset - first[0]
-                if len(views) == 1 or (inside >= 0 and offset + size <= ends[0]):
-                    body = bytes(views[0][inside : inside + size])
-                else:
-                    body = b"".join(views[s][a:b] for s, a, b in member_pieces(first, ends, offset, size))
-                sample[names[fields[m]]] = body
+                sample[names[fields[m]]] = bodies.one(offsets[m], sizes[m])
             samples.append(sample)
         return samples
 
