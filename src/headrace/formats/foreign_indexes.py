@@ -1,0 +1,167 @@
+"""Indexes that other libraries made: DALI's, of one shard, and wids', of many.
+
+DALI's `wds2idx` writes text: a line with the version and the number of samples, then one line for each sample with
+`field offset size` for each of its members, and from version 1.2 on `field offset size name`. wids writes JSON that
+counts samples and says nothing of members.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from headrace.errors import FormatError, masked
+from headrace.formats.index import ShardIndex, gaps
+from headrace.formats.index_file import MAGIC
+from headrace.formats.named_arrays import MOST
+from headrace.types import Buffer, Rows
+
+_NAMED = {b"v1.0": None, b"v1.1": False, b"v1.2": True}
+
+
+def sniff(data: Buffer) -> str | None:
+    """Which kind of index begins with `data`: "headrace", "dali", "wids", or None."""
+    head = bytes(data[:4096])
+    if head.startswith(MAGIC):
+        return "headrace"
+    first = head.partition(b"\n")[0].split()
+    if len(first) == 2 and first[0].startswith(b"v1.") and first[1].isdigit():
+        return "dali"
+    if head.lstrip().startswith(b"{") and (b'"wids_version"' in head or b'"shardlist"' in head):
+        return "wids"
+    return None
+
+
+def _damage(what: str, why: str, line: int | None = None) -> FormatError:
+    return FormatError(f"{masked(what)}{f', line {line}' if line else ''}: {why}", url=what)
+
+
+def read_dali(text: Buffer, what: str) -> ShardIndex:
+    """The index of the shard that `wds2idx` made `text` for; without checksums, size and version.
+
+    Before version 1.2 it has no names: the samples' keys are then their numbers, "000000000" and so on.
+
+    Raises:
+        FormatError: it is none of versions 1.0, 1.1 and 1.2, or it is damaged; it names `what` and the line.
+    """
+    first, *lines = bytes(text).split(b"\n")
+    version, count, *_ = *first.split(), b"", b""
+    if version not in _NAMED or not count.isdigit():
+        raise _damage(what, f"this is no DALI index of version 1.0, 1.1 or 1.2: it begins with {first[:40]!r}")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if len(lines) != _number(count):
+        raise _damage(what, f"it has {len(lines)} samples, not the {count.decode()} that it says")
+    is_named = _NAMED[version]
+    if is_named is None:  # both ways exist
+        words = lines[0].split() if lines else []
+        is_named = len(words) % 4 == 0 and len(words) > 3 and words[3].lower().endswith(b"." + words[0].lower())
+    keys: list[bytes] = []
+    starts, field, offset, size = [0], [], [], []
+    numbers: dict[str, int] = {}
+    for line, sample in enumerate(lines, 2):
+        key, members = _members(sample.split(), is_named, what, line)
+        keys.append(b"%09d" % (line - 2) if key is None else key)
+        for name, at, length in members:
+            field.append(numbers.setdefault(name, len(numbers)))
+            offset.append(at)
+            size.append(length)
+        if len(set(field[starts[-1] :])) < len(members):
+            raise _damage(what, "the sample has a field twice", line)
+        starts.append(len(field))
+    rows = Rows(
+        np.array(keys, np.bytes_) if keys else np.zeros(0, "S1"),
+        np.array(starts, np.int64),
+        np.array(field, np.int32),
+        np.array(offset, np.int64),
+        np.array(size, np.int64),
+        tuple(numbers),
+    )
+    try:
+        gaps(rows.offset, rows.size)
+    except ValueError as error:
+        raise _damage(what, str(error)) from None
+    return ShardIndex(rows, None, -1, None)
+
+
+def _members(
+    words: list[bytes], is_named: bool, what: str, line: int
+) -> tuple[bytes | None, list[tuple[str, int, int]]]:
+    """The key of one sample, where it has names, and field, offset and size of its members."""
+    width = 4 if is_named else 3
+    if not words or len(words) % width:
+        shape = "field offset size name" if is_named else "field offset size"
+        raise _damage(what, f"it is not made of '{shape}'; names with blanks in them cannot be read", line)
+    keys: set[bytes] = set()
+    members = []
+    for k in range(0, len(words), width):
+        extension = words[k]
+        if is_named:
+            name = words[k + 3]
+            if not name.endswith(b"." + extension):
+                raise _damage(what, f"the name {name[:80]!r} does not end with its field {extension[:80]!r}", line)
+            keys.add(name[: -len(extension) - 1])
+        field = extension.decode("utf-8", "surrogateescape").lower()
+        offset, size = _number(words[k + 1]), _number(words[k + 2])
+        if field.startswith("__") or offset is None or size is None:
+            raise _damage(what, f"{b' '.join(words[k : k + 3])[:80]!r} is no field, offset and size", line)
+        members.append((field, offset, size))
+    if len(keys) > 1:
+        raise _damage(what, "its members belong to several samples", line)
+    return (keys.pop() if keys else None), members
+
+
+def _number(digits: bytes) -> int | None:
+    return int(digits) if digits.isdigit() and len(digits) < 20 and int(digits) <= MOST else None
+
+
+def read_wids(text: Buffer, what: str) -> list[tuple[str, int, int | None]]:
+    """Address, samples, and bytes (None: not known) of each shard that a wids index lists.
+
+    Relative addresses are joined to the index's `base`, where it has one; else they are meant relative to the index.
+
+    Raises:
+        FormatError: it is no wids index, or it refers to others; it names `what`.
+    """
+    try:
+        index = json.loads(bytes(text))
+    except (ValueError, RecursionError) as error:
+        raise _damage(what, f"this is no JSON: {error}") from None
+    if not isinstance(index, dict) or index.get("wids_version", 1) != 1:
+        raise _damage(what, "this is no wids index of version 1")
+    shards = _shards(index, what)
+    for part in _list(index, "datasets", what):
+        shards += _shards(part, what)
+    if not shards:
+        raise _damage(what, "this is no wids index: it has no 'shardlist'")
+    return shards
+
+
+def _list(index: Any, name: str, what: str) -> list[Any]:
+    found = index.get(name, []) if isinstance(index, dict) else None
+    if not isinstance(found, list):
+        raise _damage(what, f"its {name!r} is no list")
+    return found
+
+
+def _shards(index: Any, what: str) -> list[tuple[str, int, int | None]]:
+    shards = _list(index, "shardlist", what)
+    if "source_url" in index:
+        raise _damage(what, "it refers to another index (source_url), which is not followed: give that one")
+    base = index.get("base")
+    listed = []
+    for number, shard in enumerate(shards):
+        facts = shard if isinstance(shard, dict) else {}
+        url, samples, size = facts.get("url"), facts.get("nsamples"), facts.get("filesize")
+        if not isinstance(url, str) or not _is_count(samples) or not (size is None or _is_count(size)):
+            raise _damage(what, f"entry {number} of its shardlist lacks a 'url', 'nsamples' or 'filesize' that can be")
+        if isinstance(base, str) and "://" not in url and not url.startswith("/"):
+            url = f"{base.rstrip('/')}/{url}"
+        listed.append((url, samples, size))
+    return listed
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= MOST

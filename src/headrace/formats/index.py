@@ -1,0 +1,175 @@
+"""What is known of one shard: where its samples lie, their checksums, and which version of the object that holds for.
+
+`docs/reference/index_format.md` specifies the bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import LimitError, masked
+from headrace.formats.named_arrays import MOST, Arrays, damage, pack_arrays
+from headrace.types import Buffer, Ints, Rows
+
+_BLOCK = 512
+# Keys become a table as wide as the longest: one long key among very many would ask for any amount of memory.
+_KEY_TABLE_BYTES = 64 * 2**20
+
+
+class Frames(NamedTuple):
+    """Where each frame of a compressed archive begins, in the object and in what it unpacks to; the end comes last.
+
+    An archive that can only be read from its start is one frame.
+    """
+
+    packed: Ints
+    unpacked: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex:
+    """Where the samples of a shard lie.
+
+    Attributes:
+        rows: the samples, in the order of the archive; offsets are in the unpacked archive.
+        crc: CRC-32C of each member's bytes; None where they are not known.
+        size: bytes of the object; -1 where it is not known.
+        etag: the object's version when the index was made, where the store has versions.
+        frames: of a compressed archive.
+    """
+
+    rows: Rows
+    crc: NDArray[np.uint32] | None
+    size: int
+    etag: str | None
+    frames: Frames | None = None
+
+    def pack(self) -> bytes:
+        """The index as bytes: 5 to 10 a member, half of them its checksum.
+
+        Raises:
+            ValueError: members overlap, lie at no multiple of 512 bytes, or not in order: no archive is so.
+        """
+        rows = self.rows
+        lengths = np.strings.str_len(rows.keys).astype(np.int64)
+        arrays: dict[str, NDArray[Any]] = {
+            "key_length": lengths,
+            "key_text": _text_of(rows.keys, lengths),
+            "members": np.diff(rows.starts),
+            "field": rows.field,
+            "size": rows.size,
+            "gap": gaps(rows.offset, rows.size),
+        }
+        if self.crc is not None:
+            arrays["crc"] = self.crc
+        if self.frames is not None:
+            arrays["frame_packed"] = np.diff(self.frames.packed, prepend=0)
+            arrays["frame_unpacked"] = np.diff(self.frames.unpacked, prepend=0)
+        size = None if self.size < 0 else self.size
+        return pack_arrays({"size": size, "etag": self.etag, "fields": list(rows.fields)}, arrays)
+
+    @staticmethod
+    def unpack(data: Buffer, what: str) -> ShardIndex:
+        """The index that `pack` made `data` of.
+
+        Raises:
+            FormatError: the bytes are damaged, or describe what no archive can be; it names `what`.
+            LimitError: they ask for more memory than an index does.
+        """
+        arrays = Arrays(data, what)
+        size, etag = arrays.fact("size", (int, type(None))), arrays.fact("etag", (str, type(None)))
+        if size is not None and not 0 <= size <= MOST:
+            raise damage(what, f"the object would have {size} bytes")
+        if etag is not None and not etag.isprintable():
+            raise damage(what, "the object's version is no text")
+        frames = _frames(arrays, size) if arrays.has("frame_packed") else None
+        end = int(frames.unpacked[-1]) if frames is not None else MOST if size is None else size
+        rows = _rows(arrays, end)
+        crc = None
+        if arrays.has("crc"):
+            crc = arrays.ints("crc", len(rows.offset), most=2**32 - 1).astype(np.uint32)
+        return ShardIndex(rows, crc, -1 if size is None else size, etag, frames)
+
+
+def gaps(offset: Ints, size: Ints) -> Ints:
+    """How many blocks of 512 bytes lie between each member's bytes and those of the member before it.
+
+    Raises:
+        ValueError: that is no number of blocks, or less than none.
+    """
+    before = np.zeros(len(offset), np.int64)
+    before[1:] = offset[:-1] + size[:-1] + (_BLOCK - 1) & -_BLOCK
+    gap = offset - before
+    if len(gap) and (int(gap.min()) < 0 or (gap % _BLOCK).any()):
+        raise ValueError("members of an archive lie one behind the other, at multiples of 512 bytes")
+    return gap // _BLOCK
+
+
+def _text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
+    table = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
+    return table[np.arange(keys.dtype.itemsize) < lengths[:, None]]
+
+
+def _rows(arrays: Arrays, end: int) -> Rows:
+    """The table of samples, whose members lie before `end`."""
+    what = arrays.what
+    fields = arrays.fact("fields", list)
+    if not all(isinstance(name, str) and not name.startswith("__") for name in fields) or len(set(fields)) < len(
+        fields
+    ):
+        raise damage(what, "the names of its fields are none")
+    size = arrays.ints("size")
+    gap = arrays.ints("gap", len(size), most=MOST // _BLOCK)
+    blocks = gap.copy()
+    blocks[1:] += size[:-1] + (_BLOCK - 1) >> 9
+    offset = np.cumsum(blocks) * _BLOCK if float(blocks.sum(dtype=np.float64)) <= MOST / _BLOCK else None
+    if offset is None or (len(offset) and int(offset[-1] + size[-1]) > end):
+        raise damage(what, f"a member lies beyond the archive's end at {end}")
+    keys = _keys(arrays)
+    counts = arrays.ints("members", len(keys))
+    starts = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    if starts[-1] != len(size):
+        raise damage(what, f"its samples have {starts[-1]} members, and it has {len(size)}")
+    field = arrays.ints("field", len(size), most=max(len(fields) - 1, 0))
+    if len(field) and not fields:
+        raise damage(what, "its members have no fields")
+    if _has_twice(field, counts):
+        raise damage(what, "a sample has a field twice")
+    return Rows(keys, starts, field.astype(np.int32), offset, size, tuple(fields))
+
+
+def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
+    text, ends = arrays.texts("key_text", "key_length")
+    lengths = np.diff(ends)
+    width = max(int(lengths.max()), 1) if len(lengths) else 1
+    if width * len(lengths) > max(_KEY_TABLE_BYTES, 8 * len(text)):
+        raise LimitError(
+            f"{masked(arrays.what)}: {len(lengths)} keys of up to {width} bytes are over the limit", url=arrays.what
+        )
+    table = np.zeros((len(lengths), width), np.uint8)
+    table[np.arange(width) < lengths[:, None]] = np.frombuffer(text, np.uint8)
+    keys: NDArray[np.bytes_] = table.reshape(-1).view(f"S{width}")
+    if (np.strings.str_len(keys) != lengths).any():
+        raise damage(arrays.what, "a key ends with a zero byte")
+    return keys
+
+
+def _has_twice(field: Ints, counts: Ints) -> bool:
+    sample = np.repeat(np.arange(len(counts)), counts)
+    pair = (sample << 32) + field
+    if (pair[1:] > pair[:-1]).all():
+        return False  # each sample has its fields in the order in which they were numbered, as most archives do
+    return len(np.unique(pair)) < len(pair)
+
+
+def _frames(arrays: Arrays, size: int | None) -> Frames:
+    packed = np.cumsum(arrays.ints("frame_packed"))
+    unpacked = np.cumsum(arrays.ints("frame_unpacked", len(packed)))
+    if len(packed) < 2 or unpacked[0] != 0 or packed[-1] > (MOST if size is None else size) or unpacked[-1] > MOST:
+        raise damage(arrays.what, "its frames lie in no archive")
+    return Frames(packed, unpacked)

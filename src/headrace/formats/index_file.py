@@ -1,0 +1,278 @@
+"""An index file: a directory of any number of shards, then one block for each shard whose members are known.
+
+The directory comes first, so that one request at the file's start tells how many samples there are; a block is read
+when its shard is first needed. `docs/reference/index_format.md` specifies the bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.index import ShardIndex
+from headrace.formats.named_arrays import Arrays, damage, pack_arrays
+from headrace.types import Buffer, Ints
+
+MAGIC = b"HRINDEX\n"
+VERSION = 1
+LEVELS = 1
+HEAD = struct.Struct("<8sIIQ")
+_DIRECTORY_MOST = 2**32
+_CODEC = "utf-8", "surrogateescape"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a directory says of one shard.
+
+    Attributes:
+        name: its address.
+        samples, members: how many it has; members is 0 where only the samples were counted.
+        nbytes: bytes of all members together.
+        size: bytes of the object; -1 where it is not known.
+        etag: the object's version.
+        start, length: where its block lies in the file, in bytes; no block is 0 bytes long.
+        check: CRC-32 of the block.
+    """
+
+    name: str
+    samples: int
+    members: int = 0
+    nbytes: int = 0
+    size: int = -1
+    etag: str | None = None
+    start: int = 0
+    length: int = 0
+    check: int = 0
+
+    @staticmethod
+    def of(url: str, index: ShardIndex, block: bytes) -> Entry:
+        """The entry of the shard at `url`, whose `index` was packed to `block`."""
+        rows = index.rows
+        return Entry(
+            name=url,
+            samples=len(rows),
+            members=len(rows.offset),
+            nbytes=int(rows.size.sum()),
+            size=index.size,
+            etag=index.etag,
+            length=len(block),
+            check=zlib.crc32(block),
+        )
+
+
+class Texts(Sequence[str]):
+    """Many texts that begin alike, as one piece of memory; each is made when it is asked for."""
+
+    def __init__(self, prefix: str, text: bytes, ends: Ints) -> None:
+        self._prefix, self._text, self._ends = prefix, text, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def match(self, urls: Sequence[str]) -> bool:
+        """Whether `urls` are these, one by one, in whatever folder; False where that cannot be told in no time."""
+        prefix = _common(urls)
+        if len(urls) != len(self) or prefix.rpartition("/")[2] != self._prefix.rpartition("/")[2]:
+            return False
+        ends = np.cumsum(np.fromiter(map(len, urls), np.int64, len(urls)) - len(prefix))
+        text = "".join([url[len(prefix) :] for url in urls])
+        return text.isascii() and text.encode() == self._text and np.array_equal(ends, self._ends[1:])
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        return self._prefix + self._text[self._ends[at] : self._ends[at + 1]].decode(*_CODEC)
+
+
+class Directory:
+    """Which shards an index file is about, and where their blocks lie; arrays, no object for each shard.
+
+    Attributes:
+        names: the shards' addresses, in the order in which they were indexed.
+        samples, members, nbytes, sizes: of each shard, as in `Entry`.
+    """
+
+    def __init__(self, arrays: Arrays, end: int) -> None:
+        self.names = Texts(arrays.fact("prefix", str), *arrays.texts("name_text", "name_length"))
+        count = len(self.names)
+        self.samples = arrays.ints("samples", count)
+        self.members = arrays.ints("members", count)
+        self.nbytes = arrays.ints("nbytes", count)
+        self.sizes = arrays.ints("size_plus_one", count) - 1
+        etags, etag_ends = arrays.texts("etag_text", "etag_length", count)
+        if etags and (min(etags) < 32 or 127 in etags):
+            raise damage(arrays.what, "a version has control characters in it")  # it goes into requests
+        self._etags = Texts("", etags, etag_ends)
+        self._blocks = end + np.concatenate([[0], np.cumsum(arrays.ints("block_length", count))])
+        self._checks = arrays.ints("block_check", count, most=2**32 - 1)
+        self._tails: dict[int, tuple[Ints, Ints]] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def etag(self, at: int) -> str | None:
+        """The version of the object `at` when its index was made."""
+        return self._etags[at] or None
+
+    def block(self, at: int) -> tuple[int, int, int]:
+        """Where the index of shard `at` lies in the file: start and stop in bytes, and its check.
+
+        They are equal where its members are not known.
+        """
+        return int(self._blocks[at]), int(self._blocks[at + 1]), int(self._checks[at])
+
+    def __getitem__(self, at: int) -> Entry:
+        start, stop, check = self.block(at)
+        return Entry(
+            name=self.names[at],
+            samples=int(self.samples[at]),
+            members=int(self.members[at]),
+            nbytes=int(self.nbytes[at]),
+            size=int(self.sizes[at]),
+            etag=self.etag(at),
+            start=start,
+            length=stop - start,
+            check=check,
+        )
+
+    def find(self, url: str) -> int | None:
+        """Which shard `url` is; see `find_all`."""
+        at = int(self.find_all([url])[0])
+        return at if at >= 0 else None
+
+    def find_all(self, urls: Sequence[str]) -> Ints:
+        """Which shard each of `urls` is; -1 for one that is not here, or that could be several.
+
+        That is the one with the same address, or else the one that ends with the longest part of its path, in whole
+        segments: an index stays good when the data is copied elsewhere. Queries are left out then.
+        """
+        if self.names.match(urls):
+            return np.arange(len(urls))
+        found = np.full(len(urls), -1, np.int64)
+        open_urls = list(range(len(urls)))
+        for count in itertools.count():  # 0 is the whole address; then so many segments of its path
+            asked = [(at, tail) for at in open_urls if (tail := _tail(urls[at], count)) is not None]
+            if not asked:
+                return found
+            hashes, order = self._hashes(count)
+            wanted = np.fromiter((hash(tail) for _, tail in asked), np.int64, len(asked))
+            first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
+            open_urls = []
+            for (at, tail), low, high in zip(asked, first.tolist(), last.tolist(), strict=True):
+                if high - low == 1 and _tail(self.names[order[low]], count) == tail:
+                    found[at] = order[low]
+                elif high - low > 1 or not count:
+                    open_urls.append(at)
+        raise AssertionError("unreachable")
+
+    def _hashes(self, count: int) -> tuple[Ints, Ints]:
+        """The hashes of all tails of `count` segments, sorted, and whose they are."""
+        if count not in self._tails:
+            hashes = np.fromiter((hash(_tail(name, count)) for name in self.names), np.int64, len(self))
+            order = np.argsort(hashes)
+            self._tails[count] = hashes[order], order
+        return self._tails[count]
+
+
+def _tail(url: str, count: int) -> str | None:
+    """The last `count` segments of the path; None where it has fewer. 0: all of the address."""
+    if not count:
+        return url
+    if "://" in url:
+        url = url.partition("?")[0].partition("#")[0]
+    segments = url.rsplit("/", count)
+    return "/".join(segments[-count:]) if len(segments) >= count else None
+
+
+def _common(texts: Sequence[str]) -> str:
+    """What all of them begin with."""
+    first, last = min(texts, default=""), max(texts, default="")  # all others lie between them
+    same = (a == b for a, b in zip(first, last, strict=False))
+    return first[: sum(itertools.takewhile(bool, same))]
+
+
+def pack_directory(entries: Sequence[Entry]) -> bytes:
+    """All of an index file that comes before the blocks, which must follow in the order of `entries`."""
+    prefix = _common([entry.name for entry in entries])
+    names = [entry.name[len(prefix) :].encode(*_CODEC) for entry in entries]
+    etags = [(entry.etag or "").encode(*_CODEC) for entry in entries]
+    arrays = {
+        "name_length": [len(name) for name in names],
+        "samples": [entry.samples for entry in entries],
+        "members": [entry.members for entry in entries],
+        "nbytes": [entry.nbytes for entry in entries],
+        "size_plus_one": [entry.size + 1 for entry in entries],
+        "block_length": [entry.length for entry in entries],
+        "block_check": [entry.check for entry in entries],
+        "etag_length": [len(etag) for etag in etags],
+    }
+    texts = {"name_text": b"".join(names), "etag_text": b"".join(etags)}
+    packed = pack_arrays(
+        {"levels": LEVELS, "prefix": prefix},
+        {name: np.array(values, np.int64) for name, values in arrays.items()}
+        | {name: np.frombuffer(text, np.uint8) for name, text in texts.items()},
+    )
+    return HEAD.pack(MAGIC, VERSION, 0, len(packed)) + packed
+
+
+def read_head(data: Buffer, what: str = "the index") -> int:
+    """How many bytes from the file's start on hold the directory; `data` is 24 of them or more.
+
+    Raises:
+        FormatError: this is no index file, or one that this version does not read.
+    """
+    if len(data) < HEAD.size or bytes(data[:8]) != MAGIC:
+        raise _refused(what, f"is no headrace index file: it does not begin with {MAGIC!r}")
+    _, version, flags, length = HEAD.unpack_from(data)
+    if version != VERSION or flags:
+        raise _refused(
+            what,
+            f"is an index file of version {version}, flags {flags}; this headrace reads version {VERSION}, flags 0: "
+            "install a newer headrace, or make the index again with this one",
+        )
+    if length > _DIRECTORY_MOST:
+        raise LimitError(f"{masked(what)}: its directory would have {length} bytes, over the limit", url=what)
+    return HEAD.size + int(length)
+
+
+def _refused(what: str, why: str) -> FormatError:
+    return FormatError(f"{masked(what)} {why}", url=what)
+
+
+def read_directory(data: Buffer, what: str = "the index") -> Directory:
+    """The directory of the index file that begins with `data`.
+
+    Raises:
+        FormatError: this is no index file that this version reads, it is damaged, or `data` ends before its directory.
+    """
+    end = read_head(data, what)
+    if len(data) < end:
+        raise damage(what, f"its directory takes {end} bytes, and there are {len(data)}")
+    arrays = Arrays(memoryview(data)[HEAD.size : end], what)
+    levels = arrays.fact("levels", int)
+    if levels != LEVELS:
+        raise _refused(what, f"has {levels} levels; this headrace reads indexes of {LEVELS} level: install a newer one")
+    return Directory(arrays, end)
+
+
+def check_block(data: Buffer, check: int, what: str) -> None:
+    """Make sure that `data` is the block that the directory means.
+
+    Raises:
+        FormatError: it is not; it names `what`.
+    """
+    if zlib.crc32(data) != check:
+        raise damage(what, "its CRC-32 is not the one that the directory says")

@@ -1,0 +1,117 @@
+"""The journal of a build of an index file: an interrupted build goes on where it ends, and the file is made from it.
+
+A journal is a row of records. A record is
+
+    u32 magic, u32 length of the payload, u32 CRC-32 of the payload
+    the payload: one line of JSON (the entry), then the packed index of the shard
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from headrace.errors import FormatError, masked
+from headrace.formats.index_file import Entry, check_block, pack_directory
+from headrace.formats.named_arrays import MOST
+from headrace.types import Buffer
+
+_MAGIC = int.from_bytes(b"HRJ1", "little")
+_HEAD = struct.Struct("<III")
+_LINE_MOST = 2**16
+_PIECE = 2**20
+_FACTS = ("name", "etag", "samples", "members", "nbytes", "size", "check")
+
+
+def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
+    """The record to append to a journal for a shard that was indexed.
+
+    Raises:
+        ValueError: the address is longer than any that can be read back.
+    """
+    line = json.dumps({name: getattr(entry, name) for name in _FACTS}, separators=(",", ":")).encode() + b"\n"
+    if len(line) > _LINE_MOST:
+        raise ValueError(f"an address of {len(entry.name)} characters is over the limit")
+    payload = line + block
+    return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+class Journal:
+    """Iterates over the entries of a journal, up to the first record that is torn or damaged.
+
+    Entries have `start` and `length` of their block in the journal. One object may be there several times: the later
+    entry is the newer one.
+
+    Attributes:
+        end: where the last whole record ended, in bytes: cut the journal here before appending to it.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.end = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        self.end = 0
+        while (entry := self._read(self.end)) is not None:
+            yield entry
+
+    def _read(self, at: int) -> Entry | None:
+        self._file.seek(at)
+        head = self._file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        magic, length, check = _HEAD.unpack(head)
+        if magic != _MAGIC:
+            return None
+        first = piece = self._file.read(min(length, _PIECE))
+        seen, left = zlib.crc32(piece), length - len(piece)
+        while piece and left:  # in pieces: a damaged length must not cost memory
+            piece = self._file.read(min(left, _PIECE))
+            seen, left = zlib.crc32(piece, seen), left - len(piece)
+        if left or seen != check:
+            return None
+        line = first[:_LINE_MOST].partition(b"\n")[0]
+        start = at + _HEAD.size + len(line) + 1
+        stop = at + _HEAD.size + length
+        try:
+            entry = _entry(json.loads(line))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return None
+        self.end = stop
+        return replace(entry, start=start, length=max(stop - start, 0))
+
+
+def _entry(facts: Any) -> Entry:
+    texts, counts = _FACTS[:2], _FACTS[2:]
+    if not all(isinstance(facts[name], str) or (facts[name] is None and name == "etag") for name in texts):
+        raise ValueError("it has no name")
+    if not all(type(facts[name]) is int and -(name == "size") <= facts[name] <= MOST for name in counts):
+        raise ValueError("its counts are none")
+    return Entry(**{name: facts[name] for name in _FACTS})
+
+
+def write_index(file: BinaryIO, entries: Sequence[Entry], journal: BinaryIO) -> int:
+    """Write an index file of `entries`, whose blocks lie in `journal`; gives how many bytes it has.
+
+    It holds one block at a time.
+
+    Raises:
+        ValueError: two entries have one address: leave the older one out.
+        FormatError: a block in the journal is not the one that its entry means.
+    """
+    if len({entry.name for entry in entries}) < len(entries):
+        raise ValueError("two entries of one index have the same address")
+    written = file.write(pack_directory(entries))
+    for entry in entries:
+        if entry.length:
+            journal.seek(entry.start)
+            block = journal.read(entry.length)
+            if len(block) != entry.length:
+                raise FormatError(f"the journal ends inside the index of {masked(entry.name)}", url=entry.name)
+            check_block(block, entry.check, entry.name)
+            written += file.write(block)
+    return written

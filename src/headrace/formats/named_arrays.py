@@ -1,0 +1,163 @@
+"""Arrays of numbers with names, as checked and compressed bytes: what index files are made of.
+
+    u32 CRC-32 of all that follows
+    u32 length of the body once it is unpacked, in bytes
+    the body as a zlib stream:
+        u32 length of the JSON
+        JSON: an object; its "arrays" maps each array's name to [dtype, count]
+        the arrays, one after the other, in the order of "arrays"
+
+All numbers are little-endian; a dtype is "u1", "u2", "u4" or "u8", always the smallest that holds the array. What is
+damaged or hostile is an error before memory is taken for what it claims.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.types import Buffer, Ints
+
+MOST = 2**53
+"""No offset, size or count is over this."""
+
+_HEAD = struct.Struct("<II")
+_LENGTH = struct.Struct("<I")
+_DTYPES = {f"u{size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)}
+# An index becomes some 2 to 10 times smaller; what claims more than this is a bomb.
+_RATIO_MOST = 50
+_FREE_BYTES = 2**20
+
+
+def damage(what: str, why: str) -> FormatError:
+    """The error that says that `what` is not as its format says."""
+    return FormatError(f"{masked(what)} is damaged: {why}", url=what)
+
+
+def smallest(values: NDArray[Any]) -> NDArray[Any]:
+    """`values` in the smallest unsigned type that holds them all.
+
+    Raises:
+        ValueError: one is negative.
+    """
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    if low < 0:
+        raise ValueError(f"{low} is negative: it is no offset, size or count")
+    return values.astype(_DTYPES[np.min_scalar_type(high).str[1:]])
+
+
+def pack_arrays(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """`arrays` of numbers that are 0 or more, and small `facts` that JSON can hold, as bytes."""
+    small = {name: smallest(array) for name, array in arrays.items()}
+    said = {"arrays": {name: [array.dtype.str[1:], len(array)] for name, array in small.items()}, **facts}
+    text = json.dumps(said, separators=(",", ":")).encode()
+    body = b"".join([_LENGTH.pack(len(text)), text, *(array.tobytes() for array in small.values())])
+    packed = zlib.compress(body, 6)
+    if len(body) > _most(len(packed)):
+        packed = zlib.compress(body, 0)  # else it would be taken for a bomb
+    rest = _LENGTH.pack(len(body)) + packed
+    return _LENGTH.pack(zlib.crc32(rest)) + rest
+
+
+def _most(packed: int) -> int:
+    return max(_FREE_BYTES, _RATIO_MOST * packed)
+
+
+def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """The facts and the arrays (read-only views) that `pack_arrays` made bytes of.
+
+    Raises:
+        FormatError: they are damaged; it names `what`.
+        LimitError: they claim to unpack to far more than an index does.
+    """
+    body = _body(memoryview(data).cast("B"), what)
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        facts = json.loads(body[4 : 4 + length])
+        said = facts.pop("arrays").items()
+    except (struct.error, ValueError, RecursionError, KeyError, AttributeError, TypeError):
+        raise damage(what, "it does not say which arrays it has") from None
+    arrays, at = {}, 4 + length
+    for name, shape in said:
+        dtype, count = shape if isinstance(shape, list) and len(shape) == 2 else (None, None)
+        if not isinstance(dtype, str) or dtype not in _DTYPES or type(count) is not int or count < 0:
+            raise damage(what, f"its array {name!r} has the shape {str(shape)[:80]}")
+        stop = at + count * _DTYPES[dtype].itemsize
+        if stop > len(body):
+            raise damage(what, f"its array {name!r} would end at byte {stop} of {len(body)}")
+        arrays[name] = np.frombuffer(body, _DTYPES[dtype], count, at)
+        at = stop
+    if at != len(body):
+        raise damage(what, f"its arrays end at byte {at} of {len(body)}")
+    return facts, arrays
+
+
+def _body(view: memoryview, what: str) -> bytes:
+    if len(view) < _HEAD.size:
+        raise damage(what, f"it has {len(view)} bytes, fewer than its head")
+    check, length = _HEAD.unpack_from(view)
+    if zlib.crc32(view[4:]) != check:
+        raise damage(what, "its CRC-32 is another one")
+    if length > _most(len(view) - _HEAD.size):
+        raise LimitError(
+            f"{masked(what)}: {len(view)} bytes would unpack to {length}; the limit is {_RATIO_MOST} times as many",
+            url=what,
+        )
+    unpack = zlib.decompressobj()
+    try:
+        body = unpack.decompress(view[_HEAD.size :], length + 1)
+    except zlib.error as error:
+        raise damage(what, f"it does not unpack ({error})") from None
+    if len(body) != length or not unpack.eof or unpack.unused_data:
+        raise damage(what, f"it does not unpack to the {length} bytes that it says")
+    return body
+
+
+class Arrays:
+    """The arrays of one container, taken by name and checked."""
+
+    def __init__(self, data: Buffer, what: str) -> None:
+        self.what = what
+        self.facts, self.arrays = unpack_arrays(data, what)
+
+    def has(self, name: str) -> bool:
+        """Whether there is an array of that name."""
+        return name in self.arrays
+
+    def ints(self, name: str, count: int | None = None, *, most: int = MOST) -> Ints:
+        """The array `name`: `count` numbers, none over `most`, their sum far from what int64 holds.
+
+        Raises:
+            FormatError: it is missing, or not like that.
+        """
+        array = self.arrays.get(name)
+        if array is None:
+            raise damage(self.what, f"it has no array {name!r}")
+        if count is not None and len(array) != count:
+            raise damage(self.what, f"its array {name!r} has {len(array)} entries, not {count}")
+        if len(array) and (int(array.max()) > most or float(array.sum(dtype=np.float64)) > 2.0**60):
+            raise damage(self.what, f"its array {name!r} has numbers that are too large")
+        return array.astype(np.int64)
+
+    def texts(self, name: str, lengths: str, count: int | None = None) -> tuple[bytes, Ints]:
+        """Texts one after the other in the array `name`, and where each one ends, beginning with 0."""
+        ends = np.zeros(len(self.ints(lengths, count)) + 1, np.int64)
+        np.cumsum(self.ints(lengths, count), out=ends[1:])
+        text = self.arrays.get(name, np.zeros(0, np.uint16))
+        if text.dtype != np.uint8 or len(text) != ends[-1]:
+            raise damage(self.what, f"its texts {name!r} are not {ends[-1]} bytes long")
+        return text.tobytes(), ends
+
+    def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """What the JSON says of `name`; booleans are no numbers."""
+        value = self.facts.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise damage(self.what, f"its {name!r} is {str(value)[:80]!r}")
+        return value

@@ -1,0 +1,740 @@
+"""Index files give back what was written, never more than is there, and nothing that is wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import FormatError, LimitError
+from headrace.formats.foreign_indexes import read_dali, read_wids, sniff
+from headrace.formats.index import Frames, ShardIndex
+from headrace.formats.index_file import (
+    HEAD,
+    MAGIC,
+    Entry,
+    check_block,
+    pack_directory,
+    read_directory,
+    read_head,
+)
+from headrace.formats.index_journal import Journal, journal_record, write_index
+from headrace.formats.named_arrays import pack_arrays, smallest, unpack_arrays
+from headrace.types import Rows
+
+GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
+WHAT = "s3://bucket/train.idx?X-Amz-Signature=abc"
+Plain = list[tuple[bytes, list[tuple[str, int, int, int]]]]  # keys, and field, blocks before, size, CRC of members
+
+FIELDS = ["jpg", "cls", "seg.png", "ünï", "bad\udcff"]
+PLAIN = st.lists(
+    st.tuples(
+        st.binary(max_size=9).map(lambda key: key.rstrip(b"\0")),
+        st.lists(st.sampled_from(FIELDS), max_size=4, unique=True),
+    ),
+    max_size=8,
+).flatmap(
+    lambda samples: st.tuples(
+        *(
+            st.tuples(
+                st.just(key),
+                st.tuples(
+                    *(
+                        st.tuples(
+                            st.just(name), st.integers(0, 2**32), st.integers(0, 2**32), st.integers(0, 2**32 - 1)
+                        )
+                        for name in names
+                    )
+                ).map(list),
+            )
+            for key, names in samples
+        )
+    ).map(list)
+)
+
+
+def index(plain: Plain, *, size: int | None = None, crc: bool = True, **others: Any) -> ShardIndex:
+    members = [member for _, row in plain for member in row]
+    offset, end = [], 0
+    for _, gap, length, _ in members:
+        offset.append(end + gap * 512)
+        end = offset[-1] + length + 511 & -512
+    rows = Rows(
+        np.array([key for key, _ in plain], np.bytes_) if plain else np.zeros(0, "S1"),
+        np.cumsum([0] + [len(row) for _, row in plain]).astype(np.int64),
+        np.array([FIELDS.index(name) for name, *_ in members], np.int32),
+        np.array(offset, np.int64),
+        np.array([length for _, _, length, _ in members], np.int64),
+        tuple(FIELDS),
+    )
+    crcs = np.array([crc for *_, crc in members], np.uint32) if crc else None
+    return ShardIndex(rows, crcs, end + 1024 if size is None else size, others.get("etag"), others.get("frames"))
+
+
+def listed(index: ShardIndex) -> Any:
+    rows, frames = index.rows, index.frames
+    return (
+        rows.keys.tolist(),
+        rows.starts.tolist(),
+        [rows.fields[number] for number in rows.field.tolist()],
+        rows.offset.tolist(),
+        rows.size.tolist(),
+        rows.fields,
+        None if index.crc is None else index.crc.tolist(),
+        index.size,
+        index.etag,
+        None if frames is None else (frames.packed.tolist(), frames.unpacked.tolist()),
+    )
+
+
+def sealed(body: bytes) -> bytes:
+    """A container that is right as far as its checksum can tell."""
+    rest = struct.pack("<I", len(body)) + zlib.compress(body)
+    return struct.pack("<I", zlib.crc32(rest)) + rest
+
+
+def container(said: dict[str, Any], raw: bytes = b"") -> bytes:
+    text = json.dumps(said).encode()
+    return sealed(struct.pack("<I", len(text)) + text + raw)
+
+
+SMALL = index([(b"a/0", [("jpg", 1, 700, 11), ("cls", 1, 1, 12)]), (b"a/1", [("jpg", 1, 900, 13)])], etag='"e"')
+FACTS: dict[str, Any] = {"size": 4096, "etag": None, "fields": ["jpg", "cls"]}
+ARRAYS = {
+    "key_length": [1, 2],
+    "key_text": list(b"abb"),
+    "members": [2, 1],
+    "field": [0, 1, 0],
+    "size": [700, 1, 900],
+    "gap": [1, 1, 1],
+}
+
+
+def changed(facts: dict[str, Any] | None = None, **arrays: list[int]) -> bytes:
+    """A block whose checksum is right, and which says something else."""
+    numbers = {name: np.array(values, np.uint64) for name, values in {**ARRAYS, **arrays}.items()}
+    return pack_arrays({**FACTS, **(facts or {})}, numbers)
+
+
+def file_of(indexes: dict[str, ShardIndex]) -> bytes:
+    journal, out = io.BytesIO(), io.BytesIO()
+    for url, one in indexes.items():
+        block = one.pack()
+        journal.write(journal_record(Entry.of(url, one, block), block))
+    assert write_index(out, list(Journal(journal)), journal) == len(out.getvalue())
+    return out.getvalue()
+
+
+# One shard
+
+
+@given(PLAIN, st.booleans(), st.sampled_from([None, '"etag"', "é"]))
+def test_unpack_gives_what_was_packed_when_samples_are_any(plain: Plain, crc: bool, etag: str | None) -> None:
+    before = index(plain, crc=crc, etag=etag)
+    after = ShardIndex.unpack(before.pack(), WHAT)
+    assert listed(after) == listed(before)
+    assert (after.rows.starts.dtype, after.rows.field.dtype, after.rows.size.dtype) == (np.int64, np.int32, np.int64)
+
+
+def test_unpack_gives_the_size_as_unknown_when_it_was_not_known() -> None:
+    assert ShardIndex.unpack(replace(SMALL, size=-1).pack(), WHAT).size == -1
+
+
+def test_unpack_gives_the_frames_when_the_archive_is_compressed() -> None:
+    frames = Frames(np.array([0, 30, 50]), np.array([0, 3000, 6000]))
+    before = replace(SMALL, size=60, frames=frames)
+    assert listed(ShardIndex.unpack(before.pack(), WHAT)) == listed(before)
+
+
+def test_pack_is_readable_again_when_it_compresses_like_a_bomb() -> None:
+    count = 400_000
+    many = np.zeros(count, np.int64)
+    rows = Rows(
+        np.full(count, b"key"), np.zeros(count + 1, np.int64), many[:0].astype(np.int32), many[:0], many[:0], ()
+    )
+    assert len(ShardIndex.unpack(ShardIndex(rows, None, -1, None).pack(), WHAT).rows) == count
+
+
+def test_pack_takes_few_bytes_a_field_when_the_shard_is_regular() -> None:
+    count = 1000
+    rng = np.random.default_rng(1)
+    row = Rows(
+        np.array([b"%08d" % k for k in range(count)]),
+        np.arange(0, 2 * count + 1, 2),
+        np.tile(np.array([0, 1], np.int32), count),
+        np.arange(2 * count) * 2560 + 512,
+        rng.integers(1, 2000, 2 * count),
+        ("npy", "cls"),
+    )
+    packed = ShardIndex(row, rng.integers(0, 2**32, 2 * count).astype(np.uint32), -1, None).pack()
+    (unpacked,) = struct.unpack_from("<I", packed, 4)
+    assert unpacked <= 16 * 2 * count
+    assert len(packed) <= 10 * 2 * count
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [([512, 512], [100, 100]), ([512, 100], [1, 1]), ([2048, 512], [1, 1])],
+    ids=["overlap", "no multiple", "out of order"],
+)
+def test_pack_refuses_when_members_lie_as_in_no_archive(offset: list[int], size: list[int]) -> None:
+    rows = Rows(
+        np.array([b"k"]), np.array([0, 2]), np.array([0, 1], np.int32), np.array(offset), np.array(size), ("a", "b")
+    )
+    with pytest.raises(ValueError, match="multiples of 512"):
+        ShardIndex(rows, None, -1, None).pack()
+
+
+def test_smallest_refuses_when_a_number_is_negative() -> None:
+    with pytest.raises(ValueError, match="-1 is negative"):
+        smallest(np.array([3, -1]))
+
+
+# Damage
+
+
+@given(st.data())
+def test_unpack_refuses_when_any_byte_was_changed_or_is_missing(data: st.DataObject) -> None:
+    packed = bytearray(SMALL.pack())
+    at = data.draw(st.integers(0, len(packed) - 1))
+    if data.draw(st.booleans()):
+        packed[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del packed[at:]
+    with pytest.raises(FormatError, match=r"train\.idx") as caught:
+        ShardIndex.unpack(packed, WHAT)
+    assert "abc" not in str(caught.value)
+
+
+@given(st.data())
+def test_unpack_refuses_or_gives_rows_that_can_be_when_a_hostile_block_has_a_right_checksum(
+    data: st.DataObject,
+) -> None:
+    body = bytearray(zlib.decompress(SMALL.pack()[8:]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    del body[data.draw(st.integers(len(body) // 2, len(body))) :]
+    try:
+        found = ShardIndex.unpack(sealed(bytes(body)), WHAT)
+    except FormatError:
+        return
+    rows = found.rows
+    assert rows.starts[0] == 0
+    assert (np.diff(rows.starts) >= 0).all()
+    assert rows.starts[-1] == len(rows.field) == len(rows.offset) == len(rows.size)
+    assert len(rows.starts) == len(rows) + 1
+    assert ((rows.field >= 0) & (rows.field < len(rows.fields))).all()
+    ends = rows.offset + rows.size
+    assert (rows.offset >= 0).all()
+    assert (rows.size >= 0).all()
+    assert (rows.offset[1:] >= ends[:-1]).all()
+    assert not len(ends) or ends[-1] <= (2**53 if found.size < 0 else found.size)
+    assert found.crc is None or len(found.crc) == len(rows.size)
+
+
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (changed(facts={"size": 3000}), "beyond the archive's end at 3000"),
+        (changed(facts={"size": -1}), "would have -1 bytes"),
+        (changed(facts={"size": True}), "'size' is 'True'"),
+        (changed(facts={"size": 1.5}), "'size' is '1.5'"),
+        (changed(facts={"etag": "a\r\nHost: b"}), "version is no text"),
+        (changed(facts={"etag": 7}), "'etag' is '7'"),
+        (changed(facts={"fields": ["jpg", "jpg"]}), "names of its fields"),
+        (changed(facts={"fields": ["jpg", "__url__"]}), "names of its fields"),
+        (changed(facts={"fields": ["jpg", 3]}), "names of its fields"),
+        (changed(facts={"fields": ["jpg"]}), "'field' has numbers that are too large"),
+        (changed(facts={"fields": []}, field=[0, 0, 0], members=[1, 2]), "have no fields"),
+        (changed(members=[2, 2]), "have 4 members, and it has 3"),
+        (changed(members=[1, 1, 1]), "'members' has 3 entries, not 2"),
+        (changed(members=[2**64 - 1, 4]), "too large"),
+        (changed(field=[0, 0, 1]), "a field twice"),
+        (changed(gap=[1, 1]), "'gap' has 2 entries, not 3"),
+        (changed(gap=[1, 1, 2**44]), "beyond the archive's end"),
+        (changed(gap=[2**63, 1, 1]), "too large"),
+        (changed(facts={"size": None}, gap=[2**44, 2**44, 2**44]), "beyond the archive's end"),
+        (changed(size=[2**54, 1, 1]), "too large"),
+        (changed(size=[700, 1, 2500]), "beyond the archive's end at 4096"),
+        (changed(crc=[1, 2]), "'crc' has 2 entries, not 3"),
+        (changed(crc=[1, 2, 2**32]), "'crc' has numbers that are too large"),
+        (changed(key_length=[1, 3]), "'key_text' are not 4 bytes long"),
+        (changed(key_text=[97, 98, 256]), "'key_text' are not 3 bytes long"),
+        (changed(key_text=[97, 98, 0]), "ends with a zero byte"),
+        (changed(frame_packed=[0], frame_unpacked=[0]), "frames lie in no archive"),
+        (changed(frame_packed=[0, 5000], frame_unpacked=[0, 9000]), "frames lie in no archive"),
+        (changed(frame_packed=[0, 50], frame_unpacked=[1, 9000]), "frames lie in no archive"),
+        (changed(frame_packed=[0, 50], frame_unpacked=[0, 2000]), "beyond the archive's end at 2000"),
+        (changed(frame_packed=[0, 50]), "no array 'frame_unpacked'"),
+        (container({**FACTS, "arrays": {}}), "no array 'size'"),
+        (container({**FACTS, "arrays": {"size": ["u1", 2**60]}}), "would end at byte"),
+        (container({**FACTS, "arrays": {"size": ["u1", -1]}}), "has the shape"),
+        (container({**FACTS, "arrays": {"size": ["O", 1]}}, b"1"), "has the shape"),
+        (container({**FACTS, "arrays": {"size": ["u1", True]}}, b"1"), "has the shape"),
+        (container({**FACTS, "arrays": {"size": [["u1"], 1]}}, b"1"), "has the shape"),
+        (container({**FACTS, "arrays": {"size": "u1"}}, b"1"), "has the shape"),
+        (container({**FACTS, "arrays": {}}, b"1"), "arrays end at byte"),
+        (container({**FACTS, "arrays": []}), "which arrays it has"),
+        (container(FACTS), "which arrays it has"),
+        (sealed(b""), "which arrays it has"),
+        (sealed(struct.pack("<I", 2**32 - 1) + b"{}"), "which arrays it has"),
+        (sealed(struct.pack("<I", 100_000) + b"[" * 100_000), "which arrays it has"),
+        (sealed(struct.pack("<I", 5001) + b"1" * 5001), "which arrays it has"),
+        (sealed(struct.pack("<I", 2) + b"[]"), "which arrays it has"),
+    ],
+)
+def test_unpack_says_what_is_wrong_when_a_block_describes_no_archive(block: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=why):
+        ShardIndex.unpack(block, WHAT)
+
+
+def peak_of(function: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_unpack_refuses_without_taking_memory_when_a_block_is_a_bomb() -> None:
+    bomb = sealed(bytes(200_000_000))
+
+    def refused() -> None:
+        with pytest.raises(LimitError, match="would unpack to 200000000"):
+            ShardIndex.unpack(bomb, WHAT)
+
+    assert peak_of(refused) < 10_000_000
+
+
+def test_unpack_refuses_when_a_bomb_lies_about_its_length() -> None:
+    rest = struct.pack("<I", 1000) + zlib.compress(bytes(50_000_000))
+    with pytest.raises(FormatError, match="the 1000 bytes that it says"):
+        ShardIndex.unpack(struct.pack("<I", zlib.crc32(rest)) + rest, WHAT)
+
+
+def test_unpack_refuses_when_something_follows_the_stream() -> None:
+    packed = SMALL.pack()[4:] + b"more"
+    with pytest.raises(FormatError, match="does not unpack to"):
+        ShardIndex.unpack(struct.pack("<I", zlib.crc32(packed)) + packed, WHAT)
+
+
+def test_unpack_refuses_without_taking_memory_when_one_key_is_long_and_many_are_short() -> None:
+    lengths = np.zeros(500_000, np.int64)
+    lengths[0] = 4000
+    block = pack_arrays(
+        FACTS,
+        {
+            **dict.fromkeys(("size", "gap", "field", "members"), lengths[:0]),
+            "key_length": lengths,
+            "key_text": np.ones(4000, np.int64),
+        },
+    )
+
+    def refused() -> None:
+        with pytest.raises(LimitError, match="500000 keys of up to 4000 bytes"):
+            ShardIndex.unpack(block, WHAT)
+
+    assert peak_of(refused) < 50_000_000
+
+
+def test_unpack_arrays_reads_what_it_does_not_know_when_it_is_newer() -> None:
+    facts, arrays = unpack_arrays(pack_arrays({"new": 1}, {"other": np.array([1, 70000])}), WHAT)
+    assert facts == {"new": 1}
+    assert arrays["other"].tolist() == [1, 70000]
+    assert arrays["other"].dtype == np.dtype("<u4")
+
+
+# Index files
+
+
+def test_index_file_gives_each_shard_when_some_have_no_members_known() -> None:
+    journal, out = io.BytesIO(), io.BytesIO()
+    other = replace(SMALL, etag=None, size=-1)
+    for url, one in {"s3://b/x/0.tar": SMALL, "s3://b/x/1.tar": other}.items():
+        journal.write(journal_record(Entry.of(url, one, one.pack()), one.pack()))
+    entries = list(Journal(journal))
+    entries.insert(1, Entry(name="s3://b/x/\udcff.tar", samples=77))
+    write_index(out, entries, journal)
+    data = out.getvalue()
+    head = read_head(data[:24])
+    directory = read_directory(data[:head])
+    assert list(directory.names) == ["s3://b/x/0.tar", "s3://b/x/\udcff.tar", "s3://b/x/1.tar"]
+    assert directory.names[1:] == ["s3://b/x/\udcff.tar", "s3://b/x/1.tar"]
+    assert directory.samples.tolist() == [2, 77, 2]
+    assert directory.members.tolist() == [3, 0, 3]
+    assert directory.nbytes.tolist() == [1601, 0, 1601]
+    assert directory.sizes.tolist() == [SMALL.size, -1, -1]
+    assert [directory.etag(k) for k in range(3)] == ['"e"', None, None]
+    start, stop, _ = directory.block(1)
+    assert start == stop
+    for at, one in {0: SMALL, 2: other}.items():
+        start, stop, check = directory.block(at)
+        check_block(data[start:stop], check, WHAT)
+        assert listed(ShardIndex.unpack(data[start:stop], WHAT)) == listed(one)
+    assert directory.block(2)[1] == len(data)
+    assert len(directory) == 3
+    assert directory[2] == replace(entries[2], start=directory.block(2)[0])
+
+
+def test_index_file_of_version_1_reads_the_same_for_ever() -> None:
+    data = base64.b64decode(GOLDEN.read_text())
+    directory = read_directory(data)
+    assert list(directory.names) == ["https://host/data/train-0.tar", "https://host/data/train-1.tar.zst"]
+    assert directory.sizes.tolist() == [5120, 700]
+    start, stop, check = directory.block(0)
+    check_block(data[start:stop], check, WHAT)
+    assert listed(ShardIndex.unpack(data[start:stop], WHAT)) == (
+        [b"a/000", b"a/001"],
+        [0, 2, 4],
+        ["jpg", "cls", "jpg", "cls"],
+        [512, 2048, 3072, 4096],
+        [700, 1, 300, 2],
+        ("jpg", "cls"),
+        [0x01234567, 0x89ABCDEF, 0, 0xFFFFFFFF],
+        5120,
+        '"0f343b0931126a20f133d67c2b018a3b"',
+        None,
+    )
+    start, stop, check = directory.block(1)
+    check_block(data[start:stop], check, WHAT)
+    assert listed(ShardIndex.unpack(data[start:stop], WHAT)) == (
+        [b"k\xff"],
+        [0, 1],
+        ["npy"],
+        [1024],
+        [100_000],
+        ("npy",),
+        None,
+        700,
+        None,
+        ([0, 400, 690], [0, 65536, 105_000]),
+    )
+
+
+@given(st.data())
+def test_read_directory_refuses_when_any_byte_was_changed_or_is_missing(data: st.DataObject) -> None:
+    packed = bytearray(pack_directory([Entry(name="a/0.tar", samples=3), Entry(name="a/1.tar", samples=4)]))
+    at = data.draw(st.integers(0, len(packed) - 1))
+    if data.draw(st.booleans()):
+        packed[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del packed[at:]
+    with pytest.raises(FormatError):
+        read_directory(packed)
+
+
+@given(st.data())
+def test_read_directory_refuses_or_gives_counts_that_can_be_when_a_hostile_one_has_a_right_checksum(
+    data: st.DataObject,
+) -> None:
+    packed = pack_directory([Entry(name=f"a/{k}.tar", samples=k, etag="e", length=9) for k in range(3)])
+    body = bytearray(zlib.decompress(packed[HEAD.size + 8 :]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    hostile = sealed(bytes(body))
+    try:
+        directory = read_directory(HEAD.pack(MAGIC, 1, 0, len(hostile)) + hostile)
+    except FormatError:
+        return
+    for at in range(len(directory)):
+        entry = directory[at]
+        assert min(entry.samples, entry.members, entry.nbytes, entry.length, entry.start, entry.size + 1) >= 0
+    directory.find("a/1.tar")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "is no headrace index file"),
+        (MAGIC, "is no headrace index file"),
+        (b"PK\3\4" + bytes(40), "is no headrace index file"),
+        (HEAD.pack(MAGIC, 2, 0, 10), "version 2, flags 0; .* install a newer headrace"),
+        (HEAD.pack(MAGIC, 1, 1, 10), "version 1, flags 1; .* install a newer headrace"),
+        (HEAD.pack(MAGIC, 1, 0, 2**60), "over the limit"),
+    ],
+)
+def test_read_head_says_what_to_do_when_the_file_is_another_one(data: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=why) as caught:
+        read_head(data, WHAT)
+    assert "abc" not in str(caught.value)
+
+
+def test_read_head_gives_more_than_there_is_when_the_directory_goes_on() -> None:
+    packed = pack_directory([Entry(name="a", samples=1)])
+    assert read_head(packed[:24]) == len(packed)
+    with pytest.raises(FormatError, match=f"takes {len(packed)} bytes, and there are 30"):
+        read_directory(packed[:30])
+
+
+def test_read_directory_says_so_when_there_are_more_levels() -> None:
+    packed = pack_arrays({"levels": 2, "prefix": ""}, {})
+    with pytest.raises(FormatError, match="2 levels; this headrace reads indexes of 1"):
+        read_directory(HEAD.pack(MAGIC, 1, 0, len(packed)) + packed)
+
+
+def test_read_directory_refuses_when_a_version_would_end_a_header_line() -> None:
+    packed = pack_directory([Entry(name="a", samples=1, etag="x\r\nHost: b")])
+    with pytest.raises(FormatError, match="control characters"):
+        read_directory(packed)
+
+
+def test_check_block_refuses_when_it_is_the_block_of_another_shard() -> None:
+    with pytest.raises(FormatError, match=r"train\.idx\S+ is damaged: its CRC-32"):
+        check_block(b"one", zlib.crc32(b"other"), WHAT)
+
+
+def test_find_gives_the_shard_when_data_and_index_have_different_addresses() -> None:
+    names = ["s3://b/x/train/0.tar", "s3://b/x/val/0.tar", "s3://b/x/val/1.tar", "s3://b/y/val/1.tar", "0.tar"]
+    directory = read_directory(pack_directory([Entry(name=name, samples=1) for name in names]))
+    asked = {
+        "s3://b/x/val/0.tar": 1,
+        "0.tar": 4,
+        "https://host/other/val/0.tar": 1,
+        "https://host/train/0.tar?X-Signature=a/b#c/d": 0,
+        "/data/y/val/1.tar": 3,
+        "/data/val/1.tar": None,  # could be either
+        "/data/0.tar": None,
+        "train/0.tar": 0,
+        "2.tar": None,
+        "/data/ain/0.tar": None,  # whole segments only
+        "": None,
+    }
+    assert {url: directory.find(url) for url in asked} == asked
+    assert directory.find_all(list(asked)).tolist() == [-1 if at is None else at for at in asked.values()]
+
+
+def test_find_gives_nothing_when_there_are_no_shards() -> None:
+    directory = read_directory(pack_directory([]))
+    assert len(directory) == 0
+    assert directory.find("a/b") is None
+
+
+def test_find_gives_nothing_when_an_address_is_there_twice() -> None:
+    assert read_directory(pack_directory([Entry(name="a", samples=1), Entry(name="a", samples=2)])).find("a") is None
+
+
+@given(st.lists(st.text(max_size=8), max_size=8))
+def test_directory_gives_all_names_when_they_begin_alike_or_not(names: list[str]) -> None:
+    directory = read_directory(pack_directory([Entry(name=name, samples=0) for name in names]))
+    assert list(directory.names) == names
+    for at, name in enumerate(names):
+        assert directory.find(name) == (at if names.count(name) == 1 else None)
+
+
+def test_directory_of_many_shards_takes_little_memory() -> None:
+    entries = [Entry(name=f"s3://b/t/{k:06}.tar", samples=9, etag=f'"{k:032x}"', length=9) for k in range(20_000)]
+    packed = pack_directory(entries)
+    held: list[object] = []
+    assert peak_of(lambda: held.append(read_directory(packed))) < 400 * len(entries)
+
+
+# The journal
+
+
+def journal_of(*entries: Entry) -> bytes:
+    return b"".join(journal_record(entry, b"block of " + entry.name.encode()) for entry in entries)
+
+
+ONE, TWO = Entry(name="s3://b/0.tar", samples=3, etag='"x"', size=9), Entry(name="s3://b/1.tar", samples=4)
+SPOILT = json.dumps({f: -2 if f == "size" else getattr(ONE, f) for f in ONE.__slots__}).encode() + b"\n"
+
+
+def test_journal_gives_entries_and_where_their_blocks_lie() -> None:
+    data = journal_of(ONE, TWO)
+    journal = Journal(io.BytesIO(data))
+    found = list(journal)
+    assert [replace(entry, start=0, length=0) for entry in found] == [ONE, TWO]
+    assert [data[e.start : e.start + e.length] for e in found] == [b"block of s3://b/0.tar", b"block of s3://b/1.tar"]
+    assert journal.end == len(data)
+
+
+@given(st.data())
+def test_journal_gives_what_came_before_when_a_record_is_torn_or_damaged(data: st.DataObject) -> None:
+    first, whole = len(journal_of(ONE)), bytearray(journal_of(ONE, TWO))
+    at = data.draw(st.integers(first, len(whole) - 1))
+    if data.draw(st.booleans()):
+        whole[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del whole[at:]
+    journal = Journal(io.BytesIO(whole))
+    assert [entry.name for entry in journal] == [ONE.name]
+    assert journal.end == first
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"{}\n", b"[]\n", b"3\n", b"[" * 99_999, b'{"name": 3}\n', SPOILT],
+)
+def test_journal_ends_when_a_record_with_a_right_checksum_is_no_entry(payload: bytes) -> None:
+    record = struct.pack("<4sII", b"HRJ1", len(payload), zlib.crc32(payload)) + payload
+    journal = Journal(io.BytesIO(journal_of(ONE) + record))
+    assert [entry.name for entry in journal] == [ONE.name]
+    assert journal.end == len(journal_of(ONE))
+
+
+def test_journal_goes_on_when_it_is_cut_at_its_end_and_appended_to() -> None:
+    file = io.BytesIO(journal_of(ONE, TWO)[:-1])
+    journal = Journal(file)
+    assert len(list(journal)) == 1
+    file.truncate(journal.end)
+    file.seek(0, io.SEEK_END)
+    file.write(journal_of(TWO))
+    assert [entry.name for entry in journal] == [ONE.name, TWO.name]
+
+
+def test_journal_record_refuses_when_the_address_could_not_be_read_back() -> None:
+    with pytest.raises(ValueError, match="over the limit"):
+        journal_record(Entry(name="x" * 70_000, samples=1))
+
+
+def test_write_index_refuses_when_the_journal_has_changed() -> None:
+    block = SMALL.pack()
+    record = journal_record(Entry.of("a", SMALL, block), block)
+    entries = list(Journal(io.BytesIO(record)))
+    with pytest.raises(FormatError, match="CRC-32"):
+        write_index(io.BytesIO(), entries, io.BytesIO(record[:-1] + b"?"))
+    with pytest.raises(FormatError, match="journal ends inside the index of a"):
+        write_index(io.BytesIO(), entries, io.BytesIO(record[:-1]))
+
+
+def test_write_index_refuses_when_two_entries_are_about_one_shard() -> None:
+    with pytest.raises(ValueError, match="same address"):
+        write_index(io.BytesIO(), [ONE, replace(ONE, samples=9)], io.BytesIO())
+
+
+# Indexes of other libraries
+
+DALI = {
+    "1.2": b"v1.2 2\nJPG 512 700 d/a.JPG cls 2048 1 d/a.cls\nJPG 3072 900 d/b.JPG\n",
+    "1.1": b"v1.1 2\njpg 512 700 cls 2048 1\nJPG 3072 900",
+    "1.0": b"v1.0 2\njpg 512 700 cls 2048 1\njpg 3072 900\n\n",
+    "1.0 with names": b"v1.0 2\r\njpg 512 700 d/a.jpg cls 2048 1 d/a.cls\r\njpg 3072 900 d/b.jpg\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", DALI)
+def test_read_dali_gives_the_members_when_the_version_is_known(kind: str) -> None:
+    found = read_dali(DALI[kind], WHAT)
+    keys = [b"d/a", b"d/b"] if kind in ("1.2", "1.0 with names") else [b"000000000", b"000000001"]
+    assert listed(found) == (
+        keys,
+        [0, 2, 3],
+        ["jpg", "cls", "jpg"],
+        [512, 2048, 3072],
+        [700, 1, 900],
+        ("jpg", "cls"),
+        None,
+        -1,
+        None,
+        None,
+    )
+    assert listed(ShardIndex.unpack(found.pack(), WHAT)) == listed(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "no DALI index"),
+        (b"v1.3 1\njpg 512 1\n", "no DALI index of version 1.0, 1.1 or 1.2"),
+        (b"v1.1\njpg 512 1\n", "no DALI index"),
+        (b"v1.1 2\njpg 512 1\n", "has 1 samples, not the 2"),
+        (b"v1.1 99999999999999999999999\njpg 512 1\n", "has 1 samples, not the 9+"),
+        (b"v1.1 1\njpg 512\n", "line 2: it is not made of 'field offset size';"),
+        (b"v1.2 1\njpg 512 1 a b.jpg\n", "line 2: .* names with blanks"),
+        (b"v1.2 1\njpg 512 1 a.png\n", "line 2: the name b'a.png' does not end with"),
+        (b"v1.2 1\njpg 512 1 a.jpg cls 1536 1 b.cls\n", "line 2: its members belong to several"),
+        (b"v1.1 1\njpg -512 1\n", "line 2: b'jpg -512 1' is no"),
+        (b"v1.1 1\njpg 512 1_0\n", "line 2: b'jpg 512 1_0' is no"),
+        (b"v1.1 1\njpg 512 99999999999999999999\n", "line 2: .* is no field"),
+        (b"v1.1 1\n__key__ 512 1\n", "line 2: .* is no field"),
+        (b"v1.1 1\njpg 512 1 jpg 1536 1\n", "line 2: the sample has a field twice"),
+        (b"v1.1 1\njpg 500 1\n", "multiples of 512"),
+        (b"v1.1 2\njpg 1536 1\njpg 512 1\n", "one behind the other"),
+        (b"v1.1 2\njpg 512 1\n\n\njpg 512 1\n", "has 4 samples"),
+    ],
+)
+def test_read_dali_says_what_is_wrong_when_an_index_is_damaged(text: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=rf"train\.idx.*{why}"):
+        read_dali(text, WHAT)
+
+
+@given(st.data())
+def test_read_dali_refuses_or_gives_an_index_that_packs_when_bytes_are_changed(data: st.DataObject) -> None:
+    text = bytearray(DALI[data.draw(st.sampled_from(sorted(DALI)))])
+    for _ in range(data.draw(st.integers(1, 3))):
+        text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = read_dali(text, WHAT)
+    except FormatError:
+        return
+    found.pack()
+
+
+def test_read_wids_gives_shards_when_they_are_listed_in_parts() -> None:
+    text = {
+        "wids_version": 1,
+        "base": "https://host/d/",
+        "shardlist": [{"url": "0.tar", "nsamples": 5, "filesize": 90, "md5sum": "x"}, {"url": "/1.tar", "nsamples": 6}],
+        "datasets": [{"shardlist": [{"url": "s3://b/2.tar", "nsamples": 0}], "base": "unused"}],
+    }
+    assert read_wids(json.dumps(text).encode(), WHAT) == [
+        ("https://host/d/0.tar", 5, 90),
+        ("/1.tar", 6, None),
+        ("s3://b/2.tar", 0, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"", "no JSON"),
+        (b"[" * 99_999, "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[]", "no wids index of version 1"),
+        (b'{"wids_version": 2}', "no wids index of version 1"),
+        (b"{}", "no 'shardlist'"),
+        (b'{"shardlist": 3}', "'shardlist' is no list"),
+        (b'{"datasets": [3]}', "'shardlist' is no list"),
+        (b'{"datasets": [{"source_url": "x"}]}', "source_url"),
+        (b'{"shardlist": [3]}', "entry 0 of its shardlist"),
+        (b'{"shardlist": [{"url": "a"}]}', "entry 0 of its shardlist"),
+        (b'{"shardlist": [{"url": "a", "nsamples": -1}]}', "entry 0 of its shardlist"),
+        (b'{"shardlist": [{"url": "a", "nsamples": true}]}', "entry 0 of its shardlist"),
+        (b'{"shardlist": [{"url": "a", "nsamples": 1, "filesize": "9"}]}', "entry 0 of its shardlist"),
+    ],
+)
+def test_read_wids_says_what_is_wrong_when_an_index_is_damaged(text: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=rf"train\.idx.*{why}"):
+        read_wids(text, WHAT)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (pack_directory([]), "headrace"),
+        (DALI["1.2"], "dali"),
+        (DALI["1.0"], "dali"),
+        (b"v1.9 7\n", "dali"),
+        (b'\n {"__kind__": "wids-shard-index-v1", "wids_version": 1', "wids"),
+        (b'{"shardlist": []}', "wids"),
+        (b'{"shards": []}', None),
+        (b"v1.2 many\n", None),
+        (b"", None),
+        (bytes(512), None),
+    ],
+)
+def test_sniff_names_the_kind_when_it_is_known(data: bytes, kind: str | None) -> None:
+    assert sniff(data) == kind
