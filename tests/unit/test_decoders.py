@@ -2,53 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pickle
-import struct
-import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-from PIL import Image
+from unit.decoding import WHERE, decoded, failure, picture
 
-from headrace.errors import DecodeError, OptionError
-from headrace.formats import images
-from headrace.formats.values import NpyDecoder, decoder
-
-WHERE = {"__key__": "d/7", "__url__": "s3://bucket/a.tar"}
-SMOOTH = np.stack([*np.meshgrid(np.arange(48), np.arange(36)), np.full((36, 48), 90)], -1).astype(np.uint8) * 2
-
-
-def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array(out, np.asanyarray(array), version=version)
-    return out.getvalue()
-
-
-def picture(kind: str, array: np.ndarray[Any, Any] = SMOOTH, mode: str | None = None, **options: Any) -> bytes:
-    out = io.BytesIO()
-    image = Image.fromarray(array)
-    (image.convert(mode) if mode else image).save(out, kind, **options)
-    return out.getvalue()
-
-
-def decoded(field: str, data: Any, *args: Any, **options: Any) -> Any:
-    return decoder(*args, **options)({**WHERE, field: data})[field]
-
-
-def failure(field: str, data: Any, *args: Any, **options: Any) -> DecodeError:
-    with pytest.raises(DecodeError) as caught:
-        decoded(field, data, *args, **options)
-    error = caught.value
-    assert (error.field, error.key, error.url, error.stage) == (field, "d/7", "s3://bucket/a.tar", "decode")
-    assert str(error).startswith(f"field '{field}' does not decode as ")
-    assert error.__cause__ is not None
-    return error
+from headrace.errors import OptionError
+from headrace.formats.limits import Limits
+from headrace.formats.values import decoder
 
 
 @pytest.mark.parametrize("as_buffer", [bytes, bytearray, memoryview])
@@ -56,14 +23,37 @@ def failure(field: str, data: Any, *args: Any, **options: Any) -> DecodeError:
     ("cls", b"17", 17), ("index", b"-3\n", -3), ("id", b"0", 0),
     ("txt", "grüße".encode(), "grüße"), ("text", b"", ""), ("transcript", b"a b", "a b"), ("en.txt", b"hi", "hi"),
     ("json", b'{"a": [1, null]}', {"a": [1, None]}), ("meta.json", b"3", 3),
+    ("json.gz", gzip.compress(b"[1]"), [1]), ("a.txt.gz", gzip.compress(b"a") + gzip.compress(b"b"), "ab"),
 ])  # fmt: skip
 def test_decoder_goes_by_the_last_part_of_the_field(field: str, data: bytes, value: object, as_buffer: Any) -> None:
     assert decoded(field, as_buffer(data)) == value
 
 
-@pytest.mark.parametrize("field", ["pth", "pkl", "pyd", "pickle", "jpg", "seg.png", "unknown", "", "txt.gz", "json5"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "pth",
+        "pt",
+        "pkl",
+        "pickle",
+        "pyd",
+        "pyc",
+        "joblib",
+        "jpg",
+        "seg.png",
+        "unknown",
+        "",
+        "json5",
+        "gz",
+        "bin.gz",
+        "pkl.gz",
+        "tar.gz",
+        "jpg.gz",
+        "json.gz.gz",
+    ],
+)
 def test_decoder_leaves_bytes_alone_when_the_extension_is_not_known_or_not_asked_for(field: str) -> None:
-    data = pickle.dumps(print)
+    data = gzip.compress(pickle.dumps(print)) if field.endswith("gz") else pickle.dumps(print)
     assert decoded(field, data) is data
 
 
@@ -83,6 +73,79 @@ def test_failure_names_field_key_and_address(field: str, data: bytes, says: str)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+# numbers, text, JSON
+
+
+@pytest.mark.parametrize(("data", "value"), [
+    (b"  3\n", 3), (b"+7\t", 7), (b"-0", 0), (b"007", 7), (b"9" * 4300, int("9" * 4300)), (b"\r\n12\x0b\x0c", 12),
+])  # fmt: skip
+def test_int_reads_a_sign_and_ascii_digits_among_white_space(data: bytes, value: int) -> None:
+    assert decoded("cls", data) == value
+
+
+@pytest.mark.parametrize("data", [
+    b"", b" ", b"-", b"+ 3", b"--3", b"1_000", b"1 000", b"1,000", b"0x10", b"1e3", b"1.0", b"3\0", "\u0663".encode(),
+    "\u00a03".encode(), "\ufeff3".encode(), b"9" * 4301, b"\xff", b"True",
+])  # fmt: skip
+def test_int_is_an_error_when_it_is_anything_else(data: bytes) -> None:
+    failure("cls", data)
+
+
+def test_json_is_an_error_when_it_has_more_digits_than_python_takes() -> None:
+    assert "100000 digits" in str(failure("json", b"1" * 10**5))
+
+
+@pytest.mark.parametrize("data", [b"", b"{} {}", b"{'a': 1}", b'"\xff"', b"[1,]", b"nan", b'"a\nb"'])
+def test_json_is_an_error_when_it_is_not_json(data: bytes) -> None:
+    failure("json", data)
+
+
+def test_json_is_read_as_python_reads_it_when_it_has_nan_or_a_name_twice() -> None:
+    value = decoded("json", b'{"a": 1, "a": [NaN, -Infinity]}')
+    assert str(value) == "{'a': [nan, -inf]}"
+
+
+# in gzip
+
+
+def test_gzip_is_taken_off_before_every_kind() -> None:
+    data = picture("PNG")
+    assert np.array_equal(decoded("seg.png.gz", gzip.compress(data), "rgb8"), decoded("png", data, "rgb8"))
+    assert decoded("count.gz", memoryview(gzip.compress(b"7")), **{"count.gz": "int"}) == 7
+    packed = gzip.compress(b"7")
+    assert decoded("cls.gz", packed, **{"cls.gz": "bytes"}) is packed
+    assert decoded("cls.gz", packed, **{"cls.gz": len}) == len(packed)
+
+
+def test_gzip_is_an_error_wherever_it_is_cut_off() -> None:
+    packed = gzip.compress(b'"text"')
+    for length in range(len(packed)):
+        assert "json in gzip: " in str(failure("json.gz", packed[:length]))
+
+
+def test_gzip_is_an_error_when_a_byte_of_the_text_or_its_checksum_changed() -> None:
+    packed = gzip.compress(b'"some text of some length"', mtime=0)
+    for place in range(10, len(packed)):
+        failure("json.gz", packed[:place] + bytes([packed[place] ^ 4]) + packed[place + 1 :])
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", zlib.compress(b"{}"), gzip.compress(b"{}") + b"more"])
+def test_gzip_is_an_error_when_it_is_none_or_something_follows(data: bytes) -> None:
+    failure("json.gz", data)
+
+
+def test_gzip_is_refused_when_it_unpacks_to_more_than_the_limits() -> None:
+    packed = gzip.compress(b"x" * 10_000)
+    tight = Limits(unpacked_free_bytes=9_999, unpacked_ratio=1)
+    assert "9999, which is the limit" in str(failure("txt.gz", packed, limits=tight))
+    for enough in (
+        Limits(unpacked_free_bytes=10_000, unpacked_ratio=1),
+        Limits(unpacked_free_bytes=1, unpacked_ratio=300),
+    ):
+        assert len(decoded("txt.gz", packed, limits=enough)) == 10_000
+    assert "which is the limit" in str(failure("txt.gz", gzip.compress(bytes(2**26 + 1))))
+
+
 # fields by name
 
 
@@ -96,6 +159,13 @@ def test_by_field_goes_before_the_extension() -> None:
 
 def test_by_field_takes_functions_and_gives_them_bytes() -> None:
     assert decoded("cls", memoryview(b"abc"), cls=lambda data: (type(data), data)) == (bytes, b"abc")
+
+
+def test_what_says_how_a_field_is_decoded_by_our_own_functions() -> None:
+    decode = decoder("rgb8", own=len, raw="bytes", size=(2, 2), **{"a.bin": "npy", "b.gz": "int"})
+    for _ in range(2):
+        assert [decode.what(f) for f in ("cls", "x.npy", "a.bin", "jpg")] == ["int", "npy", "npy", "rgb8"]
+        assert {decode.what(f) for f in ("own", "raw", "b.gz", "npy.gz", "__key__.npy", "other")} == {None}
 
 
 def test_users_own_exception_comes_as_it_is_with_a_note() -> None:
@@ -131,208 +201,17 @@ def test_decoder_refuses_options_it_cannot_use(args: tuple[Any, ...], options: d
 
 def test_decoder_survives_pickling_when_it_was_used() -> None:
     decode = decoder("rgb8", size=(4, 5), bin=json.loads)
-    sample = {**WHERE, "npy": npy([1, 2]), "png": picture("PNG"), "bin": b"[1]"}
+    out = io.BytesIO()
+    np.savez(out, a=np.arange(3))
+    sample = {**WHERE, "npz": out.getvalue(), "png": picture("PNG"), "bin": b"[1]", "cls.gz": gzip.compress(b"4")}
     first = decode(sample)
     second = pickle.loads(pickle.dumps(decode))(sample)
-    assert second["bin"] == [1]
-    assert all(np.array_equal(first[field], second[field]) for field in ("npy", "png"))
+    assert (second["bin"], second["cls.gz"]) == ([1], 4)
+    assert np.array_equal(second["npz"]["a"], np.arange(3))
+    assert np.array_equal(first["png"], second["png"])
 
 
 def test_decoder_forgets_field_names_when_there_are_many() -> None:
     decode = decoder()
     decode({f"{k}.cls": b"1" for k in range(10_000)})
     assert len(decode._known) <= 4096
-
-
-# arrays
-
-DTYPES = st.one_of(
-    hnp.scalar_dtypes(), hnp.unicode_string_dtypes(), st.just(np.dtype([("a", "<f4"), ("b", "i2", (2,))]))
-).filter(lambda dtype: dtype.itemsize > 0)
-
-
-@given(st.data(), st.sampled_from([(1, 0), (2, 0)]), st.booleans())
-def test_npy_gives_what_was_written_and_owns_it(data: st.DataObject, version: tuple[int, int], by_column: bool) -> None:
-    shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
-    dtype = data.draw(DTYPES)
-    array = np.ndarray(shape, dtype, bytes(range(1, 128)) * (64 * dtype.itemsize // 127 + 1))
-    if by_column:
-        array = np.asfortranarray(array)
-    decode = NpyDecoder()
-    for buffer in (npy(array, version), memoryview(npy(array, version))):  # the second by the remembered header
-        got = decode(buffer)
-        assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes())
-        assert got.flags.owndata
-        assert got.flags.writeable
-        assert got.flags.f_contiguous == array.flags.f_contiguous
-
-
-def test_npy_tells_headers_apart_when_they_change() -> None:
-    decode = NpyDecoder()
-    arrays = [
-        np.arange(6, dtype="f4"),
-        np.arange(6, dtype="i4"),
-        np.arange(6.0).reshape(2, 3),
-        np.arange(6, dtype="f4"),
-    ]
-    for array in arrays:
-        got = decode(npy(array))
-        assert got.dtype == array.dtype
-        assert np.array_equal(got, array)
-
-
-def test_npy_of_objects_is_refused_and_runs_nothing() -> None:
-    out = io.BytesIO()
-    np.save(out, np.array([{}], object), allow_pickle=True)
-    assert "never unpickled" in str(failure("npy", out.getvalue()))
-
-
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:128]])
-def test_npy_is_refused_when_its_length_is_not_its_headers(change: Any) -> None:
-    decode = decoder()
-    whole = npy(np.arange(9))
-    for _ in range(2):
-        with pytest.raises(DecodeError, match="the header tells of 72 bytes"):
-            decode({**WHERE, "npy": change(whole)})
-        decode({**WHERE, "npy": whole})
-
-
-def crafted(text: str) -> bytes:
-    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n"
-
-
-@pytest.mark.parametrize("text", [
-    "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }",
-    "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }" + " " * 8,
-    "{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }" + " " * 10_000,
-    "{'descr': '|O', 'fortran_order': False, 'shape': (0,), }",
-    "{'descr': 'nothing', 'fortran_order': False, 'shape': (0,), }",
-    "__import__('os').abort()", "(" * 5000,
-])  # fmt: skip
-def test_npy_is_refused_when_its_header_lies(text: str) -> None:
-    failure("npy", crafted(text) + bytes(8))
-
-
-def test_npy_is_refused_when_its_version_is_not_known() -> None:
-    assert "version 1 or 2" in str(failure("npy", b"\x93NUMPY\x04\0" + bytes(200)))
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_gives_its_arrays_by_name(save: Any) -> None:
-    out = io.BytesIO()
-    save(out, a=np.arange(3), b=np.eye(2))
-    got = decoded("npz", memoryview(out.getvalue()))
-    assert list(got) == ["a", "b"]
-    assert np.array_equal(got["a"], np.arange(3))
-    assert np.array_equal(got["b"], np.eye(2))
-
-
-def test_npz_is_refused_when_it_would_unpack_to_very_much() -> None:
-    out = io.BytesIO()
-    np.savez_compressed(out, a=np.zeros(2**26 + 1, np.uint8))
-    assert "over the limit of 200 times" in str(failure("npz", out.getvalue()))
-
-
-def test_npz_is_refused_when_a_member_is_no_array() -> None:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr("script.py", "print()")
-    assert "'script.py' is no array" in str(failure("npz", out.getvalue()))
-
-
-# images
-
-
-@pytest.mark.parametrize(("field", "kind"), [
-    ("png", "PNG"), ("a.ppm", "PPM"), ("pnm", "PPM"), ("webp", "WEBP"), ("bmp", "BMP"), ("tif", "TIFF"),
-    ("tiff", "TIFF"),
-])  # fmt: skip
-def test_images_decode_to_their_pixels_by_every_spec(field: str, kind: str) -> None:
-    data = picture(kind, **({"lossless": True} if kind == "WEBP" else {}))
-    rgb, planes = decoded(field, data, "rgb8"), decoded(field, memoryview(data), "torch")
-    assert np.array_equal(rgb, SMOOTH)
-    assert np.array_equal(planes, SMOOTH.transpose(2, 0, 1))
-    assert planes.flags.c_contiguous
-    assert all(
-        array.flags.owndata and array.flags.writeable
-        for array in (rgb, planes.base if planes.base is not None else planes)
-    )
-    assert np.array_equal(decoded(field, data, "l8"), np.asarray(Image.fromarray(SMOOTH).convert("L")))
-    image = decoded(field, data, "pil")
-    assert isinstance(image, Image.Image)
-    assert np.array_equal(np.asarray(image), SMOOTH)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("field", ["jpg", "jpeg"])
-def test_jpegs_decode_alike_with_and_without_simplejpeg(field: str, mode: str) -> None:
-    data = picture("JPEG", mode=mode, quality=95)
-    by_pillow = images.by_pillow(data, "rgb8", None)
-    assert by_pillow.shape == (36, 48, 3)
-    assert np.abs(by_pillow.astype(int) - SMOOTH).max() < (256 if mode == "L" else 40)
-    by_simplejpeg = images.by_simplejpeg(data)
-    if mode == "CMYK":
-        assert by_simplejpeg is None
-    elif by_simplejpeg is not None:
-        assert np.abs(by_simplejpeg.astype(int) - by_pillow).max() <= 2
-    rgb = decoded(field, memoryview(data), "rgb8")
-    assert rgb.shape == (36, 48, 3)
-    assert rgb.flags.writeable
-    planes = decoded(field, data, "torch")
-    assert np.array_equal(planes, rgb.transpose(2, 0, 1))
-    assert planes.flags.c_contiguous
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize(("spec", "shape"), [("rgb8", (5, 9, 3)), ("l8", (5, 9)), ("torch", (3, 5, 9)), ("pil", None)])
-def test_size_scales_images_to_exactly_that(kind: str, spec: str, shape: tuple[int, ...] | None) -> None:
-    got = decoded("jpg", picture(kind), spec, size=(5, 9))
-    assert (got.size if shape is None else got.shape) == (shape or (9, 5))
-    if spec == "rgb8":
-        # within a scaling filter's width of the original's even slope
-        assert (
-            np.abs(got[:, :, 0].mean(0) - np.asarray(Image.fromarray(SMOOTH).resize((9, 5)))[:, :, 0].mean(0)).max() < 4
-        )
-
-
-def test_alpha_is_dropped_and_palettes_are_looked_up() -> None:
-    assert np.array_equal(decoded("png", picture("PNG", mode="RGBA"), "rgb8"), SMOOTH)
-    assert decoded("gif", picture("GIF"), "rgb8").shape == (36, 48, 3)
-
-
-def test_samples_of_sixteen_bits_become_their_upper_eight() -> None:
-    deep = np.arange(0, 2**16, 64, dtype=np.uint16).reshape(32, 32)
-    assert np.array_equal(decoded("png", picture("PNG", deep), "l8"), deep >> 8)
-    assert np.array_equal(decoded("png", picture("PNG", deep), "rgb8")[:, :, 1], deep >> 8)
-
-
-def test_samples_of_thirty_two_bits_are_refused_but_as_pillow_image() -> None:
-    data = picture("TIFF", np.ones((3, 4), np.float32))
-    assert "32 bits" in str(failure("tiff", data, "rgb8"))
-    assert decoded("tiff", data, "pil").mode == "F"
-
-
-def test_image_over_the_pixel_limit_is_refused_from_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)  # a program may switch off Pillow's own
-    bomb = bytearray(picture("PNG"))
-    bomb[16:24] = struct.pack(">II", 20_000, 20_000)
-    bomb[29:33] = struct.pack(">I", __import__("zlib").crc32(bomb[12:29]))
-    assert "20000 x 20000 pixels, over the limit" in str(failure("png", bytes(bomb), "rgb8"))
-    jpeg = bytearray(picture("JPEG"))
-    frame = jpeg.index(b"\xff\xc0")
-    jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 60_000, 60_000)
-    for spec in ("rgb8", "torch", "l8", "pil"):
-        assert "60000 x 60000 pixels, over the limit" in str(failure("jpg", bytes(jpeg), spec))
-
-
-@pytest.mark.parametrize("spec", ["rgb8", "torch", "l8", "pil"])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_truncated_image_is_an_error(kind: str, spec: str) -> None:
-    data = picture(kind)
-    failure("jpg", data[: len(data) // 2], spec)
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"no image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"])
-def test_what_is_no_image_of_a_known_kind_is_an_error(data: bytes) -> None:
-    assert "an image (png)" in str(failure("png", data, "rgb8"))
-    assert "0x" not in str(failure("png", data, "rgb8"))

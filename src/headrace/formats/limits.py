@@ -9,9 +9,10 @@ from headrace.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds on what archives and the files in them may ask for; what asks for more is a LimitError.
+    """Bounds on what archives and the files in them may ask for.
 
-    They are on by default, because shards come from elsewhere: a few damaged or hostile bytes may claim any size.
+    They are on by default, because shards come from elsewhere: a few damaged or hostile bytes may claim any size. An
+    archive that asks for more is a LimitError, a field of a sample a DecodeError.
 
     Attributes:
         member_bytes: bytes of one member of an archive.
@@ -22,7 +23,7 @@ class Limits:
         unpacked_ratio: bytes that one compressed byte may become, once `unpacked_free_bytes` have come out.
         unpacked_free_bytes: bytes for which the ratio is not asked.
         window_bytes: memory that a decompressor may use for its window.
-        pixels: of one image.
+        pixels: of one image. Pillow has a bound of its own, PIL.Image.MAX_IMAGE_PIXELS, which is twice this.
     """
 
     member_bytes: int = 2**30

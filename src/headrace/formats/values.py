@@ -5,113 +5,32 @@ Nothing here runs code from data: no pickle, no object arrays; what is not known
 
 from __future__ import annotations
 
-import io
-import json
-import math
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from headrace.errors import DecodeError, OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.images import ImageDecoder
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
+from headrace.formats.plain import decode_int, decode_json, decode_text, gunzipped
 from headrace.types import Buffer
 
-_NPY_MAGIC = b"\x93NUMPY"
-_NPY_HEADER_MOST = 10_000
-_NPZ_FREE_BYTES = 64 * 2**20
-_NPZ_RATIO = 200
+__all__ = ["Decoder", "NpyDecoder", "decoder", "npy_header"]
+
 _KNOWN_FIELDS_MOST = 4096
-
-
-def decode_text(data: Buffer) -> str:
-    """`data` as UTF-8 text."""
-    return str(data, "utf-8")
-
-
-def decode_int(data: Buffer) -> int:
-    """The number that `data` writes in decimal digits."""
-    return int(bytes(data))
-
-
-def decode_json(data: Buffer) -> Any:
-    """The value of a JSON document."""
-    try:
-        return json.loads(bytes(data))
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-class NpyDecoder:
-    """The array in an .npy file, as one that owns its memory; object arrays are refused.
-
-    Files of one data set mostly have equal headers, so the last one is remembered: 1 us instead of 20.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[bytes, tuple[int, ...], np.dtype[Any], bool] = (b"?", (), np.dtype("u1"), False)
-
-    def __call__(self, data: Buffer) -> NDArray[Any]:
-        head, shape, dtype, by_column = self._last
-        if data[: len(head)] != head:
-            self._last = head, shape, dtype, by_column = npy_header(data)
-        size = math.prod(shape) * dtype.itemsize
-        if len(data) != len(head) + size:
-            raise ValueError(f"the header tells of {size} bytes of array, {len(data) - len(head)} follow")
-        array: NDArray[Any] = np.ndarray(shape, dtype, data, len(head), order="F" if by_column else "C")
-        return array.copy("K")
-
-
-def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], bool]:
-    """(The header's bytes, the array's shape, its dtype, whether it is in Fortran order) of an .npy file."""
-    major = data[6] if len(data) >= 12 and bytes(data[:6]) == _NPY_MAGIC else None
-    if major not in (1, 2):
-        raise ValueError("it does not begin as an .npy file of version 1 or 2")
-    start = 10 if major == 1 else 12
-    length = int.from_bytes(data[8:start], "little")
-    if length > _NPY_HEADER_MOST:
-        raise ValueError(f"its header has {length} bytes, over the limit of {_NPY_HEADER_MOST}")
-    head = bytes(data[: start + length])
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    shape, by_column, dtype = read(io.BytesIO(head[8:]), max_header_size=_NPY_HEADER_MOST)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are never unpickled")
-    if any(n < 0 for n in shape):
-        raise ValueError(f"its shape is {shape}")
-    return head, shape, dtype, by_column
-
-
-def decode_npz(data: Buffer) -> dict[str, NDArray[Any]]:
-    """The arrays in an .npz file by name; one that unpacks to over 64 MiB and 200 times its size is refused."""
-    arrays: dict[str, NDArray[Any]] = {}
-    decode = NpyDecoder()
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-        if size > max(_NPZ_FREE_BYTES, _NPZ_RATIO * len(data)):
-            raise ValueError(f"{len(data)} bytes would unpack to {size}, over the limit of {_NPZ_RATIO} times as many")
-        for member in archive.infolist():
-            if not member.filename.endswith(".npy"):
-                raise ValueError(f"its member {member.filename!r} is no array")
-            arrays[member.filename.removesuffix(".npy")] = decode(archive.read(member))
-    return arrays
 
 
 class _Way(NamedTuple):
     what: str
     decode: Callable[[Any], Any]
+    name: str | None = None
     is_users: bool = False
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {
-    "int": decode_int,
-    "text": decode_text,
-    "json": decode_json,
-    "npz": decode_npz,
-}
+_PLAIN: dict[str, Callable[[Any], Any]] = {"int": decode_int, "text": decode_text, "json": decode_json}
 _WHAT_BY_EXTENSION = {
     **dict.fromkeys(("cls", "index", "id"), "int"),
     **dict.fromkeys(("txt", "text", "transcript"), "text"),
@@ -121,32 +40,42 @@ _NAMES = ("bytes", "int", "text", "json", "npy", "npz", *IMAGE_SPECS)
 
 
 def decoder(
-    spec: str | None = None, *, size: tuple[int, int] | None = None, **by_field: str | Callable[[bytes], Any]
+    spec: str | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    limits: Limits = DEFAULTS,
+    **by_field: str | Callable[[bytes], Any],
 ) -> Decoder:
     """What decodes the fields of samples; it pickles where the callables given to it do.
 
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
     npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, bmp, gif, tif, tiff to images, if `spec` is
-    given. All other fields stay as they are, and so do values that are not bytes.
+    given. With "gz" behind any of these (json.gz) it is unpacked before. All other fields, pickles among them, stay as
+    they are, and so do values that are not bytes.
 
     Args:
         spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for
             a `PIL.Image.Image` in the mode that the file has.
-        size: (height, width) in pixels that images are scaled to.
+        size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
+        limits: on the pixels of an image, and on what npz and gz unpack to.
         by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
             "int", "text", "json", "npy", "npz", or a function of the bytes.
 
     Raises:
         OptionError: there is no such spec, or the size is none.
     """
-    return Decoder(spec, size, by_field)
+    return Decoder(spec, size, by_field, limits)
 
 
 class Decoder:
     """Gives samples with their fields decoded; see `decoder`."""
 
     def __init__(
-        self, spec: str | None, size: tuple[int, int] | None, by_field: dict[str, str | Callable[[bytes], Any]]
+        self,
+        spec: str | None,
+        size: tuple[int, int] | None,
+        by_field: dict[str, str | Callable[[bytes], Any]],
+        limits: Limits = DEFAULTS,
     ) -> None:
         if spec is not None and spec not in IMAGE_SPECS:
             raise OptionError(f"spec={spec!r} must be one of {', '.join(IMAGE_SPECS)}")
@@ -160,8 +89,15 @@ class Decoder:
                 raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
             if spec is None and not any(what in IMAGE_SPECS for what in by_field.values()):
                 raise OptionError(f"size={size!r} needs a spec for images: one of {', '.join(IMAGE_SPECS)}")
-        self._spec, self._size, self._by_field = spec, size, by_field
+        self._spec, self._size, self._by_field, self._limits = spec, size, by_field, limits
         self._known: dict[str, _Way | None] = {}
+        self._only: frozenset[str] | None = None
+
+    def only(self, names: Iterable[str]) -> Decoder:
+        """One that decodes just these fields, and leaves the others as they are."""
+        narrow = Decoder(self._spec, self._size, self._by_field, self._limits)
+        narrow._only = frozenset(names)
+        return narrow
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """A new dict like `sample`, with decoded fields.
@@ -178,7 +114,7 @@ class Decoder:
                 way = self._way(field)
             if way is None:
                 continue
-            what, decode, is_users = way
+            what, decode, _, is_users = way
             try:
                 if isinstance(data, (bytes, bytearray, memoryview)):
                     decoded[field] = decode(bytes(data) if is_users else data)
@@ -194,35 +130,46 @@ class Decoder:
         return decoded
 
     def what(self, field: str) -> str | None:
-        """What `field` is decoded as, by our own functions; None where it is left alone, or decoded by the user's."""
-        what = self._what(field)
-        return None if callable(what) or what == "bytes" else what
-
-    def _what(self, field: str) -> str | Callable[[bytes], Any] | None:
-        extension = field.rpartition(".")[2]
-        what = self._by_field.get(field)
-        if what is None and not field.startswith("__"):
-            what = self._spec if extension in IMAGE_EXTENSIONS else _WHAT_BY_EXTENSION.get(extension)
-        return what
+        """What `field` is decoded as, by our own functions; None where it is left alone, in gzip, or the user's."""
+        way = self._known[field] if field in self._known else self._way(field)
+        return None if way is None else way.name
 
     def _way(self, field: str) -> _Way | None:
         """How to decode `field`; None to leave it alone."""
-        extension = field.rpartition(".")[2]
-        what = self._what(field)
+        name, _, extension = field.rpartition(".")
+        is_packed = extension == "gz" and name != ""
+        if is_packed:
+            extension = name.rpartition(".")[2]
+        what = self._by_field.get(field)
+        if self._only is not None and field not in self._only:
+            what = None
+        elif what is None and not field.startswith("__"):
+            what = self._spec if extension in IMAGE_EXTENSIONS else _WHAT_BY_EXTENSION.get(extension)
         way: _Way | None = None
         if callable(what):
             way = _Way("a value", what, is_users=True)
-        elif what in IMAGE_SPECS:
-            kind = f"an image ({extension})" if extension in IMAGE_EXTENSIONS else "an image"
-            way = _Way(kind, ImageDecoder(what, self._size))
-        elif what == "npy":
-            way = _Way(what, NpyDecoder())
         elif what is not None and what != "bytes":
-            way = _Way(what, _PLAIN[what])
+            way = self._own_way(what, extension)
+            if is_packed:
+                way = _Way(f"{way.what} in gzip", partial(_in_gzip, way.decode, self._limits))
         if len(self._known) >= _KNOWN_FIELDS_MOST:
             self._known.clear()  # names come from the data: they must not pile up
         self._known[field] = way
         return way
+
+    def _own_way(self, what: str, extension: str) -> _Way:
+        if what in IMAGE_SPECS:
+            kind = f"an image ({extension})" if extension in IMAGE_EXTENSIONS else "an image"
+            return _Way(kind, ImageDecoder(what, self._size, self._limits), what)
+        if what == "npy":
+            return _Way(what, NpyDecoder(), what)
+        if what == "npz":
+            return _Way(what, partial(decode_npz, limits=self._limits), what)
+        return _Way(what, _PLAIN[what], what)
+
+
+def _in_gzip(decode: Callable[[Any], Any], limits: Limits, data: Buffer) -> Any:
+    return decode(gunzipped(data, limits))
 
 
 def _is_size(size: Any) -> bool:

@@ -287,6 +287,7 @@ def main(control_fd: int, trainer: int, state: dict[str, Any] | None = None) -> 
     importlib.import_module("headrace.torch_compat.worker_info").warm_up()
     with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
         importlib.import_module("PIL.Image").preinit()
+        importlib.import_module("simplejpeg")
     if before is None:
         del os.environ["OPENBLAS_NUM_THREADS"]
     else:

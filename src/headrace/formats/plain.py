@@ -1,0 +1,62 @@
+"""Numbers, text and JSON from the bytes of a field, and gzip around them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from typing import Any
+
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.types import Buffer
+
+_DIGITS_MOST = 4300  # as many as Python takes by default: the time grows with the square
+_PIECE_BYTES = 2**20
+
+
+def decode_text(data: Buffer) -> str:
+    """`data` as UTF-8 text."""
+    return str(data, "utf-8")
+
+
+def decode_int(data: Buffer) -> int:
+    """The number that `data` writes: ASCII digits, a sign before them, white space around them, and nothing else.
+
+    Python's int() takes more: "1_000", and digits of every script.
+    """
+    text = bytes(data).strip()
+    digits = text[1:] if text[:1] in (b"-", b"+") else text
+    if not digits.isdigit():
+        raise ValueError(f"{bytes(data[:40])!r} is no whole number in decimal digits")
+    if len(digits) > _DIGITS_MOST:
+        raise ValueError(f"it has {len(digits)} digits, over the limit of {_DIGITS_MOST}")
+    return int(text)
+
+
+def decode_json(data: Buffer) -> Any:
+    """The value of a JSON document, as Python's json has it: NaN is a number, of equal names the last one holds."""
+    try:
+        return json.loads(bytes(data))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
+    """What `data`, one gzip member or several, unpacks to; checked by the CRCs to the last byte.
+
+    Raises:
+        ValueError, EOFError, OSError, zlib.error: it is damaged or cut off, something else follows, or it unpacks to
+            more than `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
+    """
+    if data[:2] != b"\x1f\x8b":
+        raise ValueError("it does not begin as gzip data")
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
+    room = most
+    parts = []
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        while part := file.read(_PIECE_BYTES):
+            room -= len(part)
+            if room < 0:
+                raise ValueError(f"{len(data)} bytes unpack to more than {most}, which is the limit")
+            parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,230 @@
+"""Images decode to the same pixels by every way, scaled or not; what is damaged or too large is an error at once."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from unit.decoding import SMOOTH, decoded, failure, mean_difference, picture, saved
+
+from headrace.formats.images import pillow_image, shrinkage, simplejpeg_pixels
+from headrace.formats.limits import Limits
+
+MOST = Limits().pixels
+SPECS = ("rgb8", "torch", "l8", "pil")
+KINDS = {"JPEG": "jpg", "PNG": "png", "PPM": "ppm", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif"}
+RGB, LUMA = Image.fromarray(SMOOTH), np.asarray(Image.fromarray(SMOOTH).convert("L"))
+
+
+@pytest.mark.parametrize(("field", "kind"), [
+    ("png", "PNG"), ("a.ppm", "PPM"), ("pnm", "PPM"), ("webp", "WEBP"), ("bmp", "BMP"), ("tif", "TIFF"),
+    ("tiff", "TIFF"), ("jpg", "PNG"), ("gif", "BMP"),
+])  # fmt: skip
+def test_images_decode_to_their_pixels_by_every_spec_whatever_they_are_called(field: str, kind: str) -> None:
+    data = picture(kind, **({"lossless": True} if kind == "WEBP" else {}))
+    rgb, planes, gray = (decoded(field, memoryview(data), spec) for spec in ("rgb8", "torch", "l8"))
+    assert np.array_equal(rgb, SMOOTH)
+    assert np.array_equal(planes, SMOOTH.transpose(2, 0, 1))
+    assert np.array_equal(gray, LUMA)
+    assert np.array_equal(np.asarray(decoded(field, data, "pil")), SMOOTH)
+
+
+@pytest.mark.parametrize("size", [None, (20, 30), (36, 48), (70, 90)])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(("spec", "axes"), [("rgb8", "hw3"), ("l8", "hw"), ("torch", "3hw")])
+def test_arrays_are_contiguous_writable_and_no_view_of_the_data(
+    kind: str, spec: str, axes: str, size: tuple[int, int] | None
+) -> None:
+    data = bytearray(picture(kind))
+    got = decoded("jpg", data, spec, size=size)
+    height, width = size or (36, 48)
+    assert got.shape == tuple({"h": height, "w": width, "3": 3}[axis] for axis in axes)
+    assert got.dtype == np.uint8
+    assert got.flags.c_contiguous
+    before = got.copy()
+    data[:] = bytes(len(data))
+    assert np.array_equal(got, before)
+    got[...] = 1
+    assert got.min() == 1
+
+
+# JPEG by two libraries
+
+
+@pytest.mark.parametrize("size", [None, (36, 48), (17, 23), (9, 12), (4, 6), (2, 3), (5, 40), (50, 60)])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("options", [
+    {"quality": 95}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}, {"restart_marker_blocks": 1},
+], ids=str)  # fmt: skip
+def test_jpegs_decode_alike_with_and_without_simplejpeg(
+    options: dict[str, Any], mode: str, size: tuple[int, int] | None
+) -> None:
+    pytest.importorskip("simplejpeg")
+    for wanted in ("RGB", "L"):
+        for source in ("RGB", mode):
+            data = picture("JPEG", mode=source, **options)
+            one = simplejpeg_pixels(data, wanted, size, MOST)
+            assert one is not None
+            assert mean_difference(one, np.asarray(pillow_image(data, wanted, size, MOST))) < 0.2
+
+
+def test_jpegs_luma_is_near_what_pillow_makes_of_their_colours() -> None:
+    data = picture("JPEG", quality=95)
+    assert mean_difference(decoded("jpg", data, "l8"), np.asarray(Image.open(io.BytesIO(data)).convert("L"))) < 1
+
+
+def test_jpegs_in_inks_decode_as_pillow_decodes_them() -> None:
+    for image in (RGB.convert("CMYK"), Image.merge("CMYK", [RGB.getchannel(k % 3) for k in range(4)])):
+        data = saved(image, "JPEG", quality=95)
+        assert simplejpeg_pixels(data, "RGB", None, MOST) is None
+        expected = Image.open(io.BytesIO(data)).convert("RGB")
+        assert np.array_equal(decoded("jpg", data, "rgb8"), np.asarray(expected))
+        assert decoded("jpg", data, "l8", size=(9, 8)).shape == (9, 8)
+        assert decoded("jpg", data, "pil").mode == "CMYK"
+
+
+def test_jpegs_decode_without_simplejpeg_installed() -> None:
+    program = (
+        "import sys; sys.modules['simplejpeg'] = None\n"
+        "from headrace.formats.images import ImageDecoder\n"
+        "data = sys.stdin.buffer.read()\n"
+        "sys.stdout.buffer.write(ImageDecoder('rgb8')(data).tobytes())"
+    )
+    data = picture("JPEG")
+    run = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
+    assert mean_difference(np.frombuffer(run.stdout, np.uint8).reshape(36, 48, 3), decoded("jpg", data, "rgb8")) < 0.2
+
+
+def test_images_name_what_is_to_be_installed_when_pillow_is_missing() -> None:
+    program = (
+        "import sys; sys.modules['PIL'] = None\n"
+        "from headrace.formats.values import decoder\n"
+        "decoder('rgb8')({'png': b'x'})"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert b"pip install 'headrace[image]'" in run.stderr
+
+
+# scaled
+
+
+@pytest.mark.parametrize(("height", "width", "size", "by"), [
+    (340, 450, None, 1), (340, 450, (224, 224), 1), (336, 336, (112, 112), 2), (335, 336, (112, 112), 1),
+    (336, 335, (112, 112), 1), (1500, 2000, (224, 224), 4), (9000, 9000, (1, 1), 8), (1, 9000, (1, 1), 1),
+    (1, 1, (9, 9), 1),
+])  # fmt: skip
+def test_jpegs_are_shrunk_while_decoding_only_to_half_as_much_again_as_is_wanted(
+    height: int, width: int, size: tuple[int, int] | None, by: int
+) -> None:
+    assert shrinkage(height, width, size) == by
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("size", [(36, 48), (18, 24), (12, 11), (5, 9), (4, 5), (40, 20), (72, 96)])
+def test_scaled_images_are_near_pillows_own_from_all_pixels(kind: str, size: tuple[int, int]) -> None:
+    data = picture(kind, **({"quality": 95} if kind == "JPEG" else {}))
+    expected = Image.open(io.BytesIO(data)).resize(size[::-1], Image.Resampling.BILINEAR)
+    for spec, mode in (("rgb8", "RGB"), ("l8", "L")):
+        assert mean_difference(decoded("jpg", data, spec, size=size), np.asarray(expected.convert(mode))) < 2
+    assert np.array_equal(
+        decoded("jpg", data, "torch", size=size), decoded("jpg", data, "rgb8", size=size).transpose(2, 0, 1)
+    )
+    assert decoded("jpg", data, "pil", size=size).size == size[::-1]
+
+
+def test_images_of_one_pixel_and_one_row_decode_and_scale() -> None:
+    for kind, field in KINDS.items():
+        for width in (1, 7):
+            data = saved(Image.new("RGB", (width, 1), (200, 200, 200)), kind)
+            assert decoded(field, data, "torch").shape == (3, 1, width)
+            large = decoded(field, data, "rgb8", size=(3, 4))
+            assert large.shape == (3, 4, 3)
+            assert abs(large.astype(int) - 200).max() <= 3
+
+
+# kinds of pixels
+
+
+def test_alpha_is_dropped_and_palettes_are_looked_up() -> None:
+    assert np.array_equal(decoded("png", picture("PNG", mode="RGBA"), "rgb8"), SMOOTH)
+    assert np.array_equal(decoded("png", picture("PNG", mode="LA"), "l8"), LUMA)
+    palette = RGB.quantize(64)
+    expected = np.asarray(palette.convert("RGB"))
+    for kind, options in (
+        ("PNG", {}),
+        ("GIF", {}),
+        ("PNG", {"transparency": bytes(range(64))}),
+        ("PNG", {"transparency": 3}),
+    ):
+        assert np.array_equal(decoded("png", saved(palette, kind, **options), "rgb8"), expected)
+    assert np.array_equal(decoded("png", picture("PNG", transparency=(0, 0, 90)), "rgb8"), SMOOTH)
+
+
+def test_images_of_two_levels_become_black_and_white() -> None:
+    bits = RGB.convert("1")
+    for kind in ("PNG", "TIFF", "PPM"):
+        assert np.array_equal(decoded("png", saved(bits, kind), "l8"), np.asarray(bits) * np.uint8(255))
+
+
+@pytest.mark.parametrize(("field", "kind"), [("png", "PNG"), ("tif", "TIFF"), ("pgm", "PPM")])
+def test_samples_of_sixteen_bits_become_their_upper_eight(field: str, kind: str) -> None:
+    deep = np.arange(0, 2**16, 64, dtype=np.uint16).reshape(32, 32)
+    data = picture(kind, deep)
+    assert np.array_equal(decoded(field, data, "l8"), deep >> 8)
+    assert np.array_equal(decoded(field, data, "rgb8")[:, :, 1], deep >> 8)
+    assert decoded(field, data, "torch", size=(4, 4)).max() > 200
+
+
+def test_colours_of_sixteen_bits_become_their_upper_eight() -> None:
+    deep = (np.arange(4 * 5 * 3) * 999).reshape(4, 5, 3)
+    rows = b"".join(b"\0" + row.tobytes() for row in deep.astype(">u2"))
+    data = png(struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0), rows)
+    assert np.array_equal(decoded("png", data, "rgb8"), deep >> 8)
+
+
+def png(head: bytes, rows: bytes) -> bytes:
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in chunks
+    )
+
+
+def test_samples_of_thirty_two_bits_are_refused_but_as_pillow_image() -> None:
+    for dtype, mode in ((np.float32, "F"), (np.int32, "I")):
+        data = picture("TIFF", np.ones((3, 4), dtype))
+        assert "32 bits" in str(failure("tiff", data, "rgb8"))
+        assert decoded("tiff", data, "pil").mode == mode
+
+
+def test_interlaced_png_decodes_as_any_other() -> None:
+    # Adam7 of 1 x 1 is one pass of one pixel
+    head = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 1)
+    assert decoded("png", png(head, b"\0\1\2\3"), "rgb8").tolist() == [[[1, 2, 3]]]
+
+
+def test_first_image_is_taken_when_there_are_several() -> None:
+    others = [Image.new("RGB", (48, 36), (9, 9, 9)), Image.new("RGB", (48, 36), (99, 9, 9))]
+    for kind, options in (("TIFF", {}), ("WEBP", {"lossless": True}), ("MPO", {"quality": 95})):
+        data = saved(RGB, kind, save_all=True, append_images=others, **options)
+        for spec, size in (("rgb8", None), ("rgb8", (20, 20)), ("pil", (20, 20))):
+            expected = RGB.resize((20, 20), Image.Resampling.BILINEAR) if size else RGB
+            assert mean_difference(np.asarray(decoded("x.jpg", data, spec, size=size)), np.asarray(expected)) < 2
+    shades = [Image.new("L", (8, 6), shade) for shade in (40, 80, 120)]
+    data = saved(shades[0], "GIF", save_all=True, append_images=shades[1:])
+    assert decoded("gif", data, "l8").tolist() == [[40] * 8] * 6
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_orientation_in_exif_is_not_applied(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x112] = 6  # to be turned by 90 degrees
+    data = picture(kind, exif=exif)
+    assert decoded("jpg", data, "rgb8").shape == (36, 48, 3)
+    assert np.array_equal(np.asarray(decoded("jpg", data, "l8")), decoded("jpg", picture(kind), "l8"))

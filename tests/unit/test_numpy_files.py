@@ -1,0 +1,210 @@
+"""Arrays come from .npy and .npz as they were written; what lies about itself, or holds objects, is refused."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import tracemalloc
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from unit.decoding import WHERE, decoded, failure
+
+from headrace.errors import DecodeError
+from headrace.formats.limits import Limits
+from headrace.formats.values import NpyDecoder, decoder
+
+
+def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.asanyarray(array), version=version)
+    return out.getvalue()
+
+
+DTYPES = st.one_of(
+    hnp.scalar_dtypes(), hnp.unicode_string_dtypes(), st.just(np.dtype([("a", "<f4"), ("b", "i2", (2,))]))
+).filter(lambda dtype: dtype.itemsize > 0)
+
+
+@given(st.data(), st.sampled_from([(1, 0), (2, 0)]), st.booleans())
+def test_npy_gives_what_was_written_and_owns_it(data: st.DataObject, version: tuple[int, int], by_column: bool) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    dtype = data.draw(DTYPES)
+    array = np.ndarray(shape, dtype, bytes(range(1, 128)) * (64 * dtype.itemsize // 127 + 1))
+    if by_column:
+        array = np.asfortranarray(array)
+    decode = NpyDecoder()
+    for buffer in (npy(array, version), memoryview(npy(array, version))):  # the second by the remembered header
+        got = decode(buffer)
+        assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert got.flags.owndata
+        assert got.flags.writeable
+        assert got.flags.f_contiguous == array.flags.f_contiguous
+
+
+def test_npy_tells_headers_apart_when_they_change() -> None:
+    decode = NpyDecoder()
+    arrays = [
+        np.arange(6, dtype="f4"),
+        np.arange(6, dtype="i4"),
+        np.arange(6.0).reshape(2, 3),
+        np.arange(6, dtype="f4"),
+    ]
+    for array in arrays:
+        got = decode(npy(array))
+        assert got.dtype == array.dtype
+        assert np.array_equal(got, array)
+
+
+@pytest.mark.parametrize("array", [
+    np.arange(6, dtype=">i2").reshape(2, 3), np.zeros((0, 3), ">f8"), np.zeros((2, 0, 5)), np.array(7),
+    np.zeros(2, [("a", ">f4"), ("b", [("c", "S3")])]), np.array(["ä"]), np.asfortranarray(np.eye(3)),
+    np.array(["2020-01-01"], "M8[D]"), np.zeros((1,) * 32),
+])  # fmt: skip
+def test_npy_keeps_byte_order_fields_and_emptiness(array: np.ndarray[Any, Any]) -> None:
+    got = decoded("npy", npy(array))
+    assert (got.dtype, got.shape, got.tobytes("A")) == (array.dtype, array.shape, array.tobytes("A"))
+    assert got.flags.owndata
+
+
+def test_npy_of_objects_is_refused_and_runs_nothing() -> None:
+    out = io.BytesIO()
+    np.save(out, np.array([{}], object), allow_pickle=True)
+    assert "never unpickled" in str(failure("npy", out.getvalue()))
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:128]])
+def test_npy_is_refused_when_its_length_is_not_its_headers(change: Any) -> None:
+    decode = decoder()
+    whole = npy(np.arange(9))
+    for _ in range(2):
+        with pytest.raises(DecodeError, match="the header tells of 72 bytes"):
+            decode({**WHERE, "npy": change(whole)})
+        decode({**WHERE, "npy": whole})
+
+
+def crafted(text: str) -> bytes:
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text) + 1) + text.encode("latin1") + b"\n"
+
+
+@pytest.mark.parametrize("text", [
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -1), }" + " " * 8,
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }" + " " * 10_000,
+    "{'descr': '|O', 'fortran_order': False, 'shape': (0,), }",
+    "{'descr': [('a', '<f4'), ('b', '|O')], 'fortran_order': False, 'shape': (0,), }",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': [], 'fortran_order': False, 'shape': (1000000000000,), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (0, 1" + "0" * 400 + "), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (0," + "1," * 200 + "), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (0, 4611686018427387904, 4611686018427387904), }",
+    "{'descr': '<f8', 'fortran_order': False, 'shape': (1.0,), }",
+    "{'descr': '<f8', 'fortran_order': 'False', 'shape': (1,), }",
+    "{'descr': '<f8', 'fortran_order': False}",
+    "{'descr': 'nothing', 'fortran_order': False, 'shape': (0,), }",
+    "__import__('os').abort()", "(" * 5000, "-" * 9000 + "1", "1" + "+1" * 4000, "[" * 9000, "\xff", "",
+])  # fmt: skip
+def test_npy_is_refused_when_its_header_lies(text: str) -> None:
+    for rest in (b"", bytes(8)):
+        failure("npy", crafted(text) + rest)
+
+
+def test_npy_is_refused_when_its_version_is_not_known() -> None:
+    assert "version 1 or 2" in str(failure("npy", b"\x93NUMPY\x04\0" + bytes(200)))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz_gives_its_arrays_by_name(save: Any) -> None:
+    out = io.BytesIO()
+    save(out, a=np.arange(3), b=np.eye(2))
+    got = decoded("npz", memoryview(out.getvalue()))
+    assert list(got) == ["a", "b"]
+    assert np.array_equal(got["a"], np.arange(3))
+    assert np.array_equal(got["b"], np.eye(2))
+
+
+def test_npz_is_refused_when_it_would_unpack_to_very_much() -> None:
+    out = io.BytesIO()
+    np.savez_compressed(out, a=np.zeros(2**26 + 1, np.uint8))
+    assert "over the limit of 200 times" in str(failure("npz", out.getvalue()))
+
+
+def test_npz_is_refused_when_it_would_unpack_to_more_than_the_limits_given() -> None:
+    data = npz({"a.npy": npy(np.zeros(1000, np.uint8))})
+    size = len(npy(np.zeros(1000, np.uint8)))
+    assert "over the limit of 1 times" in str(
+        failure("npz", data, limits=Limits(unpacked_free_bytes=1, unpacked_ratio=1))
+    )
+    for enough in (Limits(unpacked_free_bytes=size, unpacked_ratio=1), Limits(unpacked_free_bytes=1)):
+        assert decoded("npz", data, limits=enough)["a"].shape == (1000,)
+
+
+def npz(members: dict[str, bytes], kind: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", kind) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def lying(data: bytes, size: int) -> bytes:
+    """A zip of one member, whose directory tells of another size than the member has."""
+    central = data.index(b"PK\x01\x02")
+    return data[: central + 24] + struct.pack("<I", size) + data[central + 28 :]
+
+
+def test_npz_unpacks_no_more_than_its_directory_tells_of_when_a_member_is_longer() -> None:
+    real = npy(np.zeros(2**25, np.uint8))
+    data = lying(npz({"a.npy": real}), 200)
+    tracemalloc.start()
+    try:
+        assert "CRC" in str(failure("npz", data))
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_npz_is_refused_when_a_member_is_shorter_than_its_directory_tells() -> None:
+    assert "1000000" in str(failure("npz", lying(npz({"a.npy": npy(np.arange(9))}), 10**6)))
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_npz_is_refused_when_it_is_packed_as_numpy_never_does(kind: int) -> None:
+    # Python's zipfile unpacks these without a bound
+    assert "packed in a way" in str(failure("npz", npz({"a.npy": npy(np.arange(9))}, kind)))
+
+
+def test_npz_is_an_error_wherever_it_is_cut_off_or_its_arrays_changed() -> None:
+    data = npz({"a.npy": npy(np.arange(3))}, zipfile.ZIP_STORED)
+    for length in range(0, len(data), 3):
+        failure("npz", data[:length])
+    array = data.index(b"\x93NUMPY")
+    for place in range(array, data.index(b"PK\x01\x02"), 7):
+        failure("npz", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+
+
+def test_npz_of_objects_is_refused_and_runs_nothing() -> None:
+    out = io.BytesIO()
+    np.savez(out, a=np.array([{}], object))
+    assert "never unpickled" in str(failure("npz", out.getvalue()))
+
+
+def test_npz_keeps_names_with_folders_and_refuses_the_same_name_twice() -> None:
+    assert list(decoded("npz", npz({"a/b.npy": npy(1), "../c.npy": npy(2), ".npy": npy(3)}))) == ["a/b", "../c", ""]
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a.npy", npy(1))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("a.npy", npy(2))
+    assert "two arrays named 'a'" in str(failure("npz", out.getvalue()))
+
+
+@pytest.mark.parametrize("name", ["script.py", "a.pkl", "a.npy/", "a", "a.NPY"])
+def test_npz_is_refused_when_a_member_is_no_array(name: str) -> None:
+    assert f"{name!r} is no array" in str(failure("npz", npz({name: pickle.dumps(print)})))
