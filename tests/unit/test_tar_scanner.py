@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
+from headrace.formats import tar_regular
 from headrace.formats.limits import Limits
 from headrace.formats.tar import TarScanner
+from headrace.formats.tar_samples import Grouper
+from headrace.types import Rows
 
 URL = "s3://bucket/train.tar?X-Amz-Signature=abc"
 Sample = tuple[bytes, dict[str, bytes]]
@@ -44,13 +47,19 @@ def archive(members: Iterable[tuple[str, bytes]], kind: str = "ustar", **pax: st
 
 
 def header(
-    name: bytes, size: int | bytes = 0, kind: bytes = b"0", *, signed: bool = False, prefix: bytes = b""
+    name: bytes,
+    size: int | bytes = 0,
+    kind: bytes = b"0",
+    *,
+    signed: bool = False,
+    prefix: bytes = b"",
+    magic: bytes = b"ustar\x0000",
 ) -> bytes:
     size_field = b"%011o\0" % size if isinstance(size, int) else size
     block = bytearray(
         name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + size_field + b"00000000000\0" + b" " * 8 + kind
     )
-    block += bytes(100) + b"ustar\x0000" + bytes(80) + prefix
+    block += bytes(100) + magic + bytes(80) + prefix
     block += bytes(512 - len(block))
     total = sum(block) - (256 * sum(byte >= 128 for byte in block) if signed else 0)
     block[148:156] = b"%06o\0 " % total
@@ -86,13 +95,18 @@ def scan(data: bytes, cuts: Sequence[int] = (), kind: type[TarScanner] = TarScan
     found = []
     bounds = [0, *cuts, len(data)]
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        rows = scanner.feed(memoryview(data)[start:stop], start, number == len(cuts))
-        for k, key in enumerate(rows.keys.tolist()):
-            numbers = range(rows.starts[k], rows.starts[k + 1])
-            found.append((key, [(rows.fields[rows.field[m]], int(rows.offset[m]), int(rows.size[m])) for m in numbers]))
+        found += listed(scanner.feed(memoryview(data)[start:stop], start, number == len(cuts)))
     assert scanner.done
     error = scanner.error
     return found, error and (type(error).__name__, str(error), error.key, error.offset)
+
+
+def listed(rows: Rows) -> list[tuple[bytes, list[tuple[str, int, int]]]]:
+    members = [
+        (rows.fields[field], offset, size)
+        for field, offset, size in zip(rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+    ]
+    return [(key, members[rows.starts[k] : rows.starts[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
 
 
 def samples(data: bytes, cuts: Sequence[int] = (), **limits: int) -> list[Sample]:
@@ -195,11 +209,9 @@ def test_scanner_accepts_the_historical_signed_checksum() -> None:
 
 
 def test_scanner_ignores_the_prefix_field_when_the_format_is_gnu() -> None:
-    block = bytearray(header(b"a.x", 0, prefix=b"12345"))
-    block[257:265] = b"ustar  \0"
-    block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(block)
-    assert samples(bytes(block) + END) == [(b"a", {"x": b""})]
+    data = b"".join(header(b"%d.x" % k, prefix=b"12345", magic=b"ustar  \0") for k in range(9)) + END
+    assert keys(data) == [b"%d" % k for k in range(9)]
+    assert scan(data, kind=OneByOne) == scan(data)
 
 
 def test_pax_size_goes_before_the_size_in_the_header() -> None:
@@ -338,7 +350,7 @@ def test_checksum_that_is_right_only_with_digits_above_seven_is_wrong(tail: byte
 
 @pytest.mark.parametrize("size", [
     b"-0000000001\0", b"0000000008\0\0", b"12 34567890\0", bytes(12), b" " * 12, b"0x000000010\0", b"\xff" * 12,
-    b"\xff" * 11 + b"\x9c", b"0_1        \0", b"+0000000001\0",
+    b"\xff" * 11 + b"\x9c", b"0_1        \0", b"+0000000001\0", b"00000000001\"", b"00000000001\x02",
 ])  # fmt: skip
 def test_bad_size_is_an_error_that_names_the_member(size: bytes) -> None:
     for before in (0, 9):
@@ -506,6 +518,13 @@ PIECES = st.one_of(
     st.builds(
         lambda k, n: b"".join(member(b"%d.x" % i, bytes(n)) for i in range(k)), st.integers(1, 9), st.integers(0, 999)
     ),
+    st.builds(
+        lambda magic, k: b"".join(header(b"m/%d.y" % (i // 2), magic=magic) for i in range(k)),
+        st.sampled_from([b"ustar  \0", bytes(8)]),
+        st.integers(1, 9),
+    ),
+    st.builds(lambda k: member(b"in.tar", b"".join(member(b"%d.z" % i) for i in range(k)) + END), st.integers(1, 9)),
+    st.just(member(b"like.x", bytes(257) + b"ustar\x0000" + bytes(700))),
     st.builds(lambda name: header(name[-4:], 3, prefix=b"pre/fix") + padded(b"123"), NAMES),
     st.builds(lambda kind: header(b"l.x", 0, kind), st.sampled_from([b"1", b"2", b"5", b"S", b"D", b"Z"])),
     st.builds(lambda size: header(b"s.x", size) + bytes(512), st.sampled_from([
@@ -541,6 +560,60 @@ def test_fast_and_general_way_and_every_cutting_agree_on_any_bytes(data: bytes, 
     general = scan(data, kind=OneByOne, **limits)
     assert scan(data, **limits) == general
     assert scan(data, cuts, **limits) == general
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(tar_regular, "_FEWEST_HEADERS", 1)
+        few.setattr(tar_regular, "_FEWEST_NAMES", 1)
+        assert scan(data, cuts, **limits) == general
+
+
+def grouped(runs: list[list[bytes]], limits: Limits, *, at_once: bool) -> list[object]:
+    grouper = Grouper(limits)
+    found: list[object] = []
+    body = 512
+    try:
+        for names in runs:
+            bodies = np.arange(body, body + 1024 * len(names), 1024)
+            sizes = bodies % 509
+            if at_once:
+                grouper.add_run(np.array(names, np.bytes_), bodies, sizes)
+            else:
+                grouper.add(names, bodies.tolist(), sizes.tolist())
+            body += 1024 * len(names)
+            found += [grouper.low, listed(grouper.take(ended=False)), grouper.low]
+    except FormatError as error:
+        return [*found, listed(grouper.take(ended=False)), type(error), str(error), error.key, error.offset]
+    return [*found, listed(grouper.take(ended=True)), grouper.low]
+
+
+ANY_NAMES = st.lists(st.text("ab./_Xxü", min_size=1, max_size=8).map(str.encode), min_size=1, max_size=9)
+ENDS = [[b"x"], [b"x", b"seg.Y", b""], [b"x", b"x"], [b"X", b"y"], [b"y", b"Y"]]
+ORDERLY_NAMES = st.builds(
+    lambda first, ends: [b"%d.%s" % (k, end) for k, of_sample in enumerate(ends, first) for end in of_sample],
+    st.integers(7, 11),
+    st.one_of(
+        st.builds(lambda ends, count: [ends] * count, st.sampled_from(ENDS), st.integers(1, 6)),
+        st.lists(st.sampled_from(ENDS), min_size=1, max_size=6),
+    ),
+)
+ODD_NAMES = st.builds(
+    lambda names, odd, at: [*names[:at], odd, *names[at:]],
+    ORDERLY_NAMES,
+    st.sampled_from([b"__a.b__", b"__a.b", b"d/__a.b__", b"a.__B", b"a", b".b", b"d.d/a"]),
+    st.integers(0, 9),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@example([[b"1.x", b"2.x", b"2.y", b"2.z", b"3.x"]], Limits(fields=2))
+@example([[b"1.x", b"2.x", b"2.X", b"3.x"]], Limits())
+@given(
+    st.lists(st.one_of(ORDERLY_NAMES, ODD_NAMES, ANY_NAMES), max_size=5),
+    st.sampled_from([Limits(), Limits(fields=2), Limits(name_bytes=7)]),
+)
+def test_members_make_the_same_samples_when_they_are_added_at_once(runs: list[list[bytes]], limits: Limits) -> None:
+    with pytest.MonkeyPatch.context() as few:
+        few.setattr(tar_regular, "_FEWEST_NAMES", 1)
+        assert grouped(runs, limits, at_once=True) == grouped(runs, limits, at_once=False)
 
 
 @settings(max_examples=100, deadline=None)
@@ -559,6 +632,16 @@ def test_regular_archives_are_read_by_the_fast_way(kind: str, monkeypatch: pytes
     data = archive(PLAIN, kind)
     assert len(samples(data)) == 20
     assert len(steps) == 2  # the end mark
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_many_regular_members_are_grouped_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[bytes] = []
+    add = Grouper.add
+    monkeypatch.setattr(Grouper, "add", lambda self, names, *rest: (added.extend(names), add(self, names, *rest))[1])
+    data = archive([(f"d.1/{k:04d}.{ext}", b"1") for k in range(300) for ext in ("Npy", "seg.png", "cls")], kind)
+    assert samples(data) == by_tarfile(data)
+    assert added == [f"d.1/{k}.{ext}".encode() for k in ("0000", "0299") for ext in ("Npy", "seg.png", "cls")]
 
 
 def test_offsets_count_from_the_start_of_the_archive_when_it_comes_in_parts() -> None:

@@ -10,6 +10,7 @@ from headrace.formats.tar_headers import (
     BLOCK,
     ZEROS,
     Header,
+    find_header,
     key_of,
     looks_like,
     read_header,
@@ -43,12 +44,13 @@ class TarScanner:
 
     It holds numbers and names, never bodies, and pickles between calls: the next buffer may be fed in another process.
     A sample is given once it is known whole: when a member with another key begins, or when the end of the archive is
-    proved, by two zero blocks, or by one at the very end of the object. What follows two zero blocks is ignored.
+    proved, by two zero blocks, or by one at the very end of the object. What follows two zero blocks is ignored, unless
+    members are found in it: archives joined end to end, or a hole in one. That is an error, no silent loss.
     Names are keys, never paths. See `tar_samples` for which members make a sample.
 
     Attributes:
         error: the damage that was found; nothing is read after it. The sample before it is not known whole.
-        done: the archive's end was proved, or `error` is set.
+        done: all of the archive was read, or `error` is set.
     """
 
     longest_run = 4096
@@ -64,11 +66,12 @@ class TarScanner:
         self._next = 0  # header
         self._member: tuple[bytes, int, int] | None = None  # name, body and size of the member before it
         self._extended: _Extended | None = None
-        self._chain = 0
-        self._path: bytes | None = None
-        self._long_name: bytes | None = None
+        self._chain = 0  # extended headers that were read for the next member, and what they say of it
+        self._name: bytes | None = None
         self._size: bytes | None = None
+        self._sparse: bytes | None = None
         self._zero: int | None = None
+        self._ended = False  # two zero blocks were read
         self._run = self.longest_run
 
     @property
@@ -114,17 +117,16 @@ class TarScanner:
                 f"buffers must follow one another in multiples of {BLOCK} bytes"
             )
         self._end += len(view)
-        ended = False
         if not self.done:
             try:
                 self._read(view, offset)
-                if last and not self.done:
+                if last and not self._ended:
                     self._finish(view)
-                ended = self.done
+                self.done = last
             except FormatError as damage:
                 self.error = self._located(damage)
                 self.done = True
-        rows = self._samples.take(ended=ended)
+        rows = self._samples.take(ended=self._ended)
         if self.done:
             self._samples.drop()
         return rows
@@ -136,7 +138,7 @@ class TarScanner:
 
     def _read(self, view: memoryview, offset: int) -> None:
         one_by_one_until = 0
-        while not self.done:
+        while not self._ended:
             if self._extended is not None and not self._collect(self._extended, view, offset):
                 return
             at = self._next
@@ -148,13 +150,20 @@ class TarScanner:
                 # after a header that only the general way reads, try fewer at once: no quadratic work
                 self._run = min(self.longest_run, self._run * 2) if run.stop == run.tried else 16
                 one_by_one_until = offset + run.tried
-                if run.names:
-                    bodies = [offset + body for body in run.bodies]
-                    self._samples.add(run.names, bodies, run.sizes)
-                    self._member = run.names[-1], bodies[-1], run.sizes[-1]
+                if len(run.names):
+                    bodies = offset + run.bodies
+                    self._samples.add_run(run.names, bodies, run.sizes)
+                    self._member = run.names[-1].item(), int(bodies[-1]), int(run.sizes[-1])
                     self._next = offset + run.stop
                     continue
             self._step(bytes(view[start : start + BLOCK]), at)
+        found = find_header(view, self._next - offset)
+        if found is not None:
+            raise FormatError(
+                "members follow the end mark: archives were joined, or zeros overwrite a part of one",
+                offset=offset + found,
+            )
+        self._next = max(self._next, self._end // BLOCK * BLOCK)
 
     def _step(self, block: bytes, at: int) -> None:
         """Read one header, in the general way."""
@@ -162,7 +171,7 @@ class TarScanner:
         if block == ZEROS:
             if self._chain:
                 raise FormatError("an extended header has no member behind it", offset=at)
-            self.done = self._zero is not None
+            self._ended = self._zero is not None
             self._zero = at
             return
         if self._zero is not None:
@@ -171,12 +180,15 @@ class TarScanner:
         if header.kind in _EXTENDED:
             self._begin_extended(header, at)
             return
-        name = self._path or self._long_name or header.name
-        if header.kind in _BODILESS:
-            size = 0
-        else:
-            size = read_size(header, name, self._limits.member_bytes, "the member", at, self._size)
-        self._chain, self._path, self._long_name, self._size = 0, None, None, None
+        name = self._name or header.name
+        if self._sparse is not None:
+            name = self._sparse or name
+            raise FormatError(f"{_REFUSED[b'S']}: {shown(name)}", key=key_of(name), offset=at)
+        size = 0
+        is_folder = header.kind == b"\0" and name.endswith(b"/")  # V7 has no kind for them
+        if header.kind not in _BODILESS and not is_folder:
+            size = read_size(self._size or header.size, self._size is not None, self._limits.member_bytes, at, name)
+        self._chain, self._name, self._size = 0, None, None
         self._next += size + 511 & -BLOCK
         self._member = name, at + BLOCK, size
         if header.kind in _REGULAR:
@@ -186,14 +198,15 @@ class TarScanner:
             raise FormatError(f"{why}: {shown(name)}", key=key_of(name), offset=at)
 
     def _begin_extended(self, header: Header, at: int) -> None:
-        self._chain += 1
+        self._chain += header.kind != b"g"
         if self._chain > self._limits.extension_chain:
             raise LimitError(
                 f"a member has more than {self._limits.extension_chain} extended headers, the limit", offset=at
             )
-        size = read_size(header, header.name, self._limits.header_bytes, "the extended header", at)
+        size = read_size(header.size, False, self._limits.header_bytes, at)
         self._next += size + 511 & -BLOCK
         self._extended = _Extended(header.kind, at, size)
+        self._member = None
 
     def _collect(self, extended: _Extended, view: memoryview, offset: int) -> bool:
         """Gather the body of an extended header; whether it is complete."""
@@ -203,15 +216,18 @@ class TarScanner:
             return False
         self._extended = None
         if extended.kind == b"L":
-            self._long_name = bytes(extended.body.partition(b"\0")[0])
+            name = bytes(extended.body.partition(b"\0")[0])
+            if not name:
+                raise FormatError("a long name is empty", offset=extended.offset)
+            self._name = _agreed("names", self._name, name, extended.offset)
         elif extended.kind != b"K":
             pax = read_pax(bytes(extended.body), extended.offset + BLOCK)
-            if pax.sparse:
-                raise FormatError("sparse members are not supported", offset=extended.offset)
             if extended.kind != b"g":
-                self._path, self._size = pax.path or self._path, pax.size or self._size
-            elif pax.path is not None or pax.size is not None:
-                what = "path" if pax.path is not None else "size"
+                self._name = _agreed("names", self._name, pax.path, extended.offset)
+                self._size = _agreed("sizes", self._size, pax.size, extended.offset)
+                self._sparse = self._sparse or pax.sparse
+            elif pax != (None, None, None):
+                what = "path" if pax.path is not None else "size" if pax.size is not None else "map of holes"
                 raise FormatError(f"a global pax header gives all members one {what}", offset=extended.offset)
         return True
 
@@ -220,9 +236,9 @@ class TarScanner:
         end = self._end
         if end == 0:
             raise FormatError("the archive is empty: it has not even an end mark", offset=0)
-        if self._extended is not None or (self._chain and self._next > end):
-            raise FormatError("the archive is truncated: it ends inside an extended header", offset=end)
-        if self._next > end and self._member is not None:
+        if self._next > end:
+            if self._member is None:
+                raise FormatError("the archive is truncated: it ends inside an extended header", offset=end)
             name, body, size = self._member
             raise FormatError(
                 f"the archive is truncated: it ends inside the member {shown(name)}, {size} bytes from byte {body} on",
@@ -238,4 +254,11 @@ class TarScanner:
             raise FormatError("the archive is truncated: it ends behind an extended header", offset=end)
         if self._zero is None:
             raise FormatError("the archive is truncated: it ends without its end mark (zero blocks)", offset=end)
-        self.done = True
+        self._ended = True
+
+
+def _agreed(what: str, before: bytes | None, now: bytes | None, offset: int) -> bytes | None:
+    """What extended headers say of the member behind them; of readers that met two answers, each took another one."""
+    if before and now and before != now:
+        raise FormatError(f"a member has two {what}: {shown(before)} and {shown(now)}", offset=offset)
+    return now or before

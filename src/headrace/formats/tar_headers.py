@@ -20,10 +20,12 @@ _LOOKS = (
     (b"\x28\xb5\x2f\xfd", "zstandard data"),
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ\x00", "xz data"),
+    (b"\x04\x22\x4d\x18", "lz4 data"),
     (b"PK\x03\x04", "a zip archive"),
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
     (b"<?xml", "an XML document"),
+    (b"version https://git-lfs", "a Git LFS pointer: the archive itself was not fetched"),
     (b"{", "JSON"),
 )
 
@@ -37,11 +39,14 @@ class Header(NamedTuple):
 
 
 class Pax(NamedTuple):
-    """What an extended header says of the member behind it; None where it says nothing."""
+    """What an extended header says of the member behind it; None where it says nothing.
+
+    `sparse` is set where the member's body is not its content: the name that belongs to it, which may be empty.
+    """
 
     path: bytes | None
     size: bytes | None
-    sparse: bool
+    sparse: bytes | None
 
 
 def shown(name: bytes) -> str:
@@ -59,21 +64,39 @@ def key_of(name: bytes) -> str | None:
 
 def read_header(block: bytes, offset: int) -> Header:
     """The header in `block`, which lies at `offset` and is not all zeros."""
-    said = block[148:156]
-    total = sum(block) - sum(said) + 256
-    digits = said.strip(b" \0")
-    check = int(digits, 8) if digits and not digits.strip(_OCTAL) else None
-    if check != total:
-        # historical tars summed signed bytes
-        high = len(block[:148].translate(None, _HIGH)) + len(block[156:].translate(None, _HIGH))
-        if check is None or check != total - 256 * high:
-            if offset == 0:
-                raise FormatError(f"this is not a tar archive{looks_like(block)}", offset=0)
-            raise FormatError(
-                f"the checksum of a header is wrong: it says {said!r}, the bytes make {total:06o} (octal)",
-                offset=offset,
-            )
+    if not _has_right_checksum(block):
+        if offset == 0:
+            raise FormatError(f"this is not a tar archive{looks_like(block)}", offset=0)
+        total = sum(block) - sum(block[148:156]) + 256
+        raise FormatError(
+            f"the checksum of a header is wrong: it says {block[148:156]!r}, the bytes make {total:06o} (octal)",
+            offset=offset,
+        )
     return Header(block[156:157], header_name(block), block[124:136])
+
+
+def _has_right_checksum(block: bytes) -> bool:
+    said = block[148:156]
+    digits = said.strip(b" \0")
+    if not digits or digits.strip(_OCTAL):
+        return False
+    check, total = int(digits, 8), sum(block) - sum(said) + 256
+    if check == total:
+        return True
+    # historical tars summed signed bytes
+    high = len(block[:148].translate(None, _HIGH)) + len(block[156:].translate(None, _HIGH))
+    return check == total - 256 * high
+
+
+def find_header(view: memoryview, start: int) -> int | None:
+    """Where the first ustar header lies in `view`, at a multiple of 512 bytes behind `start`; None where none does."""
+    rest = bytes(view[start:])
+    at = -1
+    while (at := rest.find(b"ustar", at + 1)) >= 0:
+        head = at - 257
+        if head % BLOCK == 0 and head + BLOCK <= len(rest) and _has_right_checksum(rest[head : head + BLOCK]):
+            return start + head
+    return None
 
 
 def header_name(block: bytes) -> bytes:
@@ -93,26 +116,33 @@ def looks_like(start: bytes) -> str:
     return ""
 
 
-def read_size(header: Header, name: bytes, limit: int, what: str, offset: int, pax: bytes | None = None) -> int:
-    """The size in bytes that a header, or the pax record `pax` in its place, gives; at most `limit`."""
-    key = key_of(name)
-    if pax is not None:
-        size = int(pax) if pax.isdigit() and len(pax) <= _DIGITS_MOST else None
-    elif header.size[0] & 0x80:  # base-256, two's complement below the mark
-        size = int.from_bytes(bytes([header.size[0] & 0x7F]) + header.size[1:], "big")
-        if header.size[0] & 0x40:
+def read_size(said: bytes, is_pax: bool, limit: int, offset: int, name: bytes | None = None) -> int:
+    """The size in bytes that a header's field, or a pax record in its place, gives; at most `limit`.
+
+    Args:
+        said: the field or the record's value.
+        is_pax: which of them it is: the record is decimal.
+        limit: in bytes.
+        offset: where the header lies, for errors.
+        name: of the member; None for an extended header.
+    """
+    size: int | None = None
+    if is_pax:
+        size = int(said) if said.isdigit() and len(said) <= _DIGITS_MOST else None
+    elif said[0] & 0x80:  # base-256, two's complement below the mark
+        size = int.from_bytes(bytes([said[0] & 0x7F]) + said[1:], "big")
+        if said[0] & 0x40:
             size -= 2**95
     else:
-        digits = header.size.strip(b" \0")
+        digits = said.lstrip(b" ").rstrip(b" \0")
         size = int(digits, 8) if digits and not digits.strip(_OCTAL) else None
+    if size is not None and 0 <= size <= limit:
+        return size
+    what, key = ("an extended header", None) if name is None else (f"the member {shown(name)}", key_of(name))
     if size is None or size < 0:
-        seen = repr((header.size if pax is None else pax)[:40]) if size is None else size
-        raise FormatError(f"the size of {what} {shown(name)} is {seen}, which is no size", key=key, offset=offset)
-    if size > limit:
-        raise LimitError(
-            f"the size of {what} {shown(name)} is {size} bytes, over the limit of {limit}", key=key, offset=offset
-        )
-    return size
+        seen = repr(said[:40]) if size is None else size
+        raise FormatError(f"the size of {what} is {seen}, which is no size", key=key, offset=offset)
+    raise LimitError(f"the size of {what} is {size} bytes, over the limit of {limit}", key=key, offset=offset)
 
 
 def read_pax(body: bytes, offset: int) -> Pax:
@@ -122,7 +152,7 @@ def read_pax(body: bytes, offset: int) -> Pax:
     """
     path: bytes | None = None
     size: bytes | None = None
-    sparse = False
+    sparse: bytes | None = None
     position = 0
     while position < len(body):
         if body[position] == 0 and not body[position:].strip(b"\0"):
@@ -140,7 +170,7 @@ def read_pax(body: bytes, offset: int) -> Pax:
             path = value or None  # an empty value takes back what was said before
         elif name == b"size":
             size = value or None
-        elif name.startswith(b"GNU.sparse."):
-            sparse = True
+        elif name.startswith((b"GNU.sparse.", b"SUN.holesdata")):
+            sparse = value if name == b"GNU.sparse.name" else sparse or b""
         position = end
     return Pax(path, size, sparse)

@@ -2,7 +2,8 @@
 
 A member belongs to the sample whose key is its name up to the first dot after the last slash; what follows the dot,
 in lower case, is its field. Members with one key that follow one another are a sample. Members whose base name has no
-dot or begins with one, and `__names__` like this one at the top, belong to no sample and are passed over.
+dot or begins with one, and what is called like `__this__` at the top or lies in a folder there that is, belong to no
+sample and are passed over.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError
 from headrace.formats.limits import Limits
 from headrace.formats.tar_headers import BLOCK, key_of, shown
-from headrace.types import Rows
+from headrace.formats.tar_regular import regular_samples
+from headrace.types import Ints, Rows
 
 
 class Grouper:
@@ -26,6 +29,10 @@ class Grouper:
 
     def drop(self) -> None:
         """Forget all members that were not taken."""
+        self._closed: list[Rows] = []  # complete samples; those below come behind them
+        self._begin()
+
+    def _begin(self) -> None:
         self._keys: list[bytes] = []
         self._starts: list[int] = []
         self._field: list[int] = []
@@ -39,7 +46,20 @@ class Grouper:
     @property
     def low(self) -> int | None:
         """Where the first body lies that was added and not taken."""
+        if self._closed:
+            return int(self._closed[0].offset[0])
         return self._offsets[0] if self._offsets else None
+
+    def add_run(self, names: NDArray[np.bytes_], bodies: Ints, sizes: Ints) -> None:
+        """As `add`, of arrays, which takes less time where there are many."""
+        rows = regular_samples(names, bodies, sizes, self._limits)
+        # the first sample may be the rest of the one before it, and the last one may go on: they are not known whole
+        first, last = (int(rows.starts[1]), int(rows.starts[-2])) if len(rows) > 2 else (len(names), len(names))
+        self.add(names[:first].tolist(), bodies[:first].tolist(), sizes[:first].tolist())
+        if first < last:
+            self._close(len(self._keys))
+            self._closed.append(rows.take(np.arange(1, len(rows) - 1)))
+        self.add(names[last:].tolist(), bodies[last:].tolist(), sizes[last:].tolist())
 
     def add(self, names: Sequence[bytes], bodies: Sequence[int], sizes: Sequence[int]) -> None:
         """Add the regular members `names`, whose bodies lie at `bodies`.
@@ -57,7 +77,7 @@ class Grouper:
                 raise LimitError(
                     f"the name {shown(name)} has {len(name)} bytes, over the limit of {longest}", offset=body - BLOCK
                 )
-            if dot <= slash or (name[:2] == b"__" and name[-2:] == b"__" and not slash):
+            if dot <= slash or (name[:2] == b"__" and name.partition(b"/")[0][2:].endswith(b"__")):
                 continue
             number = numbers.get(name[dot + 1 :])
             if number is None:
@@ -100,24 +120,29 @@ class Grouper:
 
     def take(self, *, ended: bool) -> Rows:
         """The complete samples that were not yet taken; with `ended`, the last one is complete too."""
-        count = len(self._keys) if ended or not self._keys else len(self._keys) - 1
-        split = self._starts[count] if count < len(self._starts) else len(self._offsets)
-        rows = Rows(
-            np.array(self._keys[:count], np.bytes_) if count else np.zeros(0, "S1"),
-            np.array([*self._starts[:count], split], np.int64),
-            np.array(self._field[:split], np.int32),
-            np.array(self._offsets[:split], np.int64),
-            np.array(self._sizes[:split], np.int64),
-            tuple(self._fields) if count else (),
-        )
-        if count:
-            self._keep(count, split)
+        self._close(len(self._keys) if ended else len(self._keys) - 1)
+        rows = Rows.concat(self._closed)
+        self._closed = []
         return rows
 
-    def _keep(self, count: int, split: int) -> None:
+    def _close(self, count: int) -> None:
+        """Make a table of the first `count` samples, which are complete."""
+        if count <= 0:
+            return
+        split = self._starts[count] if count < len(self._starts) else len(self._offsets)
+        self._closed.append(
+            Rows(
+                np.array(self._keys[:count], np.bytes_),
+                np.array([*self._starts[:count], split], np.int64),
+                np.array(self._field[:split], np.int32),
+                np.array(self._offsets[:split], np.int64),
+                np.array(self._sizes[:split], np.int64),
+                tuple(self._fields),
+            )
+        )
         keys, offsets, sizes = self._keys[count:], self._offsets[split:], self._sizes[split:]
         names = [self._fields[number] for number in self._field[split:]]
-        self.drop()
+        self._begin()
         if keys:
             self._keys, self._starts, self._offsets, self._sizes = keys, [0], offsets, sizes
             self._fields, self._field, self._seen = names, list(range(len(names))), [1] * len(names)
