@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,13 +18,19 @@ import anyio
 import numpy as np
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
-from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Shuffle, Take, ToTuple, is_async
-from headrace.datasets.stream import Files, Pipeline, Shards
+from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Pick, Shuffle, Take, ToTuple, is_async
+from headrace.datasets.shards import IndexedShards, Shards, Wanted
+from headrace.datasets.stream import Files, Pipeline
 from headrace.errors import OptionError
+from headrace.fetch import Reader
 from headrace.fetch.growth import Growth
 from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
+from headrace.fetch.members import Bounds
+from headrace.fetch.ranges import UNWANTED_SHARE
 from headrace.fetch.shards import ShardSource, Window
 from headrace.formats.columns import ColumnDecoder
+from headrace.formats.compression import Decompressor, kind_of
+from headrace.formats.limits import Limits
 from headrace.formats.tar import TarScanner
 from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
@@ -32,7 +39,7 @@ from headrace.plan import draw, permutation, window_order
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
-from headrace.types import Reads, running_charge, running_reader
+from headrace.types import Ints, running_charge, running_reader
 from headrace.work.workbench import note_origin, open_part
 
 _FINAL = 1  # the number of the chain that makes batches
@@ -66,19 +73,26 @@ class Blueprint:
             look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
             use_slots=settings.use_slots,
+            is_adaptive=True,
+            depth=settings.prefetch_factor,
         )
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """What the source's store is told."""
         source = self._pipeline.source
-        return source.storage_options if isinstance(source, Shards | Files) else None
+        return source.storage_options if isinstance(source, Shards | IndexedShards | Files) else None
 
     @property
     def ahead_bytes(self) -> int:
         """How many bytes a source must be able to hold: two windows of a shuffle."""
         is_shuffled = any(isinstance(operator, Shuffle) for operator in self._pipeline.order)
-        return 2 * WINDOW_BYTES if is_shuffled and isinstance(self._pipeline.source, Shards) else 0
+        return 2 * WINDOW_BYTES if is_shuffled and self._is_by_shard else 0
+
+    @property
+    def _is_by_shard(self) -> bool:
+        source = self._pipeline.source
+        return isinstance(source, Shards | IndexedShards) and not self._pipeline.is_by_number
 
     @property
     def opens(self) -> AsyncDataset | AsyncIterableDataset | None:
@@ -114,7 +128,7 @@ class Blueprint:
         if self.opens is not None:
             await machinery.open(self.opens)
 
-    def source(self, epoch: int, reader: Reads, caller: asyncio.AbstractEventLoop | None) -> Source:
+    def source(self, epoch: int, reader: Reader, caller: asyncio.AbstractEventLoop | None) -> Source:
         """The samples of an epoch.
 
         Args:
@@ -122,27 +136,12 @@ class Blueprint:
             caller: the loop of an `async for`.
         """
         source, settings = self._pipeline.source, self._settings
-        if isinstance(source, Shards):
+        if isinstance(source, Shards | IndexedShards) and self._is_by_shard:
             return self._shard_source(source, epoch, reader)
+        assert not isinstance(source, Shards)
         chunk = self.recipe.chunk(settings.batch_size)
         if isinstance(source, AsyncDataset):
-            order = _Order(self._pipeline.order, len(source), settings.seed, epoch)
-            many = getattr(source, "aget_many", None) if not self._prefix else None
-            get = source.aget if not self._prefix else partial(_get_through, source.aget, self._prefix)
-            keys = source.keys()
-            if len(keys) != len(source):
-                raise OptionError(f"{type(source).__name__} has {len(source)} samples, but its keys() are {len(keys)}")
-            left_out = order.count % settings.batch_size if settings.drop_last and self.recipe.keeps_count else 0
-            return KeySource(
-                order.count - left_out,
-                lambda start, stop: [keys[k] for k in order.at(start, stop)],
-                get,
-                many,
-                growth=self._growth,
-                batch_size=settings.batch_size,
-                chunk=chunk,
-                pack_error=packing.pack_error,
-            )
+            return self._key_source(source, epoch, chunk)
         samples = source.aiter
         if source.loop == "caller":
             if caller is None:
@@ -158,19 +157,53 @@ class Blueprint:
             pack_error=packing.pack_error,
         )
 
-    def _shard_source(self, source: Shards, epoch: int, reader: Reads) -> ShardSource:
+    def _key_source(self, source: AsyncDataset, epoch: int, chunk: int) -> KeySource:
+        settings, pipeline = self._settings, self._pipeline
+        get, numbers = source.aget, None
+        if isinstance(source, IndexedShards):
+            get = partial(source.get, wanted=pipeline.wanted)
+            numbers = source.passing(pipeline.keeps) if pipeline.keeps else None
+        count = len(source) if numbers is None else len(numbers)
+        order = _Order(pipeline.order, count, settings.seed, epoch, numbers)
+        many = getattr(source, "aget_many", None) if not self._prefix else None
+        get = get if not self._prefix else partial(_get_through, get, self._prefix)
+        keys = source.keys()
+        if len(keys) != len(source):
+            raise OptionError(f"{type(source).__name__} has {len(source)} samples, but its keys() are {len(keys)}")
+        left_out = order.count % settings.batch_size if settings.drop_last and self.recipe.keeps_count else 0
+        return KeySource(
+            order.count - left_out,
+            lambda start, stop: [keys[k] for k in order.at(start, stop)],
+            get,
+            many,
+            growth=self._growth,
+            batch_size=settings.batch_size,
+            chunk=chunk,
+            pack_error=packing.pack_error,
+        )
+
+    def _shard_source(self, source: Shards | IndexedShards, epoch: int, reader: Reader) -> ShardSource:
         settings, urls = self._settings, list(source.urls)
-        window = None
+        window, shards = None, np.arange(len(urls))
         for operator in self._pipeline.order:
             if isinstance(operator, Shuffle):
                 seed = settings.seed if operator.seed is None else operator.seed
-                urls = [urls[k] for k in permutation(np.arange(len(urls)), len(urls), draw("shards", seed, epoch))]
+                shards = permutation(np.arange(len(urls)), len(urls), draw("shards", seed, epoch))
+                urls = [urls[k] for k in shards]
                 samples = operator.window or WINDOW_SAMPLES
                 window = Window(samples, WINDOW_BYTES, lambda n, k, seed=seed: window_order(n, seed, epoch, k))  # type: ignore[misc]
+        members, limits = None, source.limits
+        if isinstance(source, IndexedShards) and not any(kind_of(url) for url in urls):
+            wanted, keeps = self._pipeline.wanted, self._pipeline.keeps
+            members = lambda ordinal: source.members(int(shards[ordinal]), wanted, keeps)
         return ShardSource(
             urls,
             reader,
-            TarScanner,
+            partial(TarScanner, limits=limits),
+            partial(_unpacks, limits),
+            members=members,
+            bounds=Bounds(settings.fetch.gap_bytes, UNWANTED_SHARE, settings.fetch.range_bytes),
+            chosen=reader.meter.count_shard,
             range_bytes=settings.fetch.range_bytes,
             window=window,
             take=_taken(self._pipeline.order),
@@ -178,17 +211,33 @@ class Blueprint:
         )
 
 
+def _unpacks(limits: Limits, url: str) -> Decompressor | None:
+    kind = kind_of(url)
+    return None if kind is None else Decompressor(kind, url, limits)
+
+
 class _Order:
     """The keys' numbers in the order of an epoch; planned some thousand positions at a time."""
 
-    def __init__(self, operators: Sequence[Shuffle | Take], count: int, seed: int, epoch: int) -> None:
-        self._permutations: list[tuple[int, int]] = []
+    def __init__(
+        self,
+        operators: Sequence[Shuffle | Take | Pick],
+        count: int,
+        seed: int,
+        epoch: int,
+        numbers: Ints | None = None,
+    ) -> None:
+        self._looks: list[Callable[[Ints], Ints]] = [] if numbers is None else [numbers.__getitem__]
         for number, operator in enumerate(operators):
             if isinstance(operator, Take):
                 count = min(count, operator.count)
+            elif isinstance(operator, Pick):
+                picked = operator.numbers(count)
+                count = len(picked)
+                self._looks.append(picked.__getitem__)
             else:
                 own = seed if operator.seed is None else operator.seed
-                self._permutations.append((count, draw("keys", own, epoch, number)))
+                self._looks.append(partial(permutation, n=count, key=draw("keys", own, epoch, number)))
         self.count = count
         self._start, self._block = 0, list[int]()
 
@@ -197,13 +246,13 @@ class _Order:
         if not self._start <= start <= stop <= self._start + len(self._block):
             self._start = start
             positions = np.arange(start, min(self.count, max(stop, start + _PLANNED_AT_ONCE)))
-            for count, key in reversed(self._permutations):
-                positions = permutation(positions, count, key)
+            for look in reversed(self._looks):
+                positions = look(positions)
             self._block = positions.tolist()
         return self._block[start - self._start : stop - self._start]
 
 
-def _taken(operators: Sequence[Shuffle | Take]) -> int | None:
+def _taken(operators: Sequence[Shuffle | Take | Pick]) -> int | None:
     return min((operator.count for operator in operators if isinstance(operator, Take)), default=None)
 
 
@@ -211,16 +260,17 @@ def _stages(
     pipeline: Pipeline, settings: Settings
 ) -> tuple[tuple[Step, ...], dict[int, Chain], list[int | tuple[Step, ...]]]:
     """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
-    groups = [(color, tuple(steps)) for color, steps in itertools.groupby(pipeline.steps, lambda s: is_async(s.fn))]
+    all_steps = _narrowed(pipeline.steps, pipeline.wanted)
+    groups = [(color, tuple(steps)) for color, steps in itertools.groupby(all_steps, lambda s: is_async(s.fn))]
     prefix: tuple[Step, ...] = ()
-    if groups and groups[0][0] and not isinstance(pipeline.source, Shards):
+    if groups and groups[0][0] and (pipeline.is_by_number or isinstance(pipeline.source, AsyncIterableDataset)):
         is_map = all(step.kind == "map" for step in groups[0][1])
         prefix = groups.pop(0)[1] if is_map else ()
     last: tuple[Step, ...] = ()
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
     columns = _columns(last) if settings.use_slots else None
-    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns)}
+    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, settings.skips is not None)}
     inner: list[int | tuple[Step, ...]] = []
     for number, (is_on_loop, steps) in enumerate(groups, _FINAL + 1):
         if is_on_loop:
@@ -229,6 +279,14 @@ def _stages(
             chains[number] = Chain(steps, init=settings.init)
             inner.append(number)
     return prefix, chains, inner
+
+
+def _narrowed(steps: Sequence[Step], wanted: Wanted | None) -> list[Step]:
+    """The same steps, but nothing is decoded that is not asked for afterwards."""
+    if wanted is None:
+        return list(steps)
+    names = frozenset().union(*wanted)
+    return [replace(step, fn=step.fn.only(names)) if isinstance(step.fn, Decoder) else step for step in steps]
 
 
 def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:
@@ -268,11 +326,11 @@ async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: An
 
 
 async def _iterate_through(samples: Callable[[], AsyncIterator[Any]], steps: Sequence[Step]) -> AsyncIterator[Any]:
+    position = 0
     async for sample in samples():
-        made = sample
-        for step in steps:
-            made = await step.fn(made)
+        made, _ = await _apply(steps, sample, position)  # one that fails does not end the others
         yield made
+        position += 1
 
 
 async def _from_caller(

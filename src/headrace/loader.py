@@ -63,6 +63,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
             memory that this process may use.
         fetch: how reads are made.
+        on_error: "raise" gives the error of the first sample that failed in the place of its batch; "skip" leaves
+            samples that failed out of their batches; a function is called with each one's exception, in the engine's
+            thread, and says True for those that are left out. Other data sets than torch's only.
+        max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
+            next one's error is raised.
         workers: "process", or "thread": for functions that release the GIL. In threads the global random number
             generators are the trainer's; `hr.rng()` is each worker's own, and `get_worker_info()` answers.
         economic: the mode of the RFC "DataLoader-Economic": memory follows `prefetch_factor` and not the number of
@@ -113,6 +118,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         fetch_concurrency: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
+        on_error: Literal["raise", "skip"] | Callable[[BaseException], Any] = "raise",
+        max_skips: int | tuple[int | None, int | None] | None = settings.MAX_SKIPS,
         workers: Literal["process", "thread"] = "process",
         economic: bool = False,
         num_batch_workers: int | None = None,
@@ -122,6 +129,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # Every argument is an attribute by its name: frameworks make a loader anew from these.
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
+        self.on_error, self.max_skips = on_error, max_skips
         self.economic, self.num_batch_workers = economic, num_batch_workers
         self.num_workers_batches = num_workers_batches
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"

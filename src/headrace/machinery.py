@@ -24,6 +24,7 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.recipe import Recipe
+from headrace.scheduler.skips import Skips
 from headrace.tasks import Chain, Failure, KeyPart, ListPart, PackedPart, Part, Source
 from headrace.torch_compat import packing
 from headrace.types import Opens, running_reader
@@ -85,6 +86,7 @@ class Machinery:
         name: str,
         count: int | None = None,
         opener: Callable[[Views], Opener] = Opener,
+        skips: Skips | None = None,
     ) -> BatchIterator[Any]:
         """An iterator over the batches of an epoch.
 
@@ -98,6 +100,7 @@ class Machinery:
             name: what a profiler calls `next`.
             count: how many batches the epoch has, where that is known.
             opener: makes batches of what the engine delivers.
+            skips: says which failed samples are left out; None: none is.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
@@ -122,6 +125,7 @@ class Machinery:
             self.part_of,
             1 if self._helper is None else 2,
             packing.pack_error,
+            skips,
         )
 
         running = weakref.ref(run)  # whose source may refer to the iterator
@@ -234,6 +238,8 @@ class Machinery:
                 throttled=fetch.throttled,
                 lowest_level=fetch.lowest_level,
                 coalesced=fetch.coalesced,
+                shards_whole=fetch.shards_whole,
+                shards_in_part=fetch.shards_in_part,
                 cached=fetch.cached,
                 bytes=fetch.bytes,
                 in_flight=fetch.in_flight,
@@ -261,6 +267,8 @@ class Machinery:
             shared_bytes=self._held(),
             budget_bytes=self._settings.memory_budget,
             started_s=meters.started_s,
+            skipped=meters.skipped,
+            skipped_samples=tuple(meters.skipped_samples),
         )
 
     def _running(self) -> Engine:

@@ -69,12 +69,28 @@ class FetchOptions:
             raise OptionError(f"cache_bytes={self.cache_bytes} must be 1 or more")
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class SkipPolicy:
+    """Which samples that have failed are left out.
+
+    Attributes:
+        decide: asked for each with its exception, says True for one that is left out; None: all are.
+        in_all: how many may be left out in an epoch; None: any number.
+        in_a_row: how many, with none between them that is delivered; None: any number.
+    """
+
+    decide: Callable[[BaseException], Any] | None
+    in_all: int | None
+    in_a_row: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a loader was told, with every "auto" resolved.
 
     Attributes:
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
+        skips: which failed samples are left out; None: the first of a batch is raised in its place.
     """
 
     batch_size: int
@@ -91,5 +107,6 @@ class Settings:
     first_reads: int
     memory_budget: int
     fetch: FetchOptions
+    skips: SkipPolicy | None = None
     pin_memory: bool = False
     device: Any = None

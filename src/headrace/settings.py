@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch.utils.data import default_convert
 
+from headrace.datasets.operators import is_async
 from headrace.datasets.stream import Pipeline
 from headrace.errors import LateOptionError, OptionError
-from headrace.options import FetchOptions, Settings
+from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended
 
 _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
+MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
@@ -63,6 +65,12 @@ def check_torch(loader: Any) -> None:
         value = getattr(loader, name)
         if value != unset:
             raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
+    if loader.on_error != "raise":
+        raise OptionError(
+            f"on_error={loader.on_error!r} is for headrace's data sets: of {kind} a batch fails as a whole; "
+            "hr.from_map(data) and hr.from_iterable(data) make one of ours of it"
+        )
+    skip_policy(loader.on_error, loader.max_skips)
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
         raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
     _check_economic(loader, kind)
@@ -130,9 +138,35 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         first_reads=_FIRST_READS if loader.fetch_concurrency == "auto" else loader.fetch_concurrency,
         memory_budget=budget_bytes(loader.memory_budget),
         fetch=loader.fetch or FetchOptions(),
+        skips=skip_policy(loader.on_error, loader.max_skips),
         pin_memory=loader.pin_memory,
         device=loader.device,
     )
+
+
+def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
+    """Which failed samples are left out; None: none is.
+
+    Raises:
+        OptionError: an option has a value that cannot be used.
+    """
+    is_known = on_error in ("raise", "skip") if isinstance(on_error, str) else callable(on_error)
+    if not is_known:
+        raise OptionError(f"on_error={on_error!r}: 'raise', 'skip' or a function of an exception is meant")
+    if is_async(on_error):
+        raise OptionError(f"on_error={on_error!r} is asynchronous: it is called while batches are put in order")
+    limits = max_skips if isinstance(max_skips, tuple) else (max_skips, None)
+    if len(limits) != 2 or not all(limit is None or _is_count(limit) for limit in limits):
+        raise OptionError(f"max_skips={max_skips!r}: a number of 0 or more, or two of them or None: in all, in a row")
+    if on_error != "raise":
+        return SkipPolicy(None if on_error == "skip" else on_error, *limits)
+    if max_skips != MAX_SKIPS:
+        raise OptionError(f"max_skips={max_skips!r} bounds what on_error leaves out, and on_error is 'raise'")
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class _Single:

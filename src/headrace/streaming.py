@@ -21,6 +21,8 @@ from headrace.machinery import Machinery
 from headrace.observe.stats import Stats
 from headrace.options import Settings
 from headrace.plan import sample_seed
+from headrace.scheduler.skips import Skips
+from headrace.torch_compat import packing
 
 
 class Streaming:
@@ -38,7 +40,7 @@ class Streaming:
         self._stream, self._settings, self._shard, self._name = stream, settings, shard, name
         self._epochs = _Epochs()
         self._peeked: BatchIterator[Any] | None = None
-        self._machinery = Machinery(replace(settings, collate=None, init=None), in_threads=in_threads)
+        self._machinery = Machinery(replace(settings, collate=None, init=None, skips=None), in_threads=in_threads)
         self._blueprint = Blueprint(stream.pipeline(), settings, self._machinery.part_of)
         self._finalizer = weakref.finalize(self, self._machinery.close_soon)
         self._finalizer.atexit = False
@@ -47,7 +49,11 @@ class Streaming:
     def options(self) -> dict[str, Any]:
         """What every "auto" has become."""
         names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch")
-        return {name: getattr(self._settings, name) for name in names}
+        skips = self._settings.skips
+        told: dict[str, Any] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
+        if skips is not None:
+            told["max_skips"] = skips.in_all, skips.in_a_row
+        return {name: getattr(self._settings, name) for name in names} | told
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
         """The next epoch's batches.
@@ -113,7 +119,14 @@ class Streaming:
             partial(self._epochs.advance, number),
             self._name,
             self._known_length(),
+            skips=self._skips(number),
         )
+
+    def _skips(self, epoch: int) -> Skips | None:
+        policy = self._settings.skips
+        if policy is None:
+            return None
+        return Skips(weakref.ref(policy), epoch, self._machinery.meters, packing.unpack_error, packing.pack_error)
 
     def _known_length(self) -> int | None:
         try:

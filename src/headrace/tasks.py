@@ -42,6 +42,20 @@ class Failure:
     blob: bytes
 
 
+_NOBODYS = b"nobody's "  # before the bytes of an exception
+
+
+def nobodys(blob: bytes) -> bytes:
+    """A packed exception that is no single sample's, such as a source's end before its time: it is never skipped."""
+    return blob if blob.startswith(_NOBODYS) else _NOBODYS + blob
+
+
+def owned(blob: bytes) -> tuple[bytes, bool]:
+    """(the packed exception itself, whether it is a single sample's)."""
+    bare = blob.removeprefix(_NOBODYS)
+    return bare, len(bare) == len(blob)
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
@@ -99,12 +113,12 @@ class RawPart:
         """The samples with the indices `chosen`, in that order, with leases of their own."""
         rows = self.rows.take(chosen)
         first = [address for address, _ in self.spans]
-        if len(first) == 1 or not len(rows.offset):
+        if len(first) <= 1 or not len(rows.offset):
             used = self.spans[:1]
         else:
             low = np.searchsorted(first, rows.offset, side="right") - 1
             high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
-            touched = np.unique(np.concatenate([low, high, *(np.arange(a, b) for a, b in _wide(low, high))]))
+            touched = np.unique(np.concatenate([low, high, *_between(low, high)]))
             used = [self.spans[k] for k in touched]
         return RawPart(rows, self.shards[chosen], self.urls, [(a, lease.retain()) for a, lease in used])
 
@@ -138,9 +152,9 @@ def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
     return sorted(spans.items(), key=lambda span: span[0])
 
 
-def _wide(low: Ints, high: Ints) -> list[tuple[int, int]]:
-    """The pairs that lie more than one apart: members that reach over several spans."""
-    return [(int(a), int(b)) for a, b in zip(low, high, strict=True) if b - a > 1]
+def _between(low: Ints, high: Ints) -> list[Ints]:
+    """The spans between those in which a member begins and ends, for members that reach over more than two."""
+    return [np.arange(low[k] + 1, high[k]) for k in np.flatnonzero(high - low > 1).tolist()]
 
 
 def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size: int) -> list[tuple[int, int, int]]:
@@ -296,7 +310,9 @@ class Reply:
         spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
         lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
         kept: for SAMPLES which of the task's samples are in the list.
-        errors: (slot, packed exception); for SAMPLES a Failure stands in the list too.
+        errors: (slot, packed exception); for SAMPLES a Failure stands in the list too. For SLOTS, where the chain
+            skips, the other samples are written one after the other from the task's first slot on: its last ones stay
+            empty.
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
         busy_s: for each step of the chain (collation and writing last) seconds spent in it.
@@ -388,7 +404,9 @@ class Delivery:
         lengths: of "packed".
         columns: of "slots": the values that are not in the slab.
         capacity: of "slots": how many slots the slab has.
+        holes: of "slots": which of the first slots, as many as the batch was to have, hold no sample.
         blob: the packed exception of "error", or the packed form of "slots".
+        note: of "error": what is said on the exception besides.
     """
 
     batch: int
@@ -399,7 +417,9 @@ class Delivery:
     lengths: tuple[int, ...] = ()
     columns: tuple[list[Any], ...] = ()
     capacity: int = 0
+    holes: tuple[int, ...] = ()
     blob: bytes = b""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -411,6 +431,7 @@ class Chain:
         init: called once in each worker process, with its number.
         columns: does what `steps` do, for all samples of a row table at once; None where it cannot: see
             `headrace.formats.columns`.
+        skips: whether a batch is collated without its samples that have failed; False: one that has any is not.
         by_key: whether samples come as keys, and their random numbers go by those and not by positions.
         many: does what `steps` do, for all keys of a task at once.
         begin: called in each worker, process or thread, with its number, before the first task of this chain.
@@ -422,6 +443,7 @@ class Chain:
     after: tuple[Step, ...] = ()
     init: Callable[[int], Any] | None = None
     columns: Callable[[Rows, Any], list[Any] | None] | None = None
+    skips: bool = False
     by_key: bool = False
     many: Callable[[list[Any]], Sequence[Any]] | None = None
     begin: Callable[[int], Any] | None = None

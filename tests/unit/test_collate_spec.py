@@ -252,6 +252,27 @@ def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.
     assert_same(through_slab(samples, 2, [1], copy=False), collated(samples))
 
 
+@settings(max_examples=200, deadline=None)
+@given(make=samples_of(), chunks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
+def test_slots_with_holes_give_what_torch_collates_of_the_samples(make: Draw, chunks: list[tuple[int, int]]) -> None:
+    """Each chunk of a batch has some samples, and as many slots more as others of it have failed."""
+    samples = [make(number) for number in range(sum(count for count, _ in chunks))]
+    spec = Spec.of(samples[0]) if samples else None
+    if spec is None or not all(spec.fits(sample) for sample in samples):
+        return
+    slots = sum(count + missing for count, missing in chunks)
+    slab = np.full(spec.nbytes(slots), 0xA5, np.uint8)
+    columns: list[list[Any]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+    holes, slot, done = [], 0, 0
+    for count, missing in chunks:
+        if count:
+            wrote = spec.write(samples[done : done + count], memoryview(slab), slot, slots)
+            columns = [a + b for a, b in zip(columns, wrote, strict=True)]
+        holes += range(slot + count, slot + count + missing)
+        slot, done = slot + count + missing, done + count
+    assert_same(spec.read(slab, slots, slots, columns, copy=False, holes=holes), collated(samples))
+
+
 def test_large_tensors_are_views_and_small_ones_are_copies() -> None:
     samples = [{"image": torch.full((3, 64, 64), float(k)), "label": k} for k in range(4)]
     spec = Spec.of(samples[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.observe.report import report, verdict
-from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
+from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, SkippedSample, Stats, WorkStats
 
 
 def stats(
@@ -63,6 +63,19 @@ def test_report_says_what_the_fetch_stage_has_met() -> None:
     assert "40 second requests, 31 of them answered first" in text
     assert "1,200 reads joined to others, 50 from the cache" in text
     assert "second requests" not in report(stats(busy_s={"map(f)": 2.0}))
+
+
+def test_report_names_the_first_samples_that_were_skipped() -> None:
+    samples = tuple(SkippedSample(0, 7 * k, f"'{k:06d}'" if k else "", f"ValueError: line\nof {k}") for k in range(5))
+    text = report(replace(stats(), skipped=1200, skipped_samples=samples))
+    assert "skipped  1,200 samples: sample 0 (ValueError: line of 0), '000001' (ValueError: line of 1)" in text
+    assert text.count("ValueError") == 3
+    assert "and 1,197 more" in text
+    long = replace(stats(), skipped=1, skipped_samples=(SkippedSample(0, 0, "0", "x" * 1000),))
+    assert "skipped  1 sample: 0 (xxx" in report(long)
+    assert "more" not in next(line for line in report(long).splitlines() if "skipped" in line)
+    assert "x" * 100 not in report(long)
+    assert "skipped" not in report(stats())
 
 
 def test_busy_workers_are_the_limit_and_their_slowest_step_is_named() -> None:

@@ -50,7 +50,10 @@ class Opener:
     def open(self, delivery: Delivery) -> Any:
         """The batch, or the exception that is raised in its place."""
         if delivery.kind == "error":
-            raise packing.unpack_error(delivery.blob)
+            error = packing.unpack_error(delivery.blob)
+            if delivery.note:
+                error.add_note(delivery.note)
+            raise error
         must_copy = self._views.must_copy
         slab = self._views.array(delivery.segment)
         if delivery.kind == "packed":
@@ -62,8 +65,9 @@ class Opener:
                 if len(self._specs) >= _SPECS_MOST:
                     self._specs.clear()  # each batch has another form
                 spec = self._specs[delivery.blob] = Spec.loads(delivery.blob)
-            copy = must_copy or spec.nbytes(delivery.count) <= _SMALL_BYTES
-            batch = spec.read(slab, delivery.count, delivery.capacity, delivery.columns, copy=copy)
+            holes, slots = delivery.holes, delivery.count + len(delivery.holes)
+            copy = must_copy or spec.nbytes(slots) <= _SMALL_BYTES
+            batch = spec.read(slab, slots, delivery.capacity, delivery.columns, copy=copy, holes=holes)
         return batch
 
 

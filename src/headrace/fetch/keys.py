@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from headrace.fetch.growth import Growth
 from headrace.memory import Claim
-from headrace.tasks import Failure, Flow, PackedPart, Part
+from headrace.tasks import Failure, Flow, PackedPart, Part, nobodys
 from headrace.types import running_charge
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
@@ -123,7 +123,7 @@ class KeySource:
                     keys = self._keys(position, position + count)
                 except Exception as error:
                     error.add_note(f"stage: plan; keys of the samples from {position} of the epoch on")
-                    failures = [Failure(self._pack_error(error))] * count
+                    failures = [Failure(nobodys(self._pack_error(error)))] * count
                     flow.put(position, flow.part_of(failures, charge.claim))
                 else:
                     self._add(_Chunk(position, keys, charge))
@@ -302,5 +302,5 @@ class IterSource:
             if is_ours(error):
                 raise
             error.add_note(f"stage: fetch; sample {position + len(samples)} of the epoch")
-            return [*samples, Failure(self._pack_error(error))], True
+            return [*samples, Failure(nobodys(self._pack_error(error)))], True
         return samples, False

@@ -13,6 +13,8 @@ _ENOUGH_S = 0.2
 _FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
 _THROTTLED_SHARE = 0.01  # a store that refuses more requests than this is asked for more than it gives
 _BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
+_NAMED = 3  # of the samples that were skipped
+_LINE = 100  # characters of an error
 
 BoundBy = Literal["unknown", "trainer", "fetch", "work", "collate"]
 
@@ -120,9 +122,26 @@ def report(stats: Stats) -> str:
         lines.append(f"  late     {fetch.hedges:,} second requests, {fetch.hedges_won:,} of them answered first")
     if fetch.coalesced or fetch.cached:
         lines.append(f"  saved    {fetch.coalesced:,} reads joined to others, {fetch.cached:,} from the cache")
+    if fetch.shards_in_part:
+        lines.append(f"  shards   {fetch.shards_whole:,} read whole, {fetch.shards_in_part:,} only where it was wanted")
     if work.deaths:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
+    if stats.skipped:
+        lines.append(f"  skipped  {_skipped(stats)}")
     return "\n".join([*lines, verdict(stats).sentence])
+
+
+def _skipped(stats: Stats) -> str:
+    """How many samples were left out, and the first of them."""
+    named = stats.skipped_samples[:_NAMED]
+    told = [f"{sample.name or f'sample {sample.position}'} ({_line(sample.error)})" for sample in named]
+    more = [f"and {stats.skipped - len(named):,} more"] if stats.skipped > len(named) else []
+    return f"{stats.skipped:,} sample{'s' if stats.skipped > 1 else ''}: " + ", ".join(told + more)
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LINE else text[: _LINE - 1] + "…"
 
 
 def _steps(busy_s: dict[str, float]) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+_SKIPPED_MOST = 100  # samples that are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +20,8 @@ class FetchStats:
         throttled: answers by which a store asked for fewer requests.
         lowest_level: to how few requests at once that has led, or time-outs have; 0: to none.
         coalesced: reads of a range that had no request of their own.
+        shards_whole, shards_in_part: shards with an index that were read like a stream, and those of which only what
+            was wanted was asked for.
         cached: reads that the cache has answered.
         bytes: received.
         in_flight: requests under way now.
@@ -35,6 +40,8 @@ class FetchStats:
     throttled: int = 0
     lowest_level: int = 0
     coalesced: int = 0
+    shards_whole: int = 0
+    shards_in_part: int = 0
     cached: int = 0
     bytes: int = 0
     in_flight: int = 0
@@ -91,6 +98,22 @@ class DeliverStats:
         return self.first_wait_s + self.wait_s + self.trainer_s
 
 
+class SkippedSample(NamedTuple):
+    """A sample that was left out because it failed.
+
+    Attributes:
+        epoch: the number of the epoch.
+        position: its position among the samples that are cut into batches.
+        name: its key, or its shard's address where it has none; empty where neither is known.
+        error: the kind and the text of its exception.
+    """
+
+    epoch: int
+    position: int
+    name: str
+    error: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stats:
     """A snapshot of a loader.
@@ -101,6 +124,8 @@ class Stats:
         shared_bytes: shared memory taken now, for inputs and batches; memfds do not show in /dev/shm.
         budget_bytes: the loader's limit for it.
         started_s: seconds until workers stood ready, since the first iteration began.
+        skipped: samples that were left out because they failed, in all epochs.
+        skipped_samples: the first 100 of them.
     """
 
     epoch: int
@@ -111,6 +136,8 @@ class Stats:
     shared_bytes: int
     budget_bytes: int
     started_s: float | None
+    skipped: int = 0
+    skipped_samples: tuple[SkippedSample, ...] = ()
 
     @property
     def busy_share(self) -> float:
@@ -133,6 +160,8 @@ class LoaderMeters:
         self.began: float | None = None
         self.started_s: float | None = None
         self.reading_s = 0.0
+        self.skipped = 0
+        self.skipped_samples: list[SkippedSample] = []
         self._reading_since: float | None = None
         self._lock = threading.Lock()
 
@@ -151,6 +180,12 @@ class LoaderMeters:
 
     def count_death(self) -> None:
         self.deaths += 1
+
+    def count_skip(self, epoch: int, position: int, name: str, error: str) -> None:
+        """A sample was left out."""
+        self.skipped += 1
+        if len(self.skipped_samples) < _SKIPPED_MOST:
+            self.skipped_samples.append(SkippedSample(epoch, position, name, error))
 
     def set_reading(self, is_reading: bool) -> None:
         if is_reading != (self._reading_since is not None):

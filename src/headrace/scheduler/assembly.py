@@ -15,8 +15,9 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.cuts import Cuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.recipe import Recipe, Slabs
+from headrace.scheduler.skips import Skips
 from headrace.scheduler.turns import Turns
-from headrace.tasks import Delivery, Finish, Part, Reply, Task
+from headrace.tasks import Delivery, Finish, Part, Reply, Task, nobodys, owned
 from headrace.types import EpochMeters, Sender
 
 
@@ -51,8 +52,9 @@ class Batch:
         self.slab: Lease | None = None
         self.slab_lock = asyncio.Lock()
         self.columns: dict[int, list[list[Any]]] = {}
+        self.holes: list[int] = []  # slots that hold no sample: those of a task that has errors are its last ones
         self.errors: dict[int, bytes] = {}
-        self.delivery: Delivery | None = None
+        self.delivery: Delivery | None = None  # of the samples that have not failed; None: there are none
 
 
 class Assembly:
@@ -67,6 +69,7 @@ class Assembly:
         sender: where batches go; its credits say how many may be begun.
         meters: where batches are counted.
         finished: called when the last batch of the epoch was delivered.
+        skips: says which failed samples are left out; None: none is.
     """
 
     def __init__(
@@ -80,16 +83,28 @@ class Assembly:
         sender: Sender,
         meters: EpochMeters,
         finished: Callable[[], None],
+        skips: Skips | None = None,
     ) -> None:
         self._recipe, self._cuts, self._key, self._dispatch = recipe, cuts, key, dispatch
         self._slabs, self._budget, self._sender, self._meters = slabs, budget, sender, meters
-        self._finished = finished
+        self._finished, self._skips = finished, skips
         self._batches: dict[int, Batch] = {}
         self._next_delivery = 0
+        self._not_sent = 0  # batches that were due, and of which no sample was left
         self._is_cut = False  # every sample of the epoch has been added
         self._turns = Turns(recipe.collations)
         self.group: TaskGroup | None = None
         sender.on_credit(self._on_credit)
+
+    @property
+    def granted(self) -> int:
+        """The batches with lower numbers may be begun.
+
+        The channel grants messages, and a batch that is left out is none: for each of them one more batch may be begun,
+        and be due, or the trainer would wait for a message that nothing is made for. At any time
+        `_next_delivery == sent + _not_sent`, so that it is below this exactly if another message may be sent.
+        """
+        return self._sender.granted + self._not_sent
 
     def begin(self, number: int) -> None:
         """The source has told of a batch; it may be an empty one."""
@@ -122,7 +137,7 @@ class Assembly:
     def lacks(self, position: int | None) -> bool:
         """Whether the oldest batch may be made and lacks samples; with a position: whether this one is among them."""
         oldest = self._next_delivery
-        if oldest >= self._sender.granted:
+        if oldest >= self.granted:
             return False
         if position is not None:
             return position < self._cuts.start(oldest + 1)
@@ -140,7 +155,7 @@ class Assembly:
             capacity = max(size, self._recipe.spec_capacity)  # one size of slab for all batches, as far as can be
             batch = self._batches[number] = Batch(number, self._cuts.start(number), size, capacity)
             batch.use_slots = self._recipe.use_slots
-            if number < self._sender.granted:
+            if number < self.granted:
                 batch.admitted.set()
         return self._batches[number]
 
@@ -189,8 +204,11 @@ class Assembly:
             if recipe.is_spread:
                 recipe.use_slots = False  # what is not in slots is made a second time: once is enough
         else:
-            batch.errors.update(reply.errors)
-            batch.columns[slot] = reply.columns
+            self._add_errors(batch, reply)
+            whole = 0 if reply.kind == "failed" else count - len(reply.errors)
+            if whole:
+                batch.columns[slot] = reply.columns
+            batch.holes += range(slot + whole, slot + count)
             batch.written += count
             recipe.learn_time(reply.made_s, count)
         self._collate_if_due(batch)
@@ -237,7 +255,7 @@ class Assembly:
                 self._hand_out(batch, slot, part, self._make)
             self._collate_if_due(batch)
         elif batch.is_spread and batch.errors:
-            self._finish(batch, self._error_delivery(batch))
+            self._finish(batch, None)
         else:
             assert self.group is not None
             batch.state = BatchState.COLLATING
@@ -254,7 +272,7 @@ class Assembly:
             raise
         reply, made = await self._dispatch.samples(task, lambda: batch.number <= self._next_delivery)
         batch.under_way -= 1
-        batch.errors.update(reply.errors)
+        self._add_errors(batch, reply)
         if made is not None:
             batch.made[slot] = made
             self._recipe.learn_time(reply.made_s, made.count)
@@ -271,6 +289,7 @@ class Assembly:
         if batch.is_spread:
             self._release(batch.parts)
         batch.parts, batch.made = {}, {}
+        batch.errors.clear()  # of the attempt to write them into slots: they are made anew
         finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
         task = Task(recipe.chain, self._key, batch.number, finish, parts, batch.position)
         if batch.slab is not None:
@@ -287,51 +306,62 @@ class Assembly:
             end_turn()
         if finish is Finish.BATCH:
             recipe.learn_time(reply.made_s, batch.expected)
-        if reply.errors:
-            batch.errors.update(reply.errors)
-            self._finish(batch, self._error_delivery(batch))
-            return
-        if batch.is_left_out:
+        self._add_errors(batch, reply)
+        if batch.is_left_out and not batch.errors:
             self._leave_out(batch)
-            return
-        assert batch.slab is not None
-        self._finish(
-            batch,
-            Delivery(
-                batch.number, batch.expected, batch.position, "packed", batch.slab.segment.number, lengths=reply.lengths
-            ),
-        )
+        elif not reply.lengths:
+            self._finish(batch, None)
+        else:
+            assert batch.slab is not None
+            place, count = batch.slab.segment.number, batch.expected - len(batch.errors)
+            self._finish(batch, Delivery(batch.number, count, batch.position, "packed", place, lengths=reply.lengths))
 
-    def _slots_delivery(self, batch: Batch) -> Delivery:
-        if batch.errors:
-            return self._error_delivery(batch)
+    def _add_errors(self, batch: Batch, reply: Reply) -> None:
+        """A task that failed as a whole is no single sample's failure."""
+        is_whole = reply.kind == "failed"
+        batch.errors.update((slot, nobodys(blob) if is_whole else blob) for slot, blob in reply.errors)
+
+    def _slots_delivery(self, batch: Batch) -> Delivery | None:
+        if batch.is_left_out or not batch.columns or (batch.errors and self._skips is None):
+            return None
         assert batch.slab is not None
         assert self._recipe.spec is not None
         chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
         columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
         return Delivery(
             batch.number,
-            batch.expected,
+            batch.expected - len(batch.holes),
             batch.position,
             "slots",
             batch.slab.segment.number,
             columns=columns,
             capacity=batch.capacity,
+            holes=tuple(sorted(batch.holes)),
             blob=self._recipe.spec,
         )
 
-    def _error_delivery(self, batch: Batch) -> Delivery:
-        first = min(batch.errors)
-        return Delivery(batch.number, batch.expected, batch.position, "error", blob=batch.errors[first])
+    def _error_delivery(self, batch: Batch, blob: bytes, note: str = "") -> Delivery:
+        return Delivery(batch.number, batch.expected, batch.position, "error", blob=blob, note=note)
 
-    def _finish(self, batch: Batch, delivery: Delivery) -> None:
+    def _finish(self, batch: Batch, delivery: Delivery | None) -> None:
+        """A batch is made of the samples that have not failed; where none are left out, it is its first error."""
+        if batch.errors and self._skips is None:
+            delivery = self._error_delivery(batch, owned(batch.errors[min(batch.errors)])[0])
+        assert delivery is not None or batch.errors  # nothing is left out in silence
         batch.delivery = delivery
         batch.state = BatchState.READY
         self._release(batch.parts, batch.made)
-        if delivery.kind == "error" and batch.slab is not None:
-            batch.slab.release()
-            batch.slab = None
+        if delivery is None or delivery.kind == "error":
+            self._release_slab(batch)
         self._deliver()
+
+    def _ruled(self, batch: Batch) -> Delivery | None:
+        """What is sent of a batch that is due; None: nothing, for none of its samples is left."""
+        raised = None if self._skips is None else self._skips.rule(batch.position, batch.expected, batch.errors)
+        if raised is None:
+            return batch.delivery
+        self._release_slab(batch)
+        return self._error_delivery(batch, raised.blob, raised.note)
 
     def _deliver(self) -> None:
         """Send what is ready and due; a batch's slab goes with it."""
@@ -340,15 +370,19 @@ class Assembly:
                 batch = self._batches.get(self._next_delivery)
             else:
                 batch = next((b for b in self._batches.values() if b.state is BatchState.READY), None)
-            if batch is None or batch.state is not BatchState.READY or self._next_delivery >= self._sender.granted:
+            if batch is None or batch.state is not BatchState.READY or self._next_delivery >= self.granted:
                 break
-            assert batch.delivery is not None
+            delivery = self._ruled(batch)
             del self._batches[batch.number]
             self._next_delivery += 1
             batch.state = BatchState.DELIVERED
+            if delivery is None:
+                self._not_sent += 1
+                self._admit()
+                continue
             if batch.slab is not None:
                 self._slabs.hand_out(batch.slab)
-            self._sender.send(batch.delivery)
+            self._sender.send(delivery)
             self._dispatch.has_begun = True
         self._meters.set_depths(
             ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)
@@ -367,6 +401,9 @@ class Assembly:
 
     def _drop_batch(self, batch: Batch) -> None:
         self._release(batch.parts, batch.made)
+        self._release_slab(batch)
+
+    def _release_slab(self, batch: Batch) -> None:
         if batch.slab is not None:
             batch.slab.release()
             batch.slab = None
@@ -378,7 +415,10 @@ class Assembly:
             parts.clear()
 
     def _on_credit(self) -> None:
-        for number, batch in self._batches.items():
-            if number < self._sender.granted:
-                batch.admitted.set()
+        self._admit()
         self._deliver()
+
+    def _admit(self) -> None:
+        for number, batch in self._batches.items():
+            if number < self.granted:
+                batch.admitted.set()

@@ -17,7 +17,8 @@ from headrace.scheduler.cuts import Cuts, EvenCuts, ToldCuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.recipe import LoopStage, Recipe, Slabs, Works
-from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task
+from headrace.scheduler.skips import Skips
+from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task, nobodys
 from headrace.types import EpochMeters, Rows, Sender, running_charge
 
 
@@ -34,6 +35,7 @@ class Epoch:
         wrap: makes a part of Python objects.
         copies: how many copies of those objects' bytes there are while it does.
         pack_error: an exception as bytes.
+        skips: says which failed samples are left out; None: none is.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Epoch:
         wrap: Callable[[list[Any]], Part],
         copies: int,
         pack_error: Callable[[BaseException], bytes],
+        skips: Skips | None = None,
     ) -> None:
         self._source, self._recipe, self._key = source, recipe, key
         self._slabs, self._arena, self._budget = slabs, arena, budget
@@ -58,7 +61,7 @@ class Epoch:
         self._dispatch = Dispatch(works, budget, arena)
         self._cuts: Cuts = ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)
         self._assembly = Assembly(
-            recipe, self._cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery
+            recipe, self._cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, skips
         )
         self._frontier = 0  # positions below are past the inner stages (where those may change the count)
         self._put = 0  # the positions that the source has put end here
@@ -230,7 +233,7 @@ class Epoch:
             # What came before is delivered first; the error has the next position.
             if isinstance(self._cuts, ToldCuts):
                 self.cut(1)
-            self.put(self._put, ListPart([Failure(self._pack_error(_first(error)))]))
+            self.put(self._put, ListPart([Failure(nobodys(self._pack_error(_first(error))))]))
         self._is_fed = True
         self._check_end()
 
@@ -266,7 +269,7 @@ class Epoch:
         reply, made = await self._dispatch.samples(task, is_urgent)
         if made is not None:
             return made, [positions[k] for k in reply.kept]
-        return ListPart([Failure(reply.errors[0][1])] * len(positions)), positions
+        return ListPart([Failure(nobodys(reply.errors[0][1]))] * len(positions)), positions
 
     def _arrive(self, start: int, part: Part) -> None:
         """Samples that count, as far as there is no limit to them."""
@@ -306,9 +309,9 @@ class Epoch:
         recipe = self._recipe
         if self._sender.depth:
             done = sum(part.count for _, part in self._inner_done.values())
-            ahead = self._cut + self._inside + done - self._cuts.start(self._sender.granted)
+            ahead = self._cut + self._inside + done - self._cuts.start(self._assembly.granted)
             return position is not None and ahead >= recipe.look_ahead
-        return position is None or position >= self._cuts.start(self._sender.granted)
+        return position is None or position >= self._cuts.start(self._assembly.granted)
 
 
 def _first(error: Exception) -> Exception:

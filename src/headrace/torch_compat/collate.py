@@ -7,7 +7,7 @@ function makes the batch, so that the result is equal to torch's by construction
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -205,27 +205,42 @@ class Spec:
             offset += _aligned(leaf.nbytes * capacity)
         return [_sample(self.template, [values[k] for values in lists]) for k in range(count)]
 
-    def read(self, slab: Any, count: int, capacity: int, columns: Sequence[Sequence[Any]], *, copy: bool) -> Any:
+    def read(
+        self,
+        slab: Any,
+        count: int,
+        capacity: int,
+        columns: Sequence[Sequence[Any]],
+        *,
+        copy: bool,
+        holes: Collection[int] = (),
+    ) -> Any:
         """The batch as torch's default_collate would have made it.
 
         Args:
             slab: a uint8 array over the slab; tensors are views of it and keep it alive, small ones are copies.
+            count: how many slots are meant, from the first on.
             columns: what `write` gave, all chunks of the batch one after the other.
             copy: make copies of all.
+            holes: those slots among them that hold no sample.
         """
         values: list[Any] = []
         offset, column = 0, iter(columns)
+        kept = [slot for slot in range(count) if slot not in holes] if holes else []
         for leaf in self.leaves:
             if leaf.dtype is None:
                 values.append(list(next(column)))
                 continue
             size = leaf.nbytes * count
             if not size:
-                values.append(torch.empty((count, *leaf.shape), dtype=leaf.dtype))
+                values.append(torch.empty((count - len(holes), *leaf.shape), dtype=leaf.dtype))
                 continue
             tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.dtype).view(count, *leaf.shape)
             offset += _aligned(leaf.nbytes * capacity)
-            values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
+            if holes:
+                values.append(tensor[kept])
+            else:
+                values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
         return _build(self.template, values)
 
 

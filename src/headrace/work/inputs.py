@@ -28,14 +28,36 @@ class Bodies:
 
     def one(self, offset: int, size: int) -> bytes:
         """The `size` bytes at `offset`."""
+        if not size:
+            return b""  # which may lie in no range
         inside = offset - self._first[0]
         if len(self._views) == 1 or (inside >= 0 and offset + size <= self._ends[0]):
             return bytes(self._views[0][inside : inside + size])
         pieces = member_pieces(self._first, self._ends, offset, size)
         return b"".join(self._views[k][a:b] for k, a, b in pieces)
 
+    def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
+        """The bytes of each (offset, size)."""
+        ends = (offsets + sizes).tolist()
+        if len(self._views) == 1:
+            view, begin = self._views[0], self._first[0]
+            return [
+                bytes(view[start - begin : stop - begin]) for start, stop in zip(offsets.tolist(), ends, strict=True)
+            ]
+        spans = (np.searchsorted(self._first, offsets, side="right") - 1).tolist()
+        bodies = []
+        for start, stop, span in zip(offsets.tolist(), ends, spans, strict=True):
+            begin = self._first[span]
+            is_inside = stop <= self._ends[span]
+            bodies.append(
+                bytes(self._views[span][start - begin : stop - begin]) if is_inside else self.one(start, stop - start)
+            )
+        return bodies
+
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
         """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        if not length or not len(offsets):
+            return np.empty((len(offsets), length), np.uint8)
         if len(self._views) == 1:
             return _rows(self._views[0], offsets - self._first[0], length)
         out = np.empty((len(offsets), length), np.uint8)
@@ -50,8 +72,6 @@ class Bodies:
 
 
 def _rows(view: memoryview, offsets: Ints, length: int) -> NDArray[np.uint8]:
-    if not length or not len(offsets):
-        return np.empty((len(offsets), 0), np.uint8)
     array = np.frombuffer(view, np.uint8)
     windows = np.lib.stride_tricks.as_strided(array, (len(array) - length + 1, length), (1, 1), writeable=False)
     return windows[offsets]  # one copy for each row
@@ -102,13 +122,12 @@ class Inputs:
         self, rows: Rows, shards: Any, urls: Sequence[str], places: Sequence[tuple[int, int, int, int]]
     ) -> list[dict[str, Any]]:
         bodies = self.bodies(places)
-        starts, fields, names = rows.starts.tolist(), rows.field.tolist(), rows.fields
-        offsets, sizes = rows.offset.tolist(), rows.size.tolist()
-        samples = []
-        for k, (key, shard) in enumerate(zip(rows.keys.tolist(), shards.tolist(), strict=True)):
+        names = [rows.fields[number] for number in rows.field.tolist()]
+        values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
+        samples: list[dict[str, Any]] = []
+        for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
             sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
-            for m in range(starts[k], starts[k + 1]):
-                sample[names[fields[m]]] = bodies.one(offsets[m], sizes[m])
+            sample.update(zip(names[start:stop], values[start:stop], strict=True))
             samples.append(sample)
         return samples
 

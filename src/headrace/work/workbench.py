@@ -69,6 +69,7 @@ class Workbench:
             if order["finish"] is Finish.SCAN:
                 return self._scan(order)
             chain = self._chains[order["chain"]]()
+            order["skips"] = chain.skips
             self._begin(order["chain"], chain)
             if order["finish"] is Finish.COLLATE:
                 made = list(self._inputs.samples(order["parts"], busy))
@@ -79,6 +80,11 @@ class Workbench:
                 if order["finish"] is Finish.SLOTS and not chain.by_key:
                     _remember(order["parts"], made)
             if order["finish"] in (Finish.BATCH, Finish.COLLATE):
+                if chain.skips:
+                    order["errors"] = _failed(made, order)
+                    made = [sample for sample in made if not isinstance(sample, Failure)]
+                    if not made:
+                        return Reply("written", errors=order["errors"], busy_s=busy)
                 made = self._collate(chain, made, order, busy)
                 if isinstance(made, Failure):
                     return Reply("failed", errors=[(order["slot"], made.blob)], busy_s=busy)
@@ -90,8 +96,7 @@ class Workbench:
                 failed = zip(order["kept"], samples, strict=True)
                 order["errors"] = [(order["slot"] + k, m.blob) for k, m in failed if isinstance(m, Failure)]
             elif order["finish"] is Finish.CHECK:
-                errors = [(order["slot"] + k, m.blob) for k, m in enumerate(made) if isinstance(m, Failure)]
-                return Reply("written", errors=errors, busy_s=busy)
+                return Reply("written", errors=_failed(made, order), busy_s=busy)
         except Exception as error:
             self._progress(-1)  # what ends the process instead, such as a SystemExit, leaves it at the sample
             return Reply("failed", errors=[(order["slot"], self._pack(chain, error))], busy_s=busy)
@@ -128,8 +133,7 @@ class Workbench:
         return Reply("written", lengths=lengths, kept=kept, errors=errors, busy_s=busy)
 
     def _write_slots(self, order: Order, made: list[Any], busy: dict[str, float]) -> Reply:
-        slot = order["slot"]
-        errors = [(slot + k, sample.blob) for k, sample in enumerate(made) if isinstance(sample, Failure)]
+        errors = _failed(made, order)
         if len(errors) == len(made):
             return Reply("written", errors=errors, busy_s=busy)
         (spec, told), place = self._specs.get(order["chain"], (None, b"")), order["place"]
@@ -139,14 +143,15 @@ class Workbench:
             if form is None:
                 return Reply("held", busy_s=busy)
             return Reply("held", spec=told or form.dumps(), size=form.nbytes(order["capacity"]), busy_s=busy)
-        if errors:
+        if errors and not order["skips"]:
             # The batch raises: what is in its slots is never seen.
             return Reply("written", errors=errors, busy_s=busy)
+        whole = [sample for sample in made if not isinstance(sample, Failure)]
         try:
-            columns = spec.write(made, self._inputs.view(place), slot, order["capacity"])
+            columns = spec.write(whole, self._inputs.view(place), order["slot"], order["capacity"])
         except collate.Mismatch:
             return Reply("mismatch", busy_s=busy)
-        return Reply("written", columns=columns, busy_s=busy)
+        return Reply("written", columns=columns, errors=errors, busy_s=busy)
 
     def _scan(self, order: Order) -> Reply:
         scanner, offset, last = order["scan"]
@@ -173,7 +178,8 @@ class Workbench:
             slot = next(numbers)
             if isinstance(sample, Failure):
                 errors.append((slot, sample.blob))
-            return bool(errors)  # with one the batch raises: what is in its slots is never seen
+                return True
+            return bool(errors) and not chain.skips  # with one the batch raises: what is in its slots is never seen
 
         try:
             slots.fill(self._make(chain, order, busy), leaves_out=leaves_out)
@@ -181,7 +187,7 @@ class Workbench:
             return Reply("mismatch", busy_s=busy)
         made_s = sum(busy.values()) - made_s
         busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began - made_s
-        return Reply("written", columns=[] if errors else slots.columns, errors=errors, busy_s=busy)
+        return Reply("written", columns=slots.columns, errors=errors, busy_s=busy)
 
     def _fill_columns(self, chain: Chain, slots: collate.Slots, order: Order, busy: dict[str, float]) -> bool:
         """All samples at once into their slots; whether they are such that this could be done."""
@@ -323,6 +329,11 @@ class Workbench:
             error.add_note(told + ("" if key is None else f"; key {key!r}"))
             return Failure(self._pack(chain, error))
         return sample
+
+
+def _failed(made: Sequence[Any], order: Order) -> list[tuple[int, bytes]]:
+    """(slot, packed exception) of each sample that could not be made."""
+    return [(order["slot"] + k, sample.blob) for k, sample in enumerate(made) if isinstance(sample, Failure)]
 
 
 def _packed_batch(batch: Any, number: int) -> list[packing.Part]:

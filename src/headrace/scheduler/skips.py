@@ -1,0 +1,133 @@
+"""Which samples that have failed are left out of their batches, and which one's error is raised instead."""
+
+from __future__ import annotations
+
+import logging
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.errors import OptionError, StageError
+from headrace.options import SkipPolicy
+from headrace.tasks import owned
+
+_LOGGED = 10  # samples of an epoch
+_KEY = re.compile(r"; key (.*?)(?:; (?:url|worker) |$)", re.DOTALL)  # as notes on exceptions have it
+_URL = re.compile(r"; url (.*?)(?:; worker |$)", re.DOTALL)
+
+log = logging.getLogger("headrace")
+
+
+class SkipMeters(Protocol):
+    """Where samples that are left out are counted."""
+
+    def count_skip(self, epoch: int, position: int, name: str, error: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What is raised in the place of a batch: a packed exception, and what is said on it besides."""
+
+    blob: bytes
+    note: str = ""
+
+
+class Skips:
+    """The rulings on the failed samples of one epoch.
+
+    Args:
+        policy: held by the loader alone: the user's function may refer to the loader, and this outlives it.
+        epoch: its number.
+        meters: where samples that are left out are counted.
+        unpack: a packed exception's exception.
+        pack: the reverse.
+    """
+
+    def __init__(
+        self,
+        policy: weakref.ref[SkipPolicy],
+        epoch: int,
+        meters: SkipMeters,
+        unpack: Callable[[bytes], BaseException],
+        pack: Callable[[BaseException], bytes],
+    ) -> None:
+        self._policy, self._epoch, self._meters = policy, epoch, meters
+        self._unpack, self._pack = unpack, pack
+        self._in_all = self._in_a_row = 0
+
+    def rule(self, position: int, count: int, errors: Mapping[int, bytes]) -> Raised | None:
+        """What is raised in the place of a batch; None: its samples that failed are left out of it.
+
+        To be called for every batch, in the order in which they are delivered.
+
+        Args:
+            position: of the batch's first sample.
+            count: how many samples it has, failed ones too.
+            errors: the packed exceptions of those that failed, by slot.
+        """
+        following = 0
+        for slot in sorted(errors):
+            if slot > following:
+                self._in_a_row = 0
+            following = slot + 1
+            raised = self._rule_on(position + slot, errors[slot])
+            if raised is not None:
+                return raised
+        if following < count:
+            self._in_a_row = 0
+        return None
+
+    def _rule_on(self, position: int, blob: bytes) -> Raised | None:
+        blob, is_samples = owned(blob)
+        policy = self._policy()
+        if policy is None or not is_samples:
+            return Raised(blob)
+        try:
+            error = self._unpack(blob)
+        except Exception:  # it fails there again, and is told
+            return Raised(blob)
+        if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
+            return Raised(blob)
+        for made, most in ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
+            if most is not None and made >= most:
+                return Raised(blob, self._told(policy))
+        if policy.decide is not None:
+            try:
+                is_left_out = policy.decide(error) is True
+            except BaseException as own:  # whatever it is, it must not end the loop
+                return Raised(self._pack(own))
+            if not is_left_out:
+                return Raised(blob)
+        self._count(position, error)
+        return None
+
+    def _told(self, policy: SkipPolicy) -> str:
+        row = f", {self._in_a_row} of them right before it" if self._in_a_row else ""
+        return (
+            f"{self._in_all} samples of this epoch were skipped before it{row}: "
+            f"max_skips={(policy.in_all, policy.in_a_row)} (in all, in a row)"
+        )
+
+    def _count(self, position: int, error: BaseException) -> None:
+        name, text = _name_of(error), f"{type(error).__name__}: {error}"
+        self._meters.count_skip(self._epoch, position, name, text)
+        self._in_all += 1
+        self._in_a_row += 1
+        if self._in_all <= _LOGGED:
+            last = "; further ones of this epoch are only counted" if self._in_all == _LOGGED else ""
+            told = f" ({name})" if name else ""
+            log.warning("skipped sample %d%s of epoch %d: %s%s", position, told, self._epoch, text, last)
+
+
+def _name_of(error: BaseException) -> str:
+    """The key of the sample, or the address of its shard; empty where neither is known."""
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    if isinstance(error, StageError):
+        if error.key is not None:
+            return repr(error.key)
+        if error.url is not None:
+            return error.url
+    match = _KEY.search(notes) or _URL.search(notes)
+    return "" if match is None else match[1]

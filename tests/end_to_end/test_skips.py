@@ -1,0 +1,574 @@
+"""Samples that failed are left out where that was asked for: a hole in their batch, told, bounded, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.tars import numbered_samples, put_shards, same, tar
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.fetch.stores import memory
+
+pytestmark = pytest.mark.usefixtures("warm_helper")
+WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
+QUICK = hr.FetchOptions(attempts=1, backoff_s=0.0)
+
+
+class BadError(Exception):
+    """What a sample of these tests fails with."""
+
+
+class Numbers(hr.AsyncDataset):
+    """Samples that tell their key, in a tensor, a number and a text."""
+
+    def __init__(self, count: int, bad: Sequence[int] = ()) -> None:
+        self.count, self.bad = count, frozenset(bad)
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if key in self.bad:
+            raise BadError(f"cannot get {key}")
+        return sample_of(key)
+
+
+def sample_of(key: int) -> dict[str, Any]:
+    return {"x": torch.full((3, 2), float(key)), "n": key, "name": f"number {key}"}
+
+
+def batch_of(keys: Sequence[int]) -> dict[str, Any]:
+    return {
+        "x": torch.stack([torch.full((3, 2), float(key)) for key in keys]),
+        "n": torch.tensor(keys),
+        "name": [f"number {key}" for key in keys],
+    }
+
+
+def model(count: int, bad: Sequence[int], size: int, drop_last: bool = False) -> list[list[int]]:
+    """The keys of each batch that is to come."""
+    cut = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    kept = [[key for key in keys if key not in bad] for keys in cut if len(keys) == size or not drop_last]
+    return [keys for keys in kept if keys]
+
+
+def run(data: Any, **options: Any) -> list[Any]:
+    """Each batch, or the error in its place, of a loop that goes on after errors."""
+    options = {"on_error": "skip", "fetch": QUICK, "timeout": 30, **options}
+    with hr.DataLoader(data, **options) as loader:
+        return run_on(loader)
+
+
+def run_on(loader: Any) -> list[Any]:
+    got: list[Any] = []
+    batches = iter(loader)
+    while True:
+        try:
+            got.append(next(batches))
+        except StopIteration:
+            return got
+        except Exception as error:
+            if "timed out" in str(error):
+                raise
+            got.append(error)
+
+
+def keys_of(got: list[Any]) -> list[Any]:
+    """Batches as lists of keys, errors as their types."""
+    return [type(g) if isinstance(g, Exception) else g["n"].tolist() for g in got]
+
+
+def words(error: BaseException) -> str:
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def stumble_at(*bad: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def stumble(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["n"] in bad:
+            raise BadError(f"cannot map {sample['n']}")
+        return sample
+
+    return stumble
+
+
+BAD = [0, 1, 2, 3, 6, 13, 14, 21]
+WANTED = [[4, 5, 7], [8, 9, 10, 11], [12, 15], [16, 17, 18, 19], [20]]
+
+
+def failing_fetch() -> Any:
+    return Numbers(22, BAD)
+
+
+def failing_map() -> Any:
+    return Numbers(22).map(stumble_at(*BAD))
+
+
+def failing_async_map() -> Any:
+    stumble = stumble_at(*BAD)
+
+    async def astumble(sample: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        return stumble(sample)
+
+    return Numbers(22).map(lambda sample: sample).map(astumble)
+
+
+def failing_filter() -> Any:
+    stumble = stumble_at(*BAD)
+    return Numbers(22).filter(lambda sample: bool(stumble(sample)))
+
+
+def failing_iterator_step() -> Any:
+    stumble = stumble_at(*BAD)
+
+    async def astumble(sample: dict[str, Any]) -> dict[str, Any]:
+        return stumble(sample)
+
+    class Iterated(hr.AsyncIterableDataset):
+        async def aiter(self) -> AsyncIterator[dict[str, Any]]:
+            for key in range(22):
+                yield sample_of(key)
+
+    return Iterated().map(astumble)
+
+
+STAGES = pytest.mark.parametrize(
+    "make", [failing_fetch, failing_map, failing_async_map, failing_filter, failing_iterator_step]
+)
+
+
+@WORKERS
+@STAGES
+def test_failed_samples_are_holes_and_shift_nothing_whatever_stage_they_failed_in(
+    make: Callable[[], Any], num_workers: int
+) -> None:
+    got = run(make(), batch_size=4, num_workers=num_workers)
+    assert same(got, [batch_of(keys) for keys in WANTED])
+
+
+@WORKERS
+def test_holes_are_the_same_when_the_batch_is_collated_by_a_function(num_workers: int) -> None:
+    def collate(samples: list[dict[str, Any]]) -> list[int]:
+        return [sample["n"] for sample in samples]
+
+    assert run(failing_map(), batch_size=4, num_workers=num_workers, collate_fn=collate) == WANTED
+
+
+@WORKERS
+def test_holes_are_the_same_when_samples_are_of_several_forms(num_workers: int) -> None:
+    def widen(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"n": torch.tensor(sample["n"])} if sample["n"] == 9 else {"n": sample["n"]}
+
+    got = run(failing_map().map(widen), batch_size=4, num_workers=num_workers)
+    assert keys_of(got) == WANTED
+
+
+def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Path) -> None:
+    """A batch that cannot be written into slots is made a second time."""
+
+    def widen(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["n"] == 2 and not (tmp_path / "tried").exists():
+            (tmp_path / "tried").touch()
+            raise BadError("not yet")
+        return {"n": torch.tensor(sample["n"]) if sample["n"] == 1 else sample["n"]}
+
+    with hr.DataLoader(Numbers(4).map(widen), batch_size=4, num_workers=1, on_error="skip") as loader:
+        (keys,) = keys_of(run_on(loader))
+        assert len(keys) + loader.stats().skipped == 4
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    count=st.integers(1, 40),
+    bad=st.sets(st.integers(0, 39)),
+    size=st.integers(1, 9),
+    drop_last=st.booleans(),
+    prefetch=st.sampled_from([None, 0, 1]),
+    is_fetch=st.booleans(),
+)
+def test_batches_are_those_of_the_model_whatever_fails(
+    count: int, bad: set[int], size: int, drop_last: bool, prefetch: int | None, is_fetch: bool
+) -> None:
+    data: Any = Numbers(count, list(bad)) if is_fetch else Numbers(count).map(stumble_at(*bad))
+    wanted = [batch_of(keys) for keys in model(count, list(bad), size, drop_last)]
+    for num_workers in (0, 2):
+        got = run(data, batch_size=size, drop_last=drop_last, num_workers=num_workers, prefetch_factor=prefetch)
+        assert same(got, wanted)
+
+
+@WORKERS
+@pytest.mark.parametrize("prefetch", [None, 0, 1])
+@pytest.mark.parametrize("collate", [None, list])
+def test_batch_of_which_nothing_is_left_is_not_delivered(num_workers: int, prefetch: int | None, collate: Any) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "prefetch_factor": prefetch, "collate_fn": collate}
+    bad = [0, 1, 2, 3, 8, 9, 10, 11, 12, 13]  # the first batch, one between, and the short last one
+    got = run(Numbers(14, bad), batch_size=2, **options)
+    assert [len(g if collate else g["n"]) for g in got] == [2, 2]
+    assert len(run(Numbers(14, bad), batch_size=4, **options)) == 1
+    assert len(run(Numbers(14, bad), batch_size=4, drop_last=True, **options)) == 1
+    assert len(run(Numbers(14, bad), batch_size=4, in_order=False, **options)) == 1
+    assert run(Numbers(14, range(14)), batch_size=4, **options) == []
+
+
+@WORKERS
+def test_single_samples_and_a_streams_own_batches_leave_out_what_failed(num_workers: int) -> None:
+    got = run(Numbers(6, [0, 3, 5]), batch_size=None, num_workers=num_workers)
+    assert [g["n"] for g in got] == [1, 2, 4]
+    batched = Numbers(9, [0, 1, 2, 4, 8]).batch(3).map(lambda batch: batch["n"].tolist())
+    assert run(batched, batch_size=None, num_workers=num_workers) == [[3, 5], [6, 7]]
+
+
+def test_limit_behind_a_filter_counts_failed_samples_too() -> None:
+    data = Numbers(20).filter(lambda sample: sample["n"] % 2 == 0).map(stumble_at(2, 4)).take(6)
+    assert keys_of(run(data, batch_size=3)) == [[0], [6, 8, 10]]
+
+
+def test_shuffled_samples_are_left_out_in_their_places() -> None:
+    order = [key for keys in keys_of(run(Numbers(20).shuffle(), batch_size=4)) for key in keys]
+    got = keys_of(run(Numbers(20, [3, 7, 11]).shuffle(), batch_size=4))
+    cut = [order[start : start + 4] for start in range(0, 20, 4)]
+    assert got == [[key for key in keys if key not in (3, 7, 11)] for keys in cut]
+
+
+def test_async_loop_gets_the_same_batches() -> None:
+    async def main() -> list[Any]:
+        async with hr.DataLoader(Numbers(22, BAD), batch_size=4, on_error="skip", prefetch_factor=0) as loader:
+            return [batch async for batch in loader]
+
+    assert keys_of(asyncio.run(main())) == WANTED
+
+
+def label(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": int(sample["cls"])}
+
+
+@WORKERS
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_shard_that_is_damaged_is_one_skip_and_the_next_ones_go_on(is_missing: bool, num_workers: int) -> None:
+    urls = put_shards("skip-shard", [4, 4, 4])
+    memory.remove(urls[1])
+    if not is_missing:  # two samples are whole
+        memory.put(urls[1], tar(numbered_samples(4, 4))[: 2 * 2560 + 600])
+    with hr.DataLoader(
+        hr.stream(urls).map(label), batch_size=2, num_workers=num_workers, on_error="skip", fetch=QUICK
+    ) as loader:
+        got = [key for keys in keys_of(run_on(loader)) for key in keys]
+        stats = loader.stats()
+    assert got == [0, 1, 2, 3, *([] if is_missing else [4, 5]), 8, 9, 10, 11]
+    assert stats.skipped == 1
+    assert urls[1] in stats.skipped_samples[0].error
+    assert stats.skipped_samples[0].name == (urls[1] if is_missing else "'000006'")  # the member that it breaks off in
+
+
+@WORKERS
+def test_samples_that_lack_a_field_or_do_not_decode_are_left_out(num_workers: int) -> None:
+    samples = numbered_samples(0, 8)
+    samples[3] = ("000003", {"bin": b"x"})
+    samples[6] = ("000006", {"bin": b"x", "cls": b"six"})
+    memory.put("memory://skip-field/0.tar", tar(samples))
+    data = hr.stream("memory://skip-field/0.tar").decode().to_tuple("cls").map(lambda fields: {"n": fields[0]})
+    with hr.DataLoader(data, batch_size=4, num_workers=num_workers, on_error="skip") as loader:
+        assert keys_of(run_on(loader)) == [[0, 1, 2], [4, 5, 7]]
+        first, second = loader.stats().skipped_samples
+    assert (first.position, first.name, second.position, second.name) == (3, "'000003'", 6, "'000006'")
+    assert first.error.startswith("FormatError: ")
+    assert second.error.startswith("DecodeError: ")
+
+
+def test_sample_that_ends_workers_is_left_out() -> None:
+    def die(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["n"] == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    with hr.DataLoader(Numbers(12).map(die), batch_size=4, num_workers=2, on_error="skip", timeout=60) as loader:
+        assert same(run_on(loader), [batch_of([0, 1, 2, 3]), batch_of([4, 6, 7]), batch_of([8, 9, 10, 11])])
+        assert [s.position for s in loader.stats().skipped_samples] == [5]
+        assert loader.stats().skipped_samples[0].error.startswith("WorkerDiedError")
+
+
+# What is nobody's sample is raised.
+
+
+@WORKERS
+def test_batch_that_cannot_be_collated_is_raised_in_its_place(num_workers: int) -> None:
+    def collate(samples: list[Any]) -> Any:
+        if samples[0]["n"] == 4:
+            raise BadError("no batch")
+        return {"n": torch.tensor([sample["n"] for sample in samples])}
+
+    got = run(Numbers(10, [0]), batch_size=2, num_workers=num_workers, collate_fn=collate)
+    assert [type(g).__name__ for g in got] == ["dict", "dict", "BadError", "dict", "dict"]
+    assert "stage: collate; batch 2" in words(got[2])
+    shapes = Numbers(6).map(lambda sample: torch.zeros(2 + sample["n"] // 5))
+    assert [type(g) for g in run(shapes, batch_size=2, num_workers=num_workers)][-1] is hr.CollateError
+
+
+def test_step_behind_the_batch_is_raised_in_its_place() -> None:
+    got = run(Numbers(6).batch(2).map(lambda batch: stumble_at(2)({"n": int(batch["n"][0])})), batch_size=None)
+    assert [type(g).__name__ for g in got] == ["dict", "BadError", "dict"]
+
+
+@WORKERS
+def test_iterator_that_breaks_off_is_raised(num_workers: int) -> None:
+    class Breaks(hr.AsyncIterableDataset):
+        async def aiter(self) -> AsyncIterator[dict[str, Any]]:
+            for key in range(3):
+                yield sample_of(key)
+            raise BadError("no more")
+
+    assert keys_of(run(Breaks(), batch_size=2, num_workers=num_workers)) == [[0, 1], BadError]
+    assert [type(g) for g in run(Breaks().filter(lambda _: True), batch_size=2, num_workers=num_workers)][1:] == [
+        BadError
+    ]
+
+
+def test_iterator_that_cannot_be_made_is_raised() -> None:
+    class Refuses(hr.AsyncIterableDataset):
+        def aiter(self) -> AsyncIterator[dict[str, Any]]:
+            raise BadError("not now")
+
+    assert [type(g) for g in run(Refuses(), batch_size=2)] == [BadError]
+
+
+def test_data_set_that_does_not_open_and_keys_that_fail_are_raised() -> None:
+    class Closed(Numbers):
+        async def aopen(self) -> None:
+            raise BadError("closed")
+
+    class Keyless(Numbers):
+        def keys(self) -> Any:
+            return Lost(self.count)
+
+    class Lost(list[int]):
+        def __init__(self, count: int) -> None:
+            super().__init__(range(count))
+
+        def __getitem__(self, index: Any) -> Any:
+            raise BadError(f"no key {index}")
+
+    assert [type(g) for g in run(Closed(4), batch_size=2)] == [BadError]
+    assert {type(g) for g in run(Keyless(4), batch_size=2)} == {BadError}
+
+
+def test_address_that_means_nothing_is_raised() -> None:
+    assert {type(g) for g in run(hr.stream("nosuch://bucket/a.tar", format="tar"), batch_size=2)} == {hr.OptionError}
+
+
+# on_error= as a function.
+
+
+@WORKERS
+def test_function_is_asked_once_for_each_failed_sample_in_plan_order(num_workers: int) -> None:
+    asked: list[str] = []
+
+    def decide(error: BaseException) -> bool:
+        asked.append(words(error))
+        return True
+
+    got = run(failing_map(), batch_size=4, num_workers=num_workers, on_error=decide)
+    assert keys_of(got) == WANTED
+    assert [int(said.split()[2]) for said in asked] == BAD
+    assert "stage: map(stumble); sample 6 of the epoch" in asked[4]
+
+
+def test_function_sees_key_and_address() -> None:
+    samples = numbered_samples(0, 4)
+    samples[2] = ("000002", {"bin": b"x"})
+    memory.put("memory://skip-seen/0.tar", tar(samples))
+    seen: list[Any] = []
+
+    def decide(error: hr.StageError) -> bool:
+        seen.append((error.key, error.url, error.stage))
+        return True
+
+    run(hr.stream("memory://skip-seen/0.tar").to_tuple("cls"), batch_size=2, on_error=decide)
+    assert seen == [("000002", "memory://skip-seen/0.tar", "to_tuple")]
+
+
+@WORKERS
+@pytest.mark.parametrize("answer", [False, None, 1, "yes"])
+def test_error_is_raised_in_its_place_unless_the_function_says_true(answer: Any, num_workers: int) -> None:
+    def decide(error: BaseException) -> Any:
+        return True if "6" in str(error) else answer
+
+    got = run(Numbers(12, [1, 6]), batch_size=4, num_workers=num_workers, on_error=decide)
+    assert keys_of(got) == [BadError, [4, 5, 7], [8, 9, 10, 11]]
+    assert "key 1" in words(got[0])
+
+
+def test_memory_of_batches_that_are_raised_is_free_again() -> None:
+    data = Numbers(400, range(0, 400, 4))
+    with hr.DataLoader(data, batch_size=4, on_error=lambda error: False, timeout=30) as loader:
+        assert keys_of(run_on(loader)) == [BadError] * 100
+        assert loader.stats().shared_bytes <= 20 * 4096
+
+
+@pytest.mark.parametrize("kind", [KeyError, StopIteration, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_the_function_raises_is_raised_in_its_place(kind: type[BaseException]) -> None:
+    def decide(error: BaseException) -> bool:
+        raise kind("undecided")
+
+    with hr.DataLoader(Numbers(8, [5]), batch_size=4, on_error=decide, timeout=20) as loader:
+        batches = iter(loader)
+        assert next(batches)["n"].tolist() == [0, 1, 2, 3]
+        with pytest.raises((kind, RuntimeError), match="undecided"):
+            next(batches)
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+def test_loader_is_collected_though_the_function_refers_to_it_and_its_iterator() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.loader: Any = hr.DataLoader(Numbers(100, [1]), batch_size=2, on_error=self.decide)
+            self.batches = iter(self.loader)
+
+        def decide(self, error: BaseException) -> bool:
+            return True
+
+    trainer = Trainer()
+    assert next(trainer.batches)["n"].tolist() == [0]
+    known = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert known() is None
+
+
+# max_skips=.
+
+
+@WORKERS
+def test_error_is_raised_when_more_are_skipped_in_all_than_may_be(num_workers: int) -> None:
+    got = run(Numbers(12, [1, 5, 8, 9]), batch_size=2, num_workers=num_workers, max_skips=2)
+    assert keys_of(got) == [[0], [2, 3], [4], [6, 7], BadError, [10, 11]]
+    assert "2 samples of this epoch were skipped before it" in words(got[4])
+    assert "max_skips=(2, None)" in words(got[4])
+    assert "key 8" in words(got[4])
+    assert keys_of(run(Numbers(4, [1]), batch_size=2, num_workers=num_workers, max_skips=0)) == [BadError, [2, 3]]
+
+
+@WORKERS
+def test_error_is_raised_when_more_are_skipped_in_a_row_than_may_be(num_workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "max_skips": (None, 3)}
+    assert keys_of(run(Numbers(12, [2, 3, 4, 6, 7, 8]), **options)) == [[0, 1], [5], [9, 10, 11]]
+    got = run(Numbers(12, [2, 3, 4, 5]), **options)
+    assert keys_of(got) == [[0, 1], BadError, [8, 9, 10, 11]]
+    assert "3 of them right before it" in words(got[1])
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_hundred_in_a_row_may_be_skipped_by_default(in_order: bool) -> None:
+    assert run(Numbers(100, range(100)), batch_size=8, in_order=in_order) == []
+    assert {type(g) for g in run(Numbers(101, range(101)), batch_size=8, in_order=in_order)} == {BadError}
+    assert run(Numbers(101, range(101)), batch_size=8, max_skips=None) == []
+
+
+def test_skips_are_counted_anew_in_each_epoch() -> None:
+    with hr.DataLoader(Numbers(8, [1, 2]), batch_size=4, on_error="skip", max_skips=2) as loader:
+        for epoch in range(3):
+            assert keys_of(run_on(loader)) == [[0, 3], [4, 5, 6, 7]]
+            assert loader.stats().skipped == 2 * (epoch + 1)
+        assert [s.epoch for s in loader.stats().skipped_samples] == [0, 0, 1, 1, 2, 2]
+
+
+# What is told of it.
+
+
+def test_stats_report_and_log_name_what_was_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "headrace"),
+        hr.DataLoader(Numbers(150, range(1, 150)), batch_size=8, on_error="skip", max_skips=(None, None)) as loader,
+    ):
+        got = run_on(loader)
+        stats, told = loader.stats(), loader.report()
+    assert keys_of(got) == [[0]]
+    assert (stats.skipped, len(stats.skipped_samples), stats.deliver.samples) == (149, 100, 1)
+    assert stats.skipped_samples[0] == (0, 1, "1", "BadError: cannot get 1")
+    assert "skipped  149 samples: 1 (BadError: cannot get 1), 2 (BadError: cannot get 2)" in told
+    assert "and 146 more" in told
+    messages = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    assert len(messages) == 10
+    assert messages[0] == "skipped sample 1 (1) of epoch 0: BadError: cannot get 1"
+    assert "only counted" in messages[9]
+
+
+def test_nothing_is_told_where_nothing_was_skipped() -> None:
+    with hr.DataLoader(Numbers(8), batch_size=4, on_error="skip") as loader:
+        assert keys_of(run_on(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert (loader.stats().skipped, loader.stats().skipped_samples) == (0, ())
+        assert "skipped" not in loader.report()
+
+
+def test_options_show_what_was_asked_for() -> None:
+    def decide(error: BaseException) -> bool:
+        return True
+
+    with hr.DataLoader(Numbers(1), on_error=decide, max_skips=7) as loader:
+        assert (loader.options["on_error"], loader.options["max_skips"]) == (decide, (7, None))
+        assert (loader.on_error, loader.max_skips) == (decide, 7)
+    with hr.DataLoader(Numbers(1), on_error="skip") as loader:
+        assert (loader.options["on_error"], loader.options["max_skips"]) == ("skip", (None, 100))
+    with hr.DataLoader(Numbers(1)) as loader:
+        assert loader.options["on_error"] == "raise"
+
+
+async def adecide(error: BaseException) -> bool:
+    return True
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on_error": "ignore"}, "on_error='ignore'"),
+        ({"on_error": 3}, "on_error=3"),
+        ({"on_error": None}, "on_error=None"),
+        ({"on_error": adecide}, "asynchronous"),
+        ({"on_error": "skip", "max_skips": -1}, "max_skips=-1"),
+        ({"on_error": "skip", "max_skips": True}, "max_skips=True"),
+        ({"on_error": "skip", "max_skips": 1.5}, "max_skips=1.5"),
+        ({"on_error": "skip", "max_skips": (1, 2, 3)}, r"max_skips=\(1, 2, 3\)"),
+        ({"on_error": "skip", "max_skips": (None, "2")}, r"max_skips=\(None, '2'\)"),
+        ({"max_skips": 5}, "max_skips=5.*on_error is 'raise'"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(hr.OptionError, match=said):
+        hr.DataLoader(Numbers(4), **options)
+
+
+@pytest.mark.parametrize("on_error", ["skip", lambda error: True])
+def test_torchs_data_sets_are_refused_with_the_way_to_go(on_error: Any) -> None:
+    with pytest.raises(hr.OptionError, match=r"on_error=.*from_map"):
+        hr.DataLoader([1, 2, 3], on_error=on_error)
+    assert keys_of(run(hr.from_map(Halves()), batch_size=2)) == [[0], [2]]
+
+
+class Halves(torch.utils.data.Dataset[dict[str, int]]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index % 2:
+            raise BadError(str(index))
+        return {"n": index}
+
+
+def test_files_that_are_missing_are_left_out(tmp_path: Path) -> None:
+    for k in (0, 2):
+        (tmp_path / f"{k}.txt").write_bytes(str(k).encode())
+    data = hr.files(str(tmp_path / "{0..2}.txt")).map(lambda sample: {"n": int(sample["txt"])})
+    assert keys_of(run(data, batch_size=3)) == [[0, 2]]

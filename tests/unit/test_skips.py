@@ -1,0 +1,127 @@
+"""Which failed samples are left out follows from their order alone, and from what was asked for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import FormatError, OptionError
+from headrace.observe.stats import LoaderMeters
+from headrace.options import SkipPolicy
+from headrace.scheduler.skips import Skips
+from headrace.tasks import nobodys, owned
+from headrace.torch_compat.packing import pack_error, unpack_error
+
+
+class Bench:
+    """The rulings of one epoch, with the policy that the loader would hold."""
+
+    def __init__(
+        self,
+        in_all: int | None = None,
+        in_a_row: int | None = None,
+        decide: Callable[[BaseException], Any] | None = None,
+    ) -> None:
+        self.policy: SkipPolicy | None = SkipPolicy(decide, in_all, in_a_row)
+        self.meters = LoaderMeters()
+        self.skips = Skips(weakref.ref(self.policy), 3, self.meters, unpack_error, pack_error)
+
+    def rule(self, position: int, count: int, *bad: int) -> bool:
+        """Whether a batch is raised."""
+        errors = {slot: pack_error(ValueError(f"slot {slot}")) for slot in bad}
+        return self.skips.rule(position, count, errors) is not None
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=12),
+    bad=st.sets(st.integers(0, 71)),
+    in_all=st.none() | st.integers(0, 20),
+    in_a_row=st.none() | st.integers(0, 6),
+)
+def test_batches_are_raised_exactly_when_a_limit_is_exceeded(
+    sizes: list[int], bad: set[int], in_all: int | None, in_a_row: int | None
+) -> None:
+    bench, start, total, row = Bench(in_all, in_a_row), 0, 0, 0
+    for size in sizes:
+        slots = [slot for slot in range(size) if start + slot in bad]
+        is_raised = False
+        for slot in range(size):
+            if slot not in slots:
+                row = 0
+            elif (in_all is not None and total >= in_all) or (in_a_row is not None and row >= in_a_row):
+                is_raised = True
+                break
+            else:
+                total, row = total + 1, row + 1
+        assert bench.rule(start, size, *slots) == is_raised
+        start += size
+    assert bench.meters.skipped == total
+
+
+def test_row_goes_on_over_batches_and_ends_with_one_that_is_whole() -> None:
+    bench = Bench(in_a_row=2)
+    assert not bench.rule(0, 3, 1, 2)
+    assert not bench.rule(3, 3)
+    assert not bench.rule(6, 2, 0, 1)
+    assert bench.rule(8, 2, 0)
+
+
+def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
+    bench = Bench()
+    blob = pack_error(ValueError("the source"))
+    raised = bench.skips.rule(0, 2, {0: nobodys(blob)})
+    assert raised is not None
+    assert raised.blob == blob
+    assert bench.meters.skipped == 0
+
+
+def test_mark_of_what_is_nobodys_is_made_once_and_taken_off() -> None:
+    assert owned(nobodys(nobodys(b"blob"))) == (b"blob", False)
+    assert owned(b"blob") == (b"blob", True)
+
+
+@pytest.mark.parametrize("error", [OptionError("nosuch://"), OptionError("")])
+def test_wrong_option_is_no_samples_fault(error: Exception) -> None:
+    assert Bench().skips.rule(0, 1, {0: pack_error(error)}) is not None
+
+
+def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
+    bench = Bench()
+    bench.policy = None
+    assert bench.rule(0, 1, 0)
+
+
+def test_exception_that_does_not_come_back_is_raised_where_it_is_opened() -> None:
+    raised = Bench().skips.rule(0, 1, {0: b"no pickle"})
+    assert raised is not None
+    assert raised.blob == b"no pickle"
+
+
+def noted(error: Exception, note: str) -> Exception:
+    error.add_note(note)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (FormatError("bad", url="memory://a/0.tar", key="7"), "'7'"),
+        (FormatError("bad", url="memory://a/0.tar"), "memory://a/0.tar"),
+        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; key 'a; b'; url memory://a; worker 1"), "'a; b'"),
+        (noted(KeyError(1), "stage: fetch; sample 5 of the epoch; key (1, 'x')"), "(1, 'x')"),
+        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; url memory://a; worker 1"), "memory://a"),
+        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; worker 1"), ""),
+        (KeyError(1), ""),
+    ],
+)
+def test_skipped_sample_is_named_by_what_its_error_tells(error: Exception, name: str) -> None:
+    bench = Bench()
+    assert bench.skips.rule(8, 2, {1: pack_error(error)}) is None
+    (skipped,) = bench.meters.skipped_samples
+    assert (skipped.epoch, skipped.position, skipped.name) == (3, 9, name)
+    assert skipped.error == f"{type(error).__name__}: {error}"
