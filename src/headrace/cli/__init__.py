@@ -1,0 +1,33 @@
+"""The command `headrace`: one module for each of its commands; torch is never imported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from headrace.cli import index
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; gives its exit status: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="headrace", description="Tools for data that headrace streams into PyTorch.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"headrace {_version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    index.add_to(commands)
+    given = parser.parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except KeyboardInterrupt:
+        sys.stderr.write("\nheadrace: interrupted; the same command goes on where this one ended\n")
+        return 130
+
+
+def _version() -> str:
+    try:
+        return metadata.version("headrace")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,9 @@
+"""`python -m headrace.cli`."""
+
+from __future__ import annotations
+
+import sys
+
+from headrace.cli import main
+
+sys.exit(main())

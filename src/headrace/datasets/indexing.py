@@ -1,0 +1,283 @@
+"""Indexes of many shards, built at once; what is done is on disk at once, and not done again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from headrace.datasets.shard_index import Cost, build_shard
+from headrace.datasets.spool import Spool, open_spool
+from headrace.errors import OptionError, StageError, masked
+from headrace.fetch.stores.addresses import split
+from headrace.fetch.stores.registry import WEB_SCHEMES
+from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
+from headrace.formats.index_file import Entry
+from headrace.formats.index_journal import write_index
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.types import Reads
+
+__all__ = ["Cost", "Progress", "beside", "build_beside", "build_file", "build_index", "build_shard", "cache_path"]
+
+SUFFIX = ".hri"
+
+
+def cache_path(urls: Iterable[str]) -> Path:
+    """Where the index of these shards, in this order, is kept on this machine for whoever streams them."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    lines = "\n".join(_absolute(url) for url in urls)
+    name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
+    return root / "headrace" / "indexes" / f"{name}{SUFFIX}"
+
+
+def beside(url: str) -> str:
+    """The address of the index that lies beside the shard at `url`, and is about it alone."""
+    if split(url)[0] not in WEB_SCHEMES:
+        return url + SUFFIX
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    return url[:end] + SUFFIX + url[end:]
+
+
+def _absolute(url: str) -> str:
+    """`url` without secrets; of a local file one that means the same in every folder."""
+    scheme, _, path = split(url)
+    return str(Path(path).absolute()) if scheme == "file" else masked(url)
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has been done so far; it may be looked at while a build is under way.
+
+    Attributes:
+        total: shards to index.
+        entries: of those that are indexed, by name.
+        kept: how many of them an interrupted build before this one had done.
+        failures: why shards could not be indexed, by name.
+        requests, nbytes: what was read, attempts that were made again left out.
+        seen_bytes: bytes of the shards that were indexed by this build.
+        index_bytes: bytes of the index files that were written; 0 while there is none.
+    """
+
+    total: int = 0
+    entries: dict[str, Entry] = field(default_factory=dict)
+    kept: int = 0
+    failures: dict[str, StageError] = field(default_factory=dict)
+    requests: int = 0
+    nbytes: int = 0
+    seen_bytes: int = 0
+    index_bytes: int = 0
+
+    def count(self, nbytes: int) -> None:
+        """A read has come."""
+        self.requests += 1
+        self.nbytes += nbytes
+
+
+async def build_index(
+    reader: Reads,
+    urls: Sequence[str],
+    output: str | Path,
+    *,
+    headers_only: bool = False,
+    limits: Limits = DEFAULTS,
+    concurrency: int = 8,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Progress:
+    """Write one index file of all shards to `output`, as a whole or not at all.
+
+    Shards that fail are told by `Progress.failures`, and the file is not written then. Those that are done are kept in
+    a journal until it is: the same build goes on from there, asking of each whether it is still the same object.
+
+    Args:
+        urls: the shards; one that is there twice is indexed once.
+        output: a path, or an address in a store.
+        headers_only: see `build_shard`.
+        concurrency: shards at once.
+        storage_options: for writing.
+        progress: counts go there.
+
+    Raises:
+        OptionError: another process builds this index, or it cannot be written there.
+        StorageError: it could not be written there.
+        OSError: the disk refused it.
+    """
+    address = os.fspath(output)
+    check_writable(address)
+    scheme, _, path = split(address)
+    place = Path(path) if scheme == "file" else cache_path((address, *urls))
+    shards, progress = _named(urls), progress or Progress()
+    how = _How(headers_only, limits, concurrency)
+    with await open_spool(how.journal(place)) as spool:
+        await _build(reader, shards, spool, progress, how)
+        if not progress.failures:
+            upload = None if scheme == "file" else partial(write_object, address, storage_options=storage_options)
+            progress.index_bytes = await _write(place, spool, list(shards), upload)
+            spool.remove()
+    return progress
+
+
+async def build_file(
+    reader: Reads,
+    urls: Sequence[str],
+    path: str | Path,
+    *,
+    headers_only: bool = True,
+    limits: Limits = DEFAULTS,
+    concurrency: int = 8,
+) -> None:
+    """Have the index of these shards at `path`: it is built where it is missing.
+
+    Of several processes that want it one builds it, and the others wait.
+
+    Raises:
+        FormatError, StorageError: a shard cannot be indexed; what is done is kept for the next time.
+        OSError: the disk refused it.
+    """
+    place, shards, progress = Path(path), _named(urls), Progress()
+    how = _How(headers_only, limits, concurrency)
+    if await anyio.to_thread.run_sync(place.exists):
+        return
+    with await open_spool(how.journal(place), waits=True) as spool:
+        if not await anyio.to_thread.run_sync(place.exists):  # else it was built while we waited
+            await _build(reader, shards, spool, progress, how)
+            for failure in progress.failures.values():
+                raise failure
+            await _write(place, spool, list(shards))
+        spool.remove()
+
+
+async def build_beside(
+    reader: Reads,
+    urls: Sequence[str],
+    *,
+    headers_only: bool = False,
+    limits: Limits = DEFAULTS,
+    concurrency: int = 8,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Progress:
+    """Write an index file beside each shard, as soon as it is indexed; else as `build_index`."""
+    for url in urls:
+        check_writable(beside(url))
+    shards, progress = _named(urls), progress or Progress()
+    how = _How(headers_only, limits, concurrency)
+
+    async def publish(url: str, entry: Entry, block: bytes) -> None:
+        part = part_beside(cache_path((beside(url),)))
+        try:
+            with part:
+                size = write_index(part, [replace(entry, start=0)], io.BytesIO(block))
+            await write_object(beside(url), Path(part.name), storage_options)
+        finally:
+            Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (as quick as any other call)
+        progress.index_bytes += size
+
+    with await open_spool(how.journal(cache_path(("beside", *urls)))) as spool:
+        await _build(reader, shards, spool, progress, how, publish)
+        if not progress.failures:
+            spool.remove()
+    return progress
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What holds for all shards of a build."""
+
+    headers_only: bool
+    limits: Limits
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise OptionError(f"concurrency={self.concurrency} must be 1 or more")
+
+    def journal(self, place: Path) -> Path:
+        """Where the journal of the index at `place` lies: what was indexed without checksums is of no use with them."""
+        return place.with_name(f"{place.name}{'.headers' if self.headers_only else ''}.journal")
+
+
+async def _write(
+    place: Path, spool: Spool, names: Sequence[str], upload: Callable[[Path], Awaitable[None]] | None = None
+) -> int:
+    """Write the index file to `place`, or have it uploaded; gives its bytes."""
+    part = part_beside(place)
+    try:
+        with part:
+            size = await anyio.to_thread.run_sync(spool.write_index, part, names)
+        if upload is not None:
+            await upload(Path(part.name))
+        else:
+            await anyio.to_thread.run_sync(replace_file, Path(part.name), place)
+    finally:
+        Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240
+    return size
+
+
+async def _build(
+    reader: Reads,
+    shards: Mapping[str, str],
+    spool: Spool,
+    progress: Progress,
+    how: _How,
+    publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
+) -> None:
+    """Have all shards in the spool, but for those that fail."""
+    progress.total = len(shards)
+    todo = iter(shards.items())
+
+    async def index(name: str, url: str) -> None:
+        known = spool.entries.get(name)
+        if known is not None and await _is_same(reader, url, known, progress):
+            progress.kept += 1
+            progress.entries[name] = known
+            return
+        shard, _ = await build_shard(
+            reader, url, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
+        )
+        block = await anyio.to_thread.run_sync(shard.pack)
+        entry = Entry.of(name, shard, block)
+        if publish is not None:
+            await publish(url, entry, block)
+        progress.entries[name] = spool.add(entry, block)
+        progress.seen_bytes += shard.size
+
+    async def work() -> None:
+        for name, url in todo:
+            try:
+                await index(name, url)
+            except StageError as error:
+                progress.failures[name] = error
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(how.concurrency, len(shards))):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _is_same(reader: Reads, url: str, known: Entry, progress: Progress) -> bool:
+    """Whether the object is still the one that was indexed."""
+    span = await reader.read_into(url, 0, memoryview(bytearray(1)))
+    progress.count(span.stop - span.start)
+    return (span.size, span.etag) == (known.size, known.etag)
+
+
+def _named(urls: Sequence[str]) -> dict[str, str]:
+    """The addresses by what they are called in the index: without secrets, for it may be published."""
+    shards = {masked(url): url for url in dict.fromkeys(urls)}
+    if len(shards) < len(set(urls)):
+        raise OptionError(
+            "two addresses differ only in what looks like a secret; no index holds that, or could tell them apart"
+        )
+    return shards

@@ -1,0 +1,168 @@
+"""The index of one shard, made by reading it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import anyio.to_thread
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.hops import hop
+from headrace.datasets.pinned import Pinned
+from headrace.errors import FormatError, masked
+from headrace.formats.compression import Decompressor, kind_of
+from headrace.formats.compression_seekable import FOOTER_BYTES, seek_table, seek_table_bytes
+from headrace.formats.index import Frames, ShardIndex
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.tar import TarScanner
+from headrace.types import Reads, Rows
+
+_UNPACKED_PIECE = 2**20
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What was read of a shard: how many reads, and their bytes."""
+
+    requests: int
+    nbytes: int
+
+
+async def build_shard(
+    reader: Reads,
+    url: str,
+    *,
+    limits: Limits = DEFAULTS,
+    headers_only: bool = False,
+    on_bytes: Callable[[int], object] | None = None,
+) -> tuple[ShardIndex, Cost]:
+    """Where the samples of a shard lie, and what it cost to find out; all of it holds for one version of the object.
+
+    The whole shard is read, decompressed if its name says so, and checksums are made of all members. At most the
+    longest sample and some 30 MiB are held.
+
+    Args:
+        headers_only: leave bodies out where they are long; there are no checksums then. Shards of small members, and
+            compressed ones, are read whole after all.
+        on_bytes: called with the number of bytes of each read that has come.
+
+    Raises:
+        FormatError, LimitError: the shard is damaged; nothing of it is indexed.
+        ObjectChangedError: it was replaced meanwhile.
+        StorageError: it could not be read.
+    """
+    shard = Pinned(reader, url, on_bytes)
+    kind = kind_of(url)
+    crc, frames = None, None
+    rows = await hop(shard, TarScanner(url, limits)) if headers_only and kind is None else None
+    if rows is None:
+        rows, crc, unpacked = await _read_whole(shard, kind, limits)
+        if kind is not None:
+            frames = await _frames(shard, kind, unpacked, limits)
+    return ShardIndex(rows, crc, shard.size, shard.etag, frames), Cost(shard.requests, shard.nbytes)
+
+
+async def _read_whole(shard: Pinned, kind: str | None, limits: Limits) -> tuple[Rows, NDArray[np.uint32], int]:
+    """The samples, the checksums of their members, and how many bytes the archive has, unpacked."""
+    scan = _Scan(TarScanner(shard.url, limits))
+    takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits))
+    end = 0
+    async with aclosing(shard.pieces()) as pieces:
+        async for data in pieces:
+            end += len(data)
+            await anyio.to_thread.run_sync(partial(takes.feed, data, last=end == shard.size))
+    rows = Rows.concat(scan.tables) if scan.tables else Rows.empty()
+    return rows, np.array(scan.checksums, np.uint32), scan.end
+
+
+class _Takes(Protocol):
+    def feed(self, data: memoryview, *, last: bool) -> None: ...
+
+
+class _Scan:
+    """Finds the samples in successive pieces of an archive, and makes the checksums of their members.
+
+    Attributes:
+        tables, checksums: what was found.
+        end: of what was fed.
+    """
+
+    def __init__(self, scanner: TarScanner) -> None:
+        self.tables: list[Rows] = []
+        self.checksums: list[int] = []
+        self.end = 0
+        self._scanner = scanner
+        self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that samples not yet known whole may lie in
+
+    def feed(self, data: memoryview, *, last: bool) -> None:
+        rows = self._scanner.feed(data, self.end, last)
+        if self._scanner.error is not None:
+            raise self._scanner.error
+        self._kept.append((self.end, data))
+        self.end += len(data)
+        if len(rows):
+            self.tables.append(rows)
+            self.checksums += map(self._checksum, rows.offset.tolist(), rows.size.tolist())
+        while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= self._scanner.low:
+            self._kept.popleft()
+
+    def _checksum(self, start: int, size: int) -> int:
+        checksum, stop = 0, start + size
+        for at, data in self._kept:
+            if at < stop and start < at + len(data):
+                # a copy: the library takes nothing that can be written to
+                part = bytes(data[max(start - at, 0) : stop - at])
+                checksum = google_crc32c.extend(checksum, part)
+        return checksum
+
+
+class _Unpacked:
+    """Gives a scan what comes out of a compressed archive."""
+
+    def __init__(self, scan: _Scan, decompressor: Decompressor) -> None:
+        self._scan, self._decompressor = scan, decompressor
+        self._begin()
+
+    def _begin(self) -> None:
+        self._piece, self._filled = memoryview(bytearray(_UNPACKED_PIECE)), 0
+
+    def feed(self, data: memoryview, *, last: bool) -> None:
+        self._decompressor.feed(data)
+        while True:
+            self._filled += self._decompressor.read_into(self._piece[self._filled :])
+            if self._filled < len(self._piece):
+                break
+            self._scan.feed(self._piece, last=False)
+            self._begin()
+        if last:
+            self._decompressor.finish()
+            self._scan.feed(self._piece[: self._filled], last=True)
+
+
+async def _frames(shard: Pinned, kind: str, unpacked: int, limits: Limits) -> Frames:
+    """The frames that the shard's table of them tells; without one, all of it is taken as one."""
+    whole = Frames(np.array([0, shard.size]), np.array([0, unpacked]))
+    if kind != "zstd":
+        return whole
+    tail = await shard.read(max(shard.size - _TAIL_BYTES, 0), _TAIL_BYTES)
+    need = seek_table_bytes(tail[-FOOTER_BYTES:])
+    if len(tail) < need <= shard.size:
+        tail = await shard.read(max(shard.size - need, 0), need)
+    table = seek_table(tail, shard.size, url=shard.url, limits=limits)
+    if table is None:
+        return whole
+    if int(table.unpacked[-1]) != unpacked:
+        raise FormatError(
+            f"the seek table says that {int(table.unpacked[-1])} bytes come out of the frames; "
+            f"it is {unpacked} ({masked(shard.url)})",
+            url=shard.url,
+        )
+    return Frames(table.packed, table.unpacked)

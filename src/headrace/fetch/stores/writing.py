@@ -1,0 +1,131 @@
+"""Writes files to stores: the one thing that headrace ever writes there is an index."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import anyio.to_thread
+
+from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked
+from headrace.fetch.stores.addresses import split
+from headrace.fetch.stores.masking import masked_text
+from headrace.fetch.stores.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
+from headrace.options import FetchOptions
+
+_COPY_BYTES = 2**20
+_ATTEMPTS = 3
+# The time-outs are of answers, and an answer to an upload comes when all has been sent.
+_PATIENT = FetchOptions(stall_timeout_s=600, first_byte_timeout_s=600)
+
+
+def check_writable(url: str) -> None:
+    """Make sure that objects like `url` can be written at all.
+
+    Raises:
+        OptionError: they cannot.
+    """
+    scheme = split(url)[0]
+    if scheme in WEB_SCHEMES or scheme == "pipe" or registered(scheme) is not None:
+        raise OptionError(f"{masked(url)} cannot be written to; give a path, or an address in an object store")
+
+
+async def write_object(url: str, source: Path, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Write the file `source` to `url`; what was there is replaced, as a whole or not at all where the store can.
+
+    Args:
+        storage_options: as for a `Reader`.
+
+    Raises:
+        OptionError: such an address cannot be written to, or the options do not fit.
+        StorageError: the store has not taken it.
+    """
+    check_writable(url)
+    scheme, root, path = split(url)
+    if scheme == "file":
+        await anyio.to_thread.run_sync(_copy, source, Path(path), url)
+    elif scheme == "memory":
+        from headrace.fetch.stores import memory
+
+        memory.put(url, source.read_bytes())  # noqa: ASYNC240 (it is small: this is for tests)
+    elif scheme in CLOUD_SCHEMES:
+        await _upload(url, root, path, source, storage_options or {})
+    else:
+        await anyio.to_thread.run_sync(_put_by_fsspec, url, scheme, source, storage_options or {})
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Have the file `source` take the place of `target`, in the same file system, and be there after a power cut.
+
+    Raises:
+        OSError: the disk refused it.
+    """
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    source.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def part_beside(target: Path) -> BinaryIO:
+    """A new file in the folder of `target`, which is made; the caller removes it, or has it take that one's place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.part").open("xb")
+
+
+def _copy(source: Path, target: Path, url: str) -> None:
+    try:
+        part = part_beside(target)
+        try:
+            with part, source.open("rb") as file:
+                shutil.copyfileobj(file, part, _COPY_BYTES)
+            replace_file(Path(part.name), target)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise StorageError(f"it could not be written: {error.strerror}", url=url) from error
+
+
+async def _upload(url: str, root: str, path: str, source: Path, storage_options: Mapping[str, Any]) -> None:
+    import obstore
+    from obstore.exceptions import BaseError
+
+    from headrace.fetch.stores.object_stores import open_remote, translated
+
+    settings = dict(storage_options)
+    settings.pop("ssl_context", None)
+    if headers := settings.pop("headers", None):
+        settings["client_options"] = {**settings.get("client_options", {}), "default_headers": dict(headers)}
+    store = open_remote(root, _PATIENT, settings)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            await obstore.put_async(store, path, source)
+            return
+        except (BaseError, OSError) as error:
+            failure = translated(error, url)
+            if attempt == _ATTEMPTS or isinstance(failure, (AccessDeniedError, ObjectMissingError)):
+                raise failure from None
+        await anyio.sleep(attempt)
+
+
+def _put_by_fsspec(url: str, scheme: str, source: Path, storage_options: Mapping[str, Any]) -> None:
+    import fsspec
+
+    try:
+        file_system, path = fsspec.core.url_to_fs(url, **storage_options)
+        file_system.put_file(str(source), path)
+    except (ImportError, ValueError, TypeError) as error:
+        raise OptionError(
+            f"fsspec cannot open {scheme}:// with these storage_options: {masked_text(str(error))}"
+        ) from None
+    except Exception as error:
+        reason = masked_text(str(error), storage_options)
+        raise StorageError(f"it could not be written: {type(error).__name__}: {reason}", url=url) from None

@@ -1,0 +1,508 @@
+"""Indexes are built of what servers give, and say of each member where it lies and what its bytes are."""
+
+from __future__ import annotations
+
+import asyncio
+import bz2
+import gzip
+import io
+import itertools
+import lzma
+import struct
+import tarfile
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import boto3
+import google_crc32c
+import lz4.frame
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+
+from headrace.datasets.indexing import (
+    Progress,
+    beside,
+    build_beside,
+    build_file,
+    build_index,
+    build_shard,
+    cache_path,
+)
+from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError, StorageError
+from headrace.fetch import Reader
+from headrace.fetch.stores import memory
+from headrace.fetch.stores.writing import write_object
+from headrace.formats.index import ShardIndex
+from headrace.formats.index_file import Directory, check_block, read_directory
+from headrace.options import FetchOptions
+from headrace.testing import FaultServer
+from headrace.types import Rows
+
+CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+FORMATS = {"ustar": tarfile.USTAR_FORMAT, "pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
+
+
+@pytest.fixture(autouse=True)
+def _cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def archive(members: Sequence[tuple[str, bytes]], kind: str = "ustar") -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=FORMATS[kind]) as tar:
+        for name, body in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            tar.addfile(info, io.BytesIO(body))
+    return out.getvalue()
+
+
+def numbered(n: int, size: int) -> bytes:
+    return (n.to_bytes(4, "big") * (size // 4 + 1))[:size]
+
+
+def shard(count: int, size: int, first: int = 0, kind: str = "ustar") -> bytes:
+    """Samples of a body whose size differs a bit, and a small class."""
+    numbers = range(first, first + count)
+    return archive(
+        [
+            member
+            for n in numbers
+            for member in ((f"{n:06d}.bin", numbered(n, size + 97 * (n % 7))), (f"{n:06d}.cls", str(n).encode()))
+        ],
+        kind,
+    )
+
+
+LARGE = shard(120, 83_000)  # 10 MB: several pieces, and members that lie in two of them
+MEDIUM = shard(60, 40_000)
+SMALL = shard(400, 1_600)
+
+
+def by_tarfile(data: bytes) -> list[tuple[str, int, bytes]]:
+    """Name, offset and bytes of each member."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [(info.name, info.offset_data, data[info.offset_data :][: info.size]) for info in tar if info.isreg()]
+
+
+def told(rows: Rows, data: bytes) -> list[tuple[str, int, bytes]]:
+    """The same of what an index says."""
+    keys = np.repeat(rows.keys, np.diff(rows.starts)).tolist()
+    return [
+        (f"{key.decode()}.{rows.fields[field]}", offset, data[offset : offset + size])
+        for key, field, offset, size in zip(
+            keys, rows.field.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True
+        )
+    ]
+
+
+def checksums(data: bytes) -> list[int]:
+    return [google_crc32c.value(body) for _, _, body in by_tarfile(data)]
+
+
+def run(build: Callable[[Reader], Coroutine[Any, Any, Any]], **storage_options: Any) -> Any:
+    async def with_a_reader() -> Any:
+        options = FetchOptions(hedge_share=0)  # requests are counted
+        async with Reader(options, concurrency=8, storage_options=storage_options) as reader:
+            return await build(reader)
+
+    return asyncio.run(with_a_reader())
+
+
+def index_of(url: str, **options: Any) -> ShardIndex:
+    index, _ = run(lambda reader: build_shard(reader, url, **options))
+    assert isinstance(index, ShardIndex)
+    return index
+
+
+def in_memory(name: str, data: bytes) -> str:
+    url = f"memory://indexing/{name}"
+    memory.put(url, data)
+    return url
+
+
+def blocks(data: bytes) -> tuple[Directory, list[ShardIndex]]:
+    """What an index file holds."""
+    directory = read_directory(data)
+    shards = []
+    for at, name in enumerate(directory.names):
+        start, stop, check = directory.block(at)
+        check_block(data[start:stop], check, name)
+        shards.append(ShardIndex.unpack(data[start:stop], name))
+    return directory, shards
+
+
+def same(a: ShardIndex, b: ShardIndex) -> bool:
+    return (a.pack(), a.size, a.etag) == (b.pack(), b.size, b.etag)
+
+
+@pytest.fixture(scope="module")
+def s3(leaves: Any) -> Iterator[Any]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    client = boto3.client(
+        "s3",
+        endpoint_url=f"http://{host}:{port}",
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    client.create_bucket(Bucket="shelf")
+    yield client
+    client.close()
+    server.stop()
+
+
+# One shard
+
+
+@pytest.mark.parametrize("data", [LARGE, SMALL], ids=["large", "small"])
+def test_index_says_where_each_member_lies_and_its_checksum(data: bytes) -> None:
+    with FaultServer() as server:
+        index = index_of(server.add("a.tar", data))
+        assert told(index.rows, data) == by_tarfile(data)
+        assert index.crc is not None
+        assert index.crc.tolist() == checksums(data)
+        assert index.size == len(data)
+        assert index.etag is not None
+        assert same(ShardIndex.unpack(index.pack(), "a"), index)
+
+
+def test_headers_alone_are_read_where_members_are_long() -> None:
+    url = in_memory("long.tar", LARGE)
+
+    async def metered(reader: Reader) -> None:
+        index, cost = await build_shard(reader, url, headers_only=True)
+        assert told(index.rows, LARGE) == by_tarfile(LARGE)
+        assert index.crc is None
+        assert (reader.meter.requests, reader.meter.bytes) == (cost.requests, cost.nbytes)
+        assert cost.nbytes <= 0.02 * len(LARGE)
+        assert cost.requests <= 1.1 * 120  # one a sample
+
+    run(metered)
+
+
+def test_all_is_read_after_all_where_members_are_short() -> None:
+    with FaultServer() as server:
+        url = server.add("a.tar", SMALL)
+        index, cost = run(lambda reader: build_shard(reader, url, headers_only=True))
+        assert index.crc is not None
+        assert index.crc.tolist() == checksums(SMALL)
+        assert told(index.rows, SMALL) == by_tarfile(SMALL)
+        assert cost.nbytes <= 1.1 * len(SMALL)
+        assert len(server.log) <= 10
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 3000), st.integers(60_000, 140_000)), min_size=1, max_size=60),
+    kind=st.sampled_from(sorted(FORMATS)),
+    long_names=st.booleans(),
+)
+def test_headers_tell_the_same_as_the_whole(sizes: list[int], kind: str, long_names: bool) -> None:
+    folder = "d" * (120 if long_names and kind != "ustar" else 3)
+    data = archive([(f"{folder}/{n // 2:04d}.{n % 2}", numbered(n, size)) for n, size in enumerate(sizes)], kind)
+    url = in_memory("any.tar", data)
+    whole, by_headers = index_of(url), index_of(url, headers_only=True)
+    assert told(by_headers.rows, data) == told(whole.rows, data) == by_tarfile(data)
+
+
+@pytest.mark.parametrize("headers_only", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-10_240],  # of which the end mark is the least
+        lambda data: data[: by_tarfile(data)[-1][1]],
+        lambda data: data[: by_tarfile(data)[-20][1] - 512] + b"?" + data[by_tarfile(data)[-20][1] - 511 :],
+        gzip.compress,
+    ],
+    ids=["empty", "half", "no-end", "no-body", "header", "gzip"],
+)
+def test_damaged_shard_is_refused(damage: Callable[[bytes], bytes], headers_only: bool) -> None:
+    url = in_memory("damaged.tar", damage(LARGE))
+    with pytest.raises(FormatError, match=r"damaged\.tar") as caught:
+        index_of(url, headers_only=headers_only)
+    assert caught.value.url == url
+
+
+def test_shard_that_is_replaced_while_it_is_read_is_refused() -> None:
+    with FaultServer() as server:
+        url = server.add("a.tar", LARGE, "replaced:range=bytes=8388608")
+        with pytest.raises(ObjectChangedError):
+            index_of(url)
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    "tar.gz": gzip.compress,
+    "tar.bz2": bz2.compress,
+    "tar.xz": lzma.compress,
+    "tar.zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    "tar.lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
+}
+
+
+@pytest.mark.parametrize("headers_only", [False, True])
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_compressed_shard_is_indexed_by_what_comes_out_of_it(ending: str, headers_only: bool) -> None:
+    packed = COMPRESSED[ending](MEDIUM)
+    index = index_of(in_memory(f"a.{ending}", packed), headers_only=headers_only)
+    assert told(index.rows, MEDIUM) == by_tarfile(MEDIUM)
+    assert index.crc is not None
+    assert index.crc.tolist() == checksums(MEDIUM)
+    assert index.frames is not None
+    assert (index.size, index.frames.packed.tolist()) == (len(packed), [0, len(packed)])
+    assert index.frames.unpacked.tolist() == [0, len(MEDIUM)]
+    assert same(ShardIndex.unpack(index.pack(), "a"), index)
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_compressed_shard_that_is_cut_is_refused(ending: str) -> None:
+    with pytest.raises(FormatError, match="truncated"):
+        index_of(in_memory(f"cut.{ending}", COMPRESSED[ending](SMALL)[:-1]))
+
+
+def seekable(data: bytes, piece: int, lie: int = 0) -> bytes:
+    parts = [data[at : at + piece] for at in range(0, len(data), piece)]
+    frames = [zstandard.ZstdCompressor().compress(part) for part in parts]
+    table = b"".join(struct.pack("<II", len(f), len(p) + lie) for f, p in zip(frames, parts, strict=True))
+    table += struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
+    return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
+
+
+def test_frames_of_a_seekable_shard_are_indexed() -> None:
+    packed = seekable(SMALL, 100_000)
+    index = index_of(in_memory("a.tar.zst", packed))
+    assert told(index.rows, SMALL) == by_tarfile(SMALL)
+    assert index.frames is not None
+    unpack = zstandard.ZstdDecompressor().decompress
+    bounds = itertools.pairwise(index.frames.packed.tolist())
+    parts = [unpack(packed[start:stop], 2**20) for start, stop in bounds]
+    assert b"".join(parts) == SMALL
+    assert np.diff(index.frames.unpacked).tolist() == [len(part) for part in parts]
+    assert len(parts) > 5
+
+
+def test_seek_table_that_says_other_sizes_is_refused() -> None:
+    with pytest.raises(FormatError, match="seek table"):
+        index_of(in_memory("lies.tar.zst", seekable(SMALL, 100_000, lie=1)))
+
+
+# One file for many
+
+
+def test_index_file_holds_all_shards_in_their_order(tmp_path: Path) -> None:
+    sizes = [SMALL, LARGE, SMALL]
+    with FaultServer() as server:
+        urls = [server.add(f"{k}.tar", data) for k, data in enumerate(sizes)]
+        place = tmp_path / "new" / "all.hri"
+        progress = run(lambda reader: build_index(reader, [*urls, urls[0]], place))
+        directory, shards = blocks(place.read_bytes())
+        assert list(directory.names) == urls
+        assert directory.samples.tolist() == [400, 120, 400]
+        assert directory.members.tolist() == [800, 240, 800]
+        assert directory.sizes.tolist() == [len(data) for data in sizes]
+        assert [told(index.rows, data) for index, data in zip(shards, sizes, strict=True)] == [
+            by_tarfile(data) for data in sizes
+        ]
+        assert progress.index_bytes == place.stat().st_size
+        assert progress.nbytes == progress.seen_bytes == sum(len(data) for data in sizes)
+        assert [path.name for path in place.parent.iterdir()] == ["all.hri"]
+
+
+def test_shards_that_are_done_are_not_read_again_when_one_has_failed(tmp_path: Path) -> None:
+    place = tmp_path / "all.hri"
+    with FaultServer() as server:
+        urls = [server.add(f"{k}.tar", shard(50, 1000, 50 * k)) for k in range(4)]
+        server.add("2.tar", SMALL[:-20_000])
+        progress = run(lambda reader: build_index(reader, urls, place))
+        assert list(progress.failures) == [urls[2]]
+        assert "2.tar" in str(progress.failures[urls[2]])
+        assert not place.exists()
+        server.add("2.tar", SMALL)
+        server.add("3.tar", shard(60, 1000))  # which has changed meanwhile
+        server.log.clear()
+        progress = run(lambda reader: build_index(reader, urls, place))
+        assert not progress.failures
+        assert progress.kept == 2
+        assert [request.range for name in ("0.tar", "1.tar") for request in server.requests_for(name)] == [
+            "bytes=0-0",
+            "bytes=0-0",
+        ]
+        directory, shards = blocks(place.read_bytes())
+        assert directory.samples.tolist() == [50, 50, 400, 60]
+        assert all(same(kept, index_of(url)) for kept, url in zip(shards, urls, strict=True))
+
+
+def test_what_was_indexed_without_checksums_is_not_taken_where_they_are_wanted(tmp_path: Path) -> None:
+    place = tmp_path / "all.hri"
+    urls = [in_memory("long.tar", LARGE), in_memory("bad.tar", b"")]
+    assert run(lambda reader: build_index(reader, urls, place, headers_only=True)).failures
+    memory.put(urls[1], SMALL)
+    progress = run(lambda reader: build_index(reader, urls, place))
+    assert progress.kept == 0
+    assert all(index.crc is not None for index in blocks(place.read_bytes())[1])
+
+
+def test_journal_that_is_torn_is_cut_and_gone_on_with(tmp_path: Path) -> None:
+    place = tmp_path / "all.hri"
+    urls = [in_memory(f"torn-{k}.tar", shard(30, 500)) for k in range(3)]
+    urls.append(in_memory("torn-bad.tar", b""))
+    run(lambda reader: build_index(reader, urls, place, concurrency=1))
+    journal = tmp_path / "all.hri.journal"
+    journal.write_bytes(journal.read_bytes()[:-5])
+    memory.put(urls[3], SMALL)
+    progress = run(lambda reader: build_index(reader, urls, place, concurrency=1))
+    assert progress.kept == 2
+    assert blocks(place.read_bytes())[0].samples.tolist() == [30, 30, 30, 400]
+    assert not journal.exists()
+
+
+def test_index_has_no_secrets_and_tells_addresses_apart(tmp_path: Path) -> None:
+    with FaultServer() as server:
+        url = f"{server.add('a.tar', SMALL)}?X-Amz-Signature=abcdef&part=1"
+        run(lambda reader: build_index(reader, [url], tmp_path / "a.hri"))
+        directory, _ = blocks((tmp_path / "a.hri").read_bytes())
+        assert "abcdef" not in directory.names[0]
+        assert directory.find(url) == 0
+        other = url.replace("abcdef", "ghijkl")
+        with pytest.raises(OptionError, match="secret"):
+            run(lambda reader: build_index(reader, [url, other], tmp_path / "b.hri"))
+
+
+def test_store_that_refuses_fails_its_shards_alone(tmp_path: Path) -> None:
+    with FaultServer() as server:
+        urls = [server.add("a.tar", SMALL), f"{server.url}/none.tar"]
+        progress = run(lambda reader: build_index(reader, urls, tmp_path / "a.hri"))
+        assert list(progress.entries) == urls[:1]
+        assert isinstance(progress.failures[urls[1]], ObjectMissingError)
+
+
+# Two at once
+
+
+def test_second_build_of_an_index_says_that_there_is_one(tmp_path: Path) -> None:
+    place = tmp_path / "all.hri"
+
+    async def twice(reader: Reader, server: FaultServer, url: str) -> None:
+        first = asyncio.create_task(build_index(reader, [url], place))
+        assert await asyncio.to_thread(server.wait_until_stalled)
+        with pytest.raises(OptionError, match="another process"):
+            await build_index(reader, [url], place)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    with FaultServer() as server:
+        url = server.add("a.tar", SMALL, "hang")
+        run(lambda reader: twice(reader, server, url))
+
+
+def test_missing_file_is_built_once_for_all_who_want_it(tmp_path: Path) -> None:
+    place = tmp_path / "all.hri"
+
+    async def thrice(reader: Reader, urls: list[str]) -> None:
+        await asyncio.gather(*(build_file(reader, urls, place) for _ in range(3)))
+
+    with FaultServer() as server:
+        urls = [server.add(f"{k}.tar", SMALL) for k in range(2)]
+        run(lambda reader: thrice(reader, urls))
+        asked = len(server.log)
+        assert sum(request.range == f"bytes=0-{len(SMALL) - 1}" for request in server.log) == 2
+        run(lambda reader: build_file(reader, urls, place))
+        assert len(server.log) == asked
+    assert blocks(place.read_bytes())[0].samples.tolist() == [400, 400]
+    assert [path.name for path in tmp_path.glob("all*")] == ["all.hri"]
+
+
+def test_missing_file_is_not_built_of_shards_that_fail(tmp_path: Path) -> None:
+    urls = [in_memory("fine.tar", SMALL), in_memory("empty.tar", b"")]
+    with pytest.raises(FormatError, match=r"empty\.tar"):
+        run(lambda reader: build_file(reader, urls, tmp_path / "a.hri"))
+    assert not (tmp_path / "a.hri").exists()
+
+
+# Where it goes
+
+
+@pytest.mark.may_leave(
+    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
+    reason="about once in 500 times obstore keeps its last connection after its store is gone",
+)
+def test_index_is_written_to_s3_and_beside_its_shards(s3: Any) -> None:
+    options = {**CREDENTIALS, "endpoint": s3.meta.endpoint_url}
+    urls = [f"s3://shelf/train/{k} a.tar" for k in range(3)]
+    for k in range(3):
+        s3.put_object(Bucket="shelf", Key=f"train/{k} a.tar", Body=shard(20 + k, 500))
+
+    def body(key: str) -> bytes:
+        found: bytes = s3.get_object(Bucket="shelf", Key=key)["Body"].read()
+        return found
+
+    run(lambda reader: build_index(reader, urls, "s3://shelf/train/all.hri", storage_options=options), **options)
+    directory, shards = blocks(body("train/all.hri"))
+    assert (list(directory.names), directory.samples.tolist()) == (urls, [20, 21, 22])
+    assert shards[0].etag == s3.head_object(Bucket="shelf", Key="train/0 a.tar")["ETag"]
+    run(lambda reader: build_beside(reader, urls, storage_options=options), **options)
+    for k, url in enumerate(urls):
+        directory, (index,) = blocks(body(f"train/{k} a.tar.hri"))
+        assert (list(directory.names), len(index.rows)) == ([url], 20 + k)
+
+
+@pytest.mark.may_leave(
+    descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
+    reason="about once in 500 times obstore keeps its last connection after its store is gone",
+)
+def test_index_that_cannot_be_uploaded_is_an_error_and_what_is_done_is_kept(s3: Any) -> None:
+    options = {**CREDENTIALS, "endpoint": s3.meta.endpoint_url}
+    url = in_memory("kept.tar", SMALL)
+    output = "s3://no-shelf/all.hri"
+    with pytest.raises(StorageError, match="no-shelf"):
+        run(lambda reader: build_index(reader, [url], output, storage_options=options))
+    s3.create_bucket(Bucket="no-shelf")
+    progress: Progress = run(lambda reader: build_index(reader, [url], output, storage_options=options))
+    assert progress.kept == 1
+
+
+@pytest.mark.parametrize("scheme", ["memory", "local", ""], ids=["memory", "fsspec", "path"])
+def test_object_is_written_to_every_kind_of_store(scheme: str, tmp_path: Path) -> None:
+    url = f"{scheme}://{tmp_path}/there" if scheme else f"{tmp_path}/folder/there"
+    source = tmp_path / "source"
+    for text in (b"first", b"second"):
+        source.write_bytes(text)
+        asyncio.run(write_object(url, source))
+        assert run(lambda reader: reader.read(url)) == text
+    assert source.exists()
+
+
+@pytest.mark.parametrize("output", ["http://127.0.0.1:1/a.hri", "https://x/a.hri", "pipe:cat"])
+def test_index_cannot_be_written_where_only_reading_is_possible(output: str) -> None:
+    with pytest.raises(OptionError, match="cannot be written to"):
+        run(lambda reader: build_index(reader, [in_memory("a.tar", SMALL)], output))
+
+
+def test_index_beside_a_shard_keeps_the_query_behind_it() -> None:
+    assert beside("https://host/a.tar?versionId=1") == "https://host/a.tar.hri?versionId=1"
+    assert beside("s3://bucket/a?.tar") == "s3://bucket/a?.tar.hri"
+    assert beside("/data/a.tar") == "/data/a.tar.hri"
+
+
+def test_cached_index_is_one_for_all_signatures_and_another_for_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed = [cache_path([f"https://host/a.tar?X-Amz-Signature={n}"]) for n in range(2)]
+    assert signed[0] == signed[1]
+    assert signed[0].is_relative_to(tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    here = cache_path(["a.tar"])
+    assert here == cache_path([str(tmp_path / "a.tar")])
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert cache_path(["a.tar"]) != here
+    assert cache_path(["a.tar", "b.tar"]) != cache_path(["b.tar", "a.tar"])
