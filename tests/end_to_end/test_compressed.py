@@ -1,0 +1,133 @@
+"""Compressed shards: the same samples as those of plain ones, proved to the end."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import pytest
+import zstandard
+from end_to_end.tars import numbered_samples, same, tar
+
+import headrace as hr
+from headrace.fetch.stores import memory
+
+pytestmark = pytest.mark.usefixtures("warm_helper")
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
+    "lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
+}
+SMALL = hr.FetchOptions(range_bytes=4096)
+
+
+def put(data: bytes, ending: str) -> str:
+    url = f"memory://{uuid.uuid4().hex}/0.{ending}"
+    memory.put(url, data)
+    return url
+
+
+def batches(data: Any, **options: Any) -> list[Any]:
+    """The batches, and last the error that ended them, if one did."""
+    got: list[Any] = []
+    with hr.DataLoader(data, **options) as loader:
+        try:
+            got.extend(loader)
+        except hr.HeadraceError as error:
+            got.append(error)
+    return got
+
+
+def seekable(data: bytes, frame: int) -> bytes:
+    """In the seekable format of Zstandard: frames of so many bytes, and a table of them."""
+    pieces = [data[at : at + frame] for at in range(0, len(data), frame)]
+    packed = [zstandard.ZstdCompressor().compress(piece) for piece in pieces]
+    table = b"".join(
+        len(a).to_bytes(4, "little") + len(b).to_bytes(4, "little") for a, b in zip(packed, pieces, strict=True)
+    )
+    table += len(pieces).to_bytes(4, "little") + b"\0" + (0x8F92EAB1).to_bytes(4, "little")
+    return b"".join(packed) + (0x184D2A5E).to_bytes(4, "little") + len(table).to_bytes(4, "little") + table
+
+
+@pytest.mark.parametrize("ending", PACK)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_compressed_shards_give_the_batches_of_plain_ones(ending: str, workers: int) -> None:
+    whole = tar(numbered_samples(0, 90))
+    half = len(whole) // 3
+    frames = PACK[ending](whole[:half]) + PACK[ending](whole[half:])
+    packed, plain = put(frames, f"tar.{ending}"), put(whole, "tar")
+    options = {"batch_size": 16, "num_workers": workers, "fetch": SMALL}
+    for shuffled in (False, True):
+        streams = [
+            hr.stream([url, url]).shuffle(seed=3) if shuffled else hr.stream([url, url]) for url in (packed, plain)
+        ]
+        left, right = (batches(stream.decode().select("bin", "cls").map(without_url), **options) for stream in streams)
+        assert len(left) == 12
+        assert same(left, right)
+
+
+def without_url(sample: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != "__url__"}
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_truncated_shard_gives_what_is_whole_and_then_the_error(ending: str) -> None:
+    bodies = [(f"{n:03d}", {"bin": bytes(((n * 7 + k) ** 3 >> 3) % 256 for k in range(3000))}) for n in range(40)]
+    packed = PACK[ending](tar(bodies))
+    url, after = put(packed[: len(packed) - 9], f"tar.{ending}"), put(tar(numbered_samples(100, 3)), "tar")
+    got = batches(hr.stream([url, after]), batch_size=None, fetch=SMALL)
+    assert isinstance(got[-1], hr.FormatError)
+    assert "truncated" in str(got[-1]) or "end" in str(got[-1])
+    assert got[-1].url == url
+    keys = [sample["__key__"] for sample in got[:-1]]
+    assert keys == [key for key, _ in bodies][: len(keys)]
+    assert all(sample["bin"] == dict(bodies)[sample["__key__"]]["bin"] for sample in got[:-1])
+
+
+def test_a_wrong_checksum_at_the_very_end_is_found() -> None:
+    samples = numbered_samples(0, 30)
+    packed = bytearray(gzip.compress(tar(samples)))
+    packed[-6] ^= 1
+    got = batches(hr.stream(put(bytes(packed), "tar.gz")), batch_size=None)
+    keys = [sample["__key__"] for sample in got[:-1]]
+    assert keys == [key for key, _ in samples][: len(keys)]
+    assert isinstance(got[-1], hr.FormatError)
+
+
+def test_a_bomb_is_refused() -> None:
+    bomb = gzip.compress(bytes(2**24))
+    limits = hr.Limits(unpacked_free_bytes=2**20, unpacked_ratio=100)
+    (error,) = batches(hr.stream(put(tar([("a", {"bin": b"x"})])[:1024] + bomb, "tar.gz"), limits=limits), batch_size=1)
+    assert isinstance(error, hr.FormatError)
+    (error,) = batches(hr.stream(put(bomb, "tar.gz"), limits=limits), batch_size=1)
+    assert isinstance(error, hr.LimitError)
+
+
+@pytest.mark.parametrize("frame", [700, 5000, 10**6])
+def test_a_seekable_shard_gives_any_sample_by_its_number(
+    frame: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    samples = numbered_samples(0, 50)
+    url = put(seekable(tar(samples), frame), "tar.zst")
+    data = hr.stream(url, index="build")
+    assert len(data) == 50
+    if frame == 10**6:
+        with pytest.raises(hr.OptionError, match="unpacked from its start"):
+            data[7]
+        return
+    for number in (0, 7, 49):
+        key, fields = samples[number]
+        assert data[number] == {"__key__": key, "__url__": url, **fields}
+    got = batches(data.shuffle("global", seed=5), batch_size=None)
+    assert sorted(sample["__key__"] for sample in got) == [key for key, _ in samples]
+    assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]

@@ -1,0 +1,618 @@
+"""Archives come out as they went in, in bounded parts; damage is an error at its place, after all that was sound."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import lzma
+import pickle
+import random
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+
+import lz4.frame
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import FormatError, LimitError, OptionError
+from headrace.formats.compression import (
+    Decompressor,
+    Frames,
+    kind_of,
+    seek_table,
+    seek_table_bytes,
+    unpack_frame,
+)
+from headrace.formats.limits import Limits
+
+URL = "https://user:word@host/train.tar.x?sig=abc"
+KINDS = ["gzip", "zstd", "bzip2", "xz", "lz4"]
+ROOM = Limits(unpacked_ratio=2**30)
+
+
+def pack(kind: str, data: bytes) -> bytes:
+    """One frame, with a checksum of its content."""
+    packs: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": lambda data: gzip.compress(data, 6, mtime=0),
+        "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
+        "bzip2": bz2.compress,
+        "xz": lambda data: lzma.compress(data, preset=0),
+        "lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
+    }
+    return packs[kind](data)
+
+
+def mixed(size: int, seed: int = 0) -> bytes:
+    """Noise, runs and words, in turn."""
+    source = random.Random(seed)
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < size:
+        length = source.randrange(1, max(size // 8, 2))
+        parts.append(source.choice([source.randbytes(length), bytes(length), (b"headrace " * length)[:length]]))
+    return b"".join(parts)[:size]
+
+
+def drain(archive: Decompressor, room: int = 2**16) -> bytes:
+    """All that comes out now."""
+    out = bytearray()
+    target = bytearray(room)
+    got = room
+    while got == room:
+        got = archive.read_into(memoryview(target))
+        out += target[:got]
+    return bytes(out)
+
+
+def unpack(kind: str, data: bytes, limits: Limits = ROOM) -> bytes:
+    archive = Decompressor(kind, URL, limits)
+    archive.feed(data)
+    out = drain(archive)
+    archive.finish()
+    return out
+
+
+def unpack_until_damage(
+    kind: str, data: bytes, limits: Limits = ROOM, room: int = 2**16
+) -> tuple[bytes, FormatError | None]:
+    """What came out, and the error, if one did."""
+    archive = Decompressor(kind, URL, limits)
+    archive.feed(data)
+    out, target = bytearray(), bytearray(room)
+    try:
+        while got := archive.read_into(memoryview(target)):
+            out += target[:got]
+        archive.finish()
+    except FormatError as error:
+        return bytes(out), error
+    return bytes(out), None
+
+
+def damage(kind: str, data: bytes, limits: Limits = ROOM) -> tuple[bytes, FormatError]:
+    out, error = unpack_until_damage(kind, data, limits)
+    assert error is not None
+    assert error.offset is not None
+    return out, error
+
+
+def flipped(data: bytes) -> Iterable[bytes]:
+    """`data` with one bit changed, each in turn."""
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("/data/a.tar", None),
+        ("a.tar.gz", "gzip"),
+        ("a.tgz", "gzip"),
+        ("s3://bucket/a.tar.zst", "zstd"),
+        ("a.tzst", "zstd"),
+        ("a.tar.bz2", "bzip2"),
+        ("a.tbz2", "bzip2"),
+        ("a.tbz", "bzip2"),
+        ("a.tar.xz", "xz"),
+        ("a.txz", "xz"),
+        ("a.tar.lz4", "lz4"),
+        ("https://host/a.tar.gz?X-Amz-Signature=1#part", "gzip"),
+        ("https://host/a.tar?name=b.tar.gz", None),
+        ("a.TAR.GZ", None),
+        ("a.json.gz", None),
+    ],
+)
+def test_kind_is_read_from_the_name_without_the_query(url: str, kind: str | None) -> None:
+    assert kind_of(url) == kind
+
+
+rooms = st.integers(1, 5000)
+pieces = st.one_of(
+    st.binary(max_size=300),
+    st.builds(lambda part, times: part * times, st.binary(min_size=1, max_size=20), st.integers(1, 3000)),
+)
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    frames=st.lists(pieces, min_size=1, max_size=4),
+    feeds=st.lists(st.integers(0, 4000), min_size=1, max_size=6),
+    rooms=st.lists(rooms, min_size=1, max_size=6),
+)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_decompressor_gives_what_was_packed_when_cut_anyhow(
+    kind: str, frames: list[bytes], feeds: list[int], rooms: list[int]
+) -> None:
+    packed = b"".join(pack(kind, frame) for frame in frames)
+    archive = Decompressor(kind, URL, ROOM)
+    out, at = b"", 0
+    room = itertools.cycle(rooms)
+    for size in itertools.cycle([*feeds, 1]):
+        archive.feed(memoryview(packed)[at : at + size])
+        at += size
+        while True:
+            target = bytearray(next(room))
+            got = archive.read_into(memoryview(target))
+            out += target[:got]
+            if got < len(target):
+                break
+        if at >= len(packed):
+            break
+    archive.finish()
+    assert out == b"".join(frames)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("feed", "room"), [(10**9, 10**7), (100_003, 70_001), (10**9, 300_000)])
+def test_decompressor_gives_what_was_packed_when_it_takes_many_steps(kind: str, feed: int, room: int) -> None:
+    data = mixed(3_000_000)
+    packed = pack(kind, data)
+    archive = Decompressor(kind, URL)
+    out = b""
+    for at in range(0, len(packed), feed):
+        archive.feed(packed[at : at + feed])
+        out += drain(archive, room)
+    archive.finish()
+    assert out == data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reading_gives_all_that_was_fed_when_there_is_room(kind: str) -> None:
+    data = mixed(3_000_000)
+    archive = Decompressor(kind, URL)
+    archive.feed(pack(kind, data))
+    target = bytearray(len(data) + 1)
+    assert archive.read_into(memoryview(target)) == len(data)
+    assert target[:-1] == data
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_read_unpacks_a_little_only_when_the_data_is_a_bomb(kind: str) -> None:
+    packed = pack(kind, bytes(2**25))
+    archive = Decompressor(kind, URL, ROOM)
+    archive.feed(packed)
+    target = memoryview(bytearray(1000))
+    tracemalloc.start()
+    try:
+        held, _ = tracemalloc.get_traced_memory()
+        assert archive.read_into(target) == 1000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # zstd: room for a step, and a block; bzip2: a block of 900 KB, 4 bytes for each byte of it; xz: its window
+    bounds = {"zstd": 2.5 * 2**20, "bzip2": 4.5 * 2**20, "xz": 2**19}
+    assert peak - held < bounds.get(kind, 2**18)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_array_of_another_type_is_filled_when_it_is_the_target(kind: str) -> None:
+    data = np.arange(1000, dtype=np.int64)
+    target = np.zeros_like(data)
+    archive = Decompressor(kind, URL)
+    archive.feed(pack(kind, data.tobytes()))
+    assert archive.read_into(memoryview(target)) == data.nbytes
+    assert np.array_equal(target, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "between", "after"),
+    [("gzip", bytes(7), bytes(1000)), ("xz", bytes(4), bytes(1000)), ("gzip", b"", bytes(600_001))],
+)
+def test_padding_is_passed_over_when_the_format_has_it(kind: str, between: bytes, after: bytes) -> None:
+    assert unpack(kind, pack(kind, b"one") + between + pack(kind, b"two") + after) == b"onetwo"
+
+
+def skippable(body: bytes, number: int = 0) -> bytes:
+    return bytes([0x50 + number]) + b"\x2a\x4d\x18" + struct.pack("<I", len(body)) + body
+
+
+@pytest.mark.parametrize("kind", ["zstd", "lz4"])
+def test_skippable_frames_are_passed_over_when_they_lie_anywhere(kind: str) -> None:
+    packed = skippable(b"") + pack(kind, b"one") + skippable(bytes(70_000), 15) + pack(kind, b"two") + skippable(b"x")
+    assert unpack(kind, packed) == b"onetwo"
+    for cut in (5, 8 + len(pack(kind, b"one")) + 3, 8 + len(pack(kind, b"one")) + 20, len(packed) - 1):
+        _, error = damage(kind, packed[:cut])
+        assert error.offset == cut
+        assert "truncated" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("garbage", [b"x", b"GARBAGE AT THE END", b"\x50\x2a\x4d\x19garbage", b"\x1e"])
+def test_what_follows_the_last_frame_is_damage_at_its_place_when_it_is_none(kind: str, garbage: bytes) -> None:
+    packed = pack(kind, b"all of it") * 2
+    out, error = damage(kind, packed + garbage)
+    assert out == b"all of it" * 2
+    assert error.offset == len(packed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "zeros"), [("zstd", 4), ("bzip2", 4), ("lz4", 4), ("xz", 1), ("xz", 2), ("xz", 3), ("xz", 4002)]
+)
+def test_zeros_at_the_end_are_damage_when_they_are_no_padding(kind: str, zeros: int) -> None:
+    out, error = damage(kind, pack(kind, b"data") + bytes(zeros))
+    assert out == b"data"
+    assert str(error.offset) in str(error)
+
+
+def test_a_stream_after_odd_padding_is_damage_when_xz_wants_fours() -> None:
+    out, error = damage("xz", pack("xz", b"one") + bytes(3) + pack("xz", b"two"))
+    assert out == b"one"
+    assert "multiples of 4" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_says_what_the_bytes_are_when_they_are_of_another_kind(kind: str) -> None:
+    for other in KINDS:
+        if other != kind:
+            _, error = damage(kind, pack(other, b"data"))
+            assert error.offset == 0
+            assert f"not {kind} data" in str(error)
+            assert f"as {other} data do" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_are_damage_when_they_come_first(kind: str) -> None:
+    _, error = damage(kind, bytes(4) + pack(kind, b"data"))
+    assert error.offset == 0
+    assert f"not {kind} data" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_archive_is_damaged_when_it_is_empty(kind: str) -> None:
+    archive = Decompressor(kind, URL)
+    with pytest.raises(FormatError, match="empty"):
+        archive.finish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_truncation_is_found_when_at_any_byte_but_between_frames(kind: str) -> None:
+    one, two = pack(kind, mixed(400)), pack(kind, b"second")
+    data = mixed(400) + b"second"
+    for cut in range(len(one) + len(two)):
+        if cut == len(one):
+            assert unpack(kind, (one + two)[:cut]) == mixed(400)
+            continue
+        out, error = damage(kind, (one + two)[:cut])
+        assert data.startswith(out)
+        assert error.offset == cut
+        assert cut < len(one) or out.startswith(mixed(400))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_before_the_cut_is_given_when_truncated(kind: str) -> None:
+    data = mixed(3_000_000)
+    packed = pack(kind, data)
+    out, _ = damage(kind, packed[: len(packed) * 3 // 4])
+    assert data.startswith(out)
+    assert len(out) > len(data) // 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_flipped_bit_gives_other_bytes_in_silence_when_content_is_checked(kind: str) -> None:
+    data = b"headrace " * 9 + bytes(range(40))
+    packed = pack(kind, data[:50]) + pack(kind, data[50:])
+    found = 0
+    for damaged in flipped(packed):
+        out, error = unpack_until_damage(kind, damaged)
+        assert error is not None or out == data
+        found += error is not None
+    assert found > 4 * len(packed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frames_before_damage_are_given_and_the_error_stays_when_a_later_one_is_broken(kind: str) -> None:
+    good, bad = pack(kind, b"first"), bytearray(pack(kind, mixed(500)))
+    bad[-6] ^= 0x10
+    archive = Decompressor(kind, URL)
+    archive.feed(good + bad)
+    target = bytearray(3000)
+    got = archive.read_into(memoryview(target))
+    assert target[:got] == b"first"
+    for _ in range(2):
+        with pytest.raises(FormatError) as caught:
+            archive.read_into(memoryview(target))
+        assert len(good) <= (caught.value.offset or 0) < len(good + bad)
+    archive.feed(good)
+    with pytest.raises(FormatError):
+        archive.finish()
+
+
+def test_an_error_names_the_archive_without_its_secrets_and_pickles_when_data_is_damaged() -> None:
+    packed = bytearray(pack("gzip", mixed(500)))
+    packed[-8] ^= 1
+    _, error = damage("gzip", bytes(packed))
+    assert "https://host/train.tar.x?sig=***, byte" in str(error)
+    assert isinstance(error.__cause__, zlib.error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.offset, copy.url) == (str(error), error.offset, error.url)
+
+
+@given(kind=st.sampled_from(KINDS), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_end_in_a_format_error_or_in_data_when_made_at_random(kind: str, data: st.DataObject) -> None:
+    packed = bytearray(pack(kind, mixed(600, seed=data.draw(st.integers(0, 5)))))
+    for _ in range(data.draw(st.integers(1, 5))):
+        start = data.draw(st.integers(0, len(packed)))
+        packed[start : start + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    out, error = unpack_until_damage(kind, bytes(packed), Limits(unpacked_free_bytes=2**20), data.draw(rooms))
+    assert error is None or (error.offset is not None and 0 <= error.offset <= len(packed))
+    assert len(out) <= 2**20 or len(out) <= 200 * len(packed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bomb_is_over_the_limit_when_more_came_out_than_the_ratio_allows(kind: str) -> None:
+    limits = Limits(unpacked_free_bytes=2**20, unpacked_ratio=20)
+    packed = pack(kind, bytes(2**25))
+    out, error = damage(kind, packed, limits)
+    assert isinstance(error, LimitError)
+    assert "20 bytes for each (unpacked_ratio)" in str(error)
+    assert len(out) <= max(2**20, 20 * len(packed))
+    assert out == bytes(len(out))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("room", [3000, 2**22])
+def test_dense_data_passes_when_its_ratio_is_below_the_limit(kind: str, room: int) -> None:
+    source = random.Random(1)
+    data = b"".join(source.randbytes(100) + bytes(4000) for _ in range(2000))
+    packed = pack(kind, data)
+    limits = Limits(unpacked_free_bytes=2**20, unpacked_ratio=2 * len(data) // len(packed))
+    archive = Decompressor(kind, URL, limits)
+    archive.feed(packed)
+    assert drain(archive, room) == data
+    archive.finish()
+
+
+def test_a_bomb_passes_when_it_is_within_what_is_free() -> None:
+    assert unpack("gzip", pack("gzip", bytes(2**24)), Limits(unpacked_ratio=1)) == bytes(2**24)
+
+
+def test_a_zstd_window_is_over_the_limit_when_larger_than_allowed() -> None:
+    settings_ = zstandard.ZstdCompressionParameters(window_log=21, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=settings_).compressobj()
+    packed = packer.compress(b"data") + packer.flush()
+    assert unpack("zstd", packed, Limits(window_bytes=2**21)) == b"data"
+    _, error = damage("zstd", packed, Limits(window_bytes=2**21 - 1))
+    assert isinstance(error, LimitError)
+    assert str(2**21) in str(error)
+
+
+def test_an_xz_window_is_over_the_limit_when_larger_than_allowed() -> None:
+    filters = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "dict_size": 2**25}]
+    packed = lzma.compress(b"data", filters=filters)
+    assert unpack("xz", packed, Limits(window_bytes=2**25)) == b"data"
+    _, error = damage("xz", packed, Limits(window_bytes=2**24))
+    assert isinstance(error, LimitError)
+    assert str(2**24) in str(error)
+
+
+def test_an_xz_check_that_nothing_verifies_is_damage_when_the_library_would_pass_it_over() -> None:
+    packed = bytearray(lzma.compress(b"data", check=lzma.CHECK_CRC32))
+    packed[7] = packed[-3] = 2  # a check of 4 bytes that is not assigned
+    packed[8:12] = struct.pack("<I", zlib.crc32(packed[6:8]))
+    packed[-12:-8] = struct.pack("<I", zlib.crc32(packed[-8:-2]))
+    _, error = damage("xz", bytes(packed))
+    assert "check of kind 2" in str(error)
+
+
+def test_a_zstd_block_is_damage_as_soon_as_it_is_longer_than_the_format_has() -> None:
+    archive = Decompressor("zstd", URL)
+    archive.feed(pack("zstd", b"data" * 100)[:7] + struct.pack("<I", 200_000 << 3)[:3])
+    with pytest.raises(FormatError, match="a block of 200000 bytes"):
+        archive.read_into(memoryview(bytearray(10)))
+
+
+def test_a_frame_that_needs_a_dictionary_is_damage_when_there_is_none() -> None:
+    dictionary = zstandard.ZstdCompressionDict(mixed(1000), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    trained = zstandard.train_dictionary(2000, [mixed(200, seed) for seed in range(400)])
+    for known in (dictionary, trained):
+        packed = zstandard.ZstdCompressor(dict_data=known, write_checksum=True).compress(mixed(900))
+        damage("zstd", packed)
+
+
+def test_finishing_is_refused_when_not_all_was_read() -> None:
+    archive = Decompressor("gzip", URL)
+    archive.feed(pack("gzip", b"data"))
+    with pytest.raises(ValueError, match="more"):
+        archive.finish()
+
+
+@pytest.mark.parametrize(("kind", "module", "extra"), [("zstd", "zstandard", "zstd"), ("lz4", "lz4.frame", "lz4")])
+def test_a_missing_library_is_an_option_error_that_names_the_extra(
+    kind: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    with pytest.raises(OptionError, match=rf"pip install 'headrace\[{extra}\]'"):
+        Decompressor(kind, URL)
+
+
+def test_a_kind_is_refused_when_it_is_not_known() -> None:
+    with pytest.raises(OptionError, match="'zip'"):
+        Decompressor("zip", URL)
+
+
+# The seekable format
+
+
+def table_of(sizes: Sequence[tuple[int, ...]], descriptor: int) -> bytes:
+    body = b"".join(struct.pack(f"<{len(entry)}I", *entry) for entry in sizes)
+    return skippable(body + struct.pack("<IBI", len(sizes), descriptor, 0x8F92EAB1), 14)
+
+
+def seekable(parts: Sequence[bytes], checksums: bool = True, own: bool = False) -> bytes:
+    """Frames and their table; `own`: the frames have checksums themselves too."""
+    frames = [zstandard.ZstdCompressor(write_checksum=own).compress(part) for part in parts]
+    sizes: list[tuple[int, ...]] = [(len(frame), len(part)) for frame, part in zip(frames, parts, strict=True)]
+    if checksums:
+        with_own = [zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts]
+        sums = [int.from_bytes(frame[-4:], "little") for frame in with_own]
+        sizes = [(*size, one) for size, one in zip(sizes, sums, strict=True)]
+    return b"".join(frames) + table_of(sizes, 0x80 if checksums else 0)
+
+
+def table(data: bytes, limits: Limits = ROOM) -> Frames:
+    found = seek_table(data[-seek_table_bytes(data[-9:]) :], len(data), url=URL, limits=limits)
+    assert found is not None
+    return found
+
+
+def frame_of(data: bytes, frames: Frames, i: int, limits: Limits = ROOM) -> bytes:
+    packed, size = data[frames.packed[i] : frames.packed[i + 1]], int(frames.unpacked[i + 1] - frames.unpacked[i])
+    checksum = None if frames.checksums is None else int(frames.checksums[i])
+    return unpack_frame(packed, size, limits, checksum=checksum, url=URL)
+
+
+@given(parts=st.lists(pieces, max_size=5), checksums=st.booleans(), own=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_each_frame_is_given_by_itself_when_the_archive_is_seekable(
+    parts: list[bytes], checksums: bool, own: bool
+) -> None:
+    data = seekable(parts, checksums, own)
+    frames = table(data)
+    assert frames.packed.dtype == frames.unpacked.dtype == np.int64
+    assert frames.packed[0] == frames.unpacked[0] == 0
+    assert (frames.checksums is not None) == checksums
+    assert [frame_of(data, frames, i) for i in range(len(frames.packed) - 1)] == parts
+    assert unpack("zstd", data) == b"".join(parts)
+
+
+def test_there_is_no_table_when_the_archive_is_not_seekable() -> None:
+    data = pack("zstd", mixed(500))
+    assert seek_table_bytes(data[-9:]) == 0
+    assert seek_table(data, len(data)) is None
+    assert seek_table_bytes(b"short") == 0
+
+
+def test_a_table_is_found_when_more_of_the_end_is_given() -> None:
+    data = seekable([b"one", b"two"])
+    found = seek_table(memoryview(bytearray(data)), len(data))
+    assert found is not None
+    assert found.unpacked.tolist() == [0, 3, 6]
+
+
+def test_a_tail_is_refused_when_it_is_shorter_than_the_table() -> None:
+    data = seekable([b"one", b"two"])
+    with pytest.raises(ValueError, match="bytes long"):
+        seek_table(data[-20:], len(data))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_no_flipped_bit_gives_other_bytes_when_the_table_has_checksums(own: bool) -> None:
+    parts = [b"headrace " * 9, bytes(range(60))]
+    data = seekable(parts, own=own)
+    found = 0
+    for damaged in flipped(data):
+        need = seek_table_bytes(damaged[-9:])
+        out = None
+        try:
+            frames = seek_table(damaged[-need:] if need <= len(damaged) else damaged, len(damaged), url=URL)
+            out = None if frames is None else [frame_of(damaged, frames, i) for i in range(2)]
+        except FormatError:
+            found += 1
+        assert out is None or out == parts
+    assert found > 4 * len(data)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        table_of([(10, 10)], 0)[1:],  # its first byte is the data's
+        b"x" * 10 + table_of([(11, 10)], 0),
+        b"x" * 10 + table_of([(9, 10)], 0),
+        b"x" * 10 + table_of([(10, 10)], 0x04),
+        b"x" * 10 + table_of([(10, 10)], 0x80),
+        b"x" * 10 + table_of([(10, 10)], 0)[:-9] + struct.pack("<IBI", 2**32 - 1, 0, 0x8F92EAB1),
+        b"x" * 10 + b"\x5d" + table_of([(10, 10)], 0)[1:],
+    ],
+)
+def test_a_table_is_damage_when_it_does_not_fit_the_object(bad: bytes) -> None:
+    with pytest.raises(FormatError, match="table of zstd frames") as caught:
+        seek_table(bad, len(bad), url=URL)
+    assert caught.value.offset is not None
+
+
+def test_a_table_is_over_the_limit_when_it_promises_too_much() -> None:
+    data = b"x" * 10 + table_of([(10, 10_000)], 0)
+    assert table(data, Limits(unpacked_free_bytes=10_000, unpacked_ratio=1)).unpacked[-1] == 10_000
+    with pytest.raises(LimitError, match="10000"):
+        table(data, Limits(unpacked_free_bytes=9_999, unpacked_ratio=1))
+
+
+@pytest.mark.parametrize("size", [0, 1, 499, 501, 10**6])
+@pytest.mark.parametrize("says_size", [True, False])
+def test_a_frame_is_damage_when_it_is_not_of_its_size(size: int, says_size: bool) -> None:
+    packed = zstandard.ZstdCompressor(write_content_size=says_size).compress(mixed(500))
+    assert unpack_frame(packed, 500) == mixed(500)
+    with pytest.raises(FormatError):
+        unpack_frame(packed, size)
+
+
+def test_an_error_names_the_archive_without_its_secrets_when_a_frame_is_damaged() -> None:
+    with pytest.raises(FormatError, match=r"https://host/train.tar.x\?sig=\*\*\*"):
+        unpack_frame(b"no frame", 500, url=URL)
+
+
+def test_a_frame_is_damage_when_cut_or_followed_by_more() -> None:
+    packed = pack("zstd", mixed(500))
+    for bad in (*(packed[:cut] for cut in range(len(packed))), packed + b"x", packed + pack("zstd", b"")):
+        with pytest.raises(FormatError):
+            unpack_frame(bad, 500)
+
+
+def test_a_frame_is_over_the_limit_when_too_much_would_come_out() -> None:
+    packed = pack("zstd", bytes(10_000))
+    assert unpack_frame(packed, 10_000, Limits(unpacked_free_bytes=10_000, unpacked_ratio=1)) == bytes(10_000)
+    with pytest.raises(LimitError, match="10000"):
+        unpack_frame(packed, 10_000, Limits(unpacked_free_bytes=9_999, unpacked_ratio=1))
+    with pytest.raises(LimitError, match="window"):
+        unpack_frame(packed, 10_000, Limits(window_bytes=9_999))
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_frame_is_damage_when_its_checksum_is_not_that_of_the_table(own: bool) -> None:
+    data = seekable([b"one"], own=own)
+    frames = table(data)
+    assert frames.checksums is not None
+    wrong = Frames(frames.packed, frames.unpacked, frames.checksums ^ 1)
+    assert frame_of(data, frames, 0) == b"one"
+    with pytest.raises(FormatError):
+        frame_of(data, wrong, 0)
+
+
+@pytest.mark.parametrize("says_size", [True, False])
+def test_a_frame_is_empty_when_nothing_was_packed(says_size: bool) -> None:
+    packer = zstandard.ZstdCompressor(write_content_size=says_size, write_checksum=True).compressobj()
+    packed = packer.compress(b"") + packer.flush()
+    assert unpack_frame(packed, 0) == b""
+
+
+def test_a_frame_is_empty_when_it_is_skippable() -> None:
+    data = pack("zstd", b"one") + skippable(b"a remark")
+    sizes = [(len(pack("zstd", b"one")), 3), (16, 0)]
+    data += table_of(sizes, 0)
+    frames = table(data)
+    assert [frame_of(data, frames, i) for i in range(2)] == [b"one", b""]
