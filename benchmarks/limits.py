@@ -4,6 +4,7 @@ A contestant like the others ("limit"), so that it is measured in the same round
 numbers of a shared machine do not. `limits.py --workload W2` is `run.py --workload W2 --contestant limit`.
 
     apply-2p      every sample's body, in memory, through the workload's own function
+    own-2p        W2: the same by headrace's own decoder
     place-2p      W5: the same, and each sample copied once to its place in a batch that is used again
     copy          W5: one thread copies as many batches, each from one place in memory to another
     obstore-256   W3, W3s, W6, W6n: a client alone, with so many reads in flight; aiohttp, and headrace's Reader, too
@@ -25,14 +26,18 @@ from contestants import Batches
 from data import DATA
 from workloads import Work, tar_samples
 
+from headrace.formats.images import ImageDecoder
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "apply-2p": {"processes": 2},
+    "own-2p": {"processes": 2, "own": True},
     "place-2p": {"processes": 2, "place": True},
     "copy": {"processes": 1},
 }
 CLIENTS = ("obstore", "aiohttp", "reader")
 VARIANTS |= {f"{client}-{n}": {"client": client, "concurrency": n} for client in CLIENTS for n in (128, 256, 512)}
 WORKLOADS = {name: ["apply-2p"] for name in ("W1", "W1b", "W1t", "W2", "W4")} | {"W5": ["place-2p", "copy"]}
+WORKLOADS["W2"] += ["own-2p"]
 WORKLOADS |= {
     name: [f"{client}-{n}" for client in CLIENTS] for name, n in (("W3", 256), ("W3s", 512), ("W6", 128), ("W6n", 128))
 }
@@ -76,9 +81,11 @@ def _work(work: Work, parameters: Mapping[str, Any]) -> None:
     batch = torch.zeros(work.batch, *first.shape, dtype=first.dtype)
     source = torch.ones_like(batch)
 
+    decode = ImageDecoder("rgb8", (224, 224)) if parameters.get("own") else work.apply
+
     def apply(start: int) -> None:
         for body in _bodies[start : start + work.batch]:
-            work.apply(body)
+            decode(body)
 
     def place(start: int) -> None:
         for slot, body in enumerate(_bodies[start : start + work.batch]):

@@ -47,6 +47,7 @@ class Work:
         apply: the samples' bytes (or index) to a tensor.
         neighbours: `windows` that touch, in their order; else they lie anywhere.
         base: the workload beside which the rates of this one are put.
+    by_number: the samples of `tar` in any order, each got by itself.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Work:
     apply: Callable[[Any], torch.Tensor]
     neighbours: bool = False
     base: str = ""
+    by_number: bool = False
 
     def scaled(self, scale: float) -> Self:
         """The same with so many times the samples; whole shards, and no more than there are."""
@@ -146,13 +148,14 @@ W1 = Work("W1", "loose JPEGs over HTTP, 20 ms, shuffled, decoded", "files", "ima
 W1b = replace(W1, name="W1b", about="W1 at 10 ms", delay="d10")
 W1t = replace(W1, name="W1t", about="W1 at 10 ms, and 2 % of the answers after 400 ms", delay="tail", base="W1b")
 W2 = Work("W2", "tar shards of JPEGs over HTTP, 20 ms, decoded", "tar", "wds", "jpg", "d20", 64, 2048, decode)
+W2r = replace(W2, name="W2r", about="W2's samples one by one, shuffled globally", base="W1", by_number=True)
 W3 = replace(W1, name="W3", about="loose objects of 83 KB over HTTP, 20 ms, shuffled, not decoded", apply=crop)
 W3s = replace(W3, name="W3s", about="W3 at 100 ms", delay="d100")
 W4 = Work("W4", "tar shards of 1.6 KB arrays over HTTP, 5 ms", "tar", "small", "npy", "d5", 512, 80_000, array)
 W5 = Work("W5", "in memory, float32 3x224x224: transport only", "local", "", "", "", 64, 6400, fill)
 W6 = Work("W6", "4 KiB windows anywhere in 512 MiB of tokens, 5 ms", "windows", "tokens", "u16", "d5", 32, 4096, tokens)
 W6n = replace(W6, name="W6n", about="W6 with windows that touch, in their order", neighbours=True, base="W6")
-WORKLOADS = {work.name: work for work in (W1, W1b, W1t, W2, W3, W3s, W4, W5, W6, W6n)}
+WORKLOADS = {work.name: work for work in (W1, W1b, W1t, W2, W2r, W3, W3s, W4, W5, W6, W6n)}
 
 
 def collate(samples: Iterable[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:

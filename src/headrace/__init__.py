@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     )
     from headrace.fetch import read
     from headrace.fetch.stores.registry import register_store
+    from headrace.formats.limits import Limits
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
     from headrace.work.randomness import rng
@@ -80,6 +81,7 @@ _HOMES = {
     ),
     "headrace.fetch": ("read",),
     "headrace.fetch.stores.registry": ("register_store",),
+    "headrace.formats.limits": ("Limits",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
     "headrace.work.randomness": ("rng",),
@@ -101,6 +103,7 @@ __all__ = [
     "HeadraceError",
     "LateOptionError",
     "LimitError",
+    "Limits",
     "LoaderBusyError",
     "LoaderClosedError",
     "NotReady",

@@ -193,8 +193,12 @@ class Blueprint:
                 samples = operator.window or WINDOW_SAMPLES
                 window = Window(samples, WINDOW_BYTES, lambda n, k, seed=seed: window_order(n, seed, epoch, k))  # type: ignore[misc]
         members, limits = None, source.limits
-        if isinstance(source, IndexedShards) and not any(kind_of(url) for url in urls):
-            wanted, keeps = self._pipeline.wanted, self._pipeline.keeps
+        wanted, keeps = self._pipeline.wanted, self._pipeline.keeps
+        if (
+            isinstance(source, IndexedShards)
+            and not any(kind_of(url) for url in urls)
+            and (keeps or source.has_members)  # to look for members first would be to read them twice
+        ):
             members = lambda ordinal: source.members(int(shards[ordinal]), wanted, keeps)
         return ShardSource(
             urls,

@@ -96,6 +96,18 @@ class Span:
     etag: str | None
 
 
+Check = Callable[[Buffer], bool]
+"""Whether these are the right bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of an object that is meant, as far as it is known."""
+
+    size: int | None = None
+    etag: str | None = None
+
+
 class Opens(Protocol):
     """A data set with something to open on the loop that uses it."""
 
@@ -107,7 +119,15 @@ class Opens(Protocol):
 class Reads(Protocol):
     """The fetch stage as data sets see it."""
 
-    async def read(self, url: str, start: int | None = None, stop: int | None = None) -> bytes:
+    async def read(
+        self,
+        url: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        check: Check | None = None,
+        version: Version | None = None,
+    ) -> bytes:
         """The bytes [start, stop) of the object at `url`."""
         ...
 
@@ -243,15 +263,36 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (self.keys, self.starts, self.field, self.offset, self.size, self.fields)
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """The rows [start, stop), without a copy."""
+        starts = self.starts[start : stop + 1]
+        first, last = int(starts[0]), int(starts[-1])
+        field, offset, size = self.field[first:last], self.offset[first:last], self.size[first:last]
+        return Rows(self.keys[start:stop], starts - first, field, offset, size, self.fields)
+
     def take(self, chosen: Ints) -> Rows:
         """The rows at the indices `chosen`, in that order."""
-        counts = self.starts[chosen + 1] - self.starts[chosen]
-        starts = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum(counts, out=starts[1:])
-        members = np.arange(starts[-1]) + np.repeat(self.starts[chosen] - starts[:-1], counts)
+        members, starts = self.members(chosen), np.zeros(len(chosen) + 1, np.int64)
+        np.cumsum(self.starts[chosen + 1] - self.starts[chosen], out=starts[1:])
         return Rows(
             self.keys[chosen], starts, self.field[members], self.offset[members], self.size[members], self.fields
         )
+
+    def members(self, chosen: Ints) -> Ints:
+        """The numbers of the members of the samples `chosen`, one sample after the other."""
+        counts = self.starts[chosen + 1] - self.starts[chosen]
+        ends = np.cumsum(counts)
+        first = np.repeat(self.starts[chosen] - ends + counts, counts)
+        return np.asarray(np.arange(len(first)) + first, np.int64)
+
+    def only(self, members: NDArray[np.bool_]) -> Rows:
+        """The same samples with those of their members that are marked."""
+        total = np.concatenate([[0], np.cumsum(members)])
+        offset, size, field = self.offset[members], self.size[members], self.field[members]
+        return Rows(self.keys, np.asarray(total[self.starts], np.int64), field, offset, size, self.fields)
 
     def shifted(self, base: int) -> Rows:
         """The same rows with `base` added to every offset."""

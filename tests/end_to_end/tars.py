@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import google_crc32c
+import numpy as np
 import torch
 
+import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.formats.index import ShardIndex
+from headrace.formats.index_file import Entry, pack_directory
+from headrace.formats.tar import TarScanner
 
 Fields = dict[str, bytes]
 
@@ -42,6 +50,35 @@ def put_shards(name: str, counts: Sequence[int], size: int = 700) -> list[str]:
         memory.put(urls[-1], tar(numbered_samples(first, count, size)))
         first += count
     return urls
+
+
+def index_of_archive(url: str, archive: bytes, *, crc: bool = True, etag: str | None = None) -> ShardIndex:
+    """Where the samples of an archive lie."""
+    scanner = TarScanner(url)
+    rows = scanner.feed(memoryview(archive), 0, True)
+    assert scanner.error is None, scanner.error
+    bodies = (archive[at : at + size] for at, size in zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
+    checksums = np.array([google_crc32c.value(body) for body in bodies], np.uint32)
+    return ShardIndex(rows, checksums if crc else None, len(archive), etag)
+
+
+def index_file(indexes: Sequence[tuple[str, ShardIndex]]) -> bytes:
+    """An index file of these shards."""
+    blocks = [index.pack() for _, index in indexes]
+    entries = [Entry.of(url, index, block) for (url, index), block in zip(indexes, blocks, strict=True)]
+    return pack_directory(entries) + b"".join(blocks)
+
+
+def index_of(urls: Sequence[str], *, crc: bool = True, etag: str | None = None) -> bytes:
+    """An index file of the shards that lie there now."""
+    return index_file([(u, index_of_archive(u, asyncio.run(hr.read(u)), crc=crc, etag=etag)) for u in urls])
+
+
+def put_index(urls: list[str], name: str = "", **options: Any) -> str:
+    """An index of shards that lie in memory; its address."""
+    url = f"memory://indexes/{name or uuid.uuid4().hex}.hri"
+    memory.put(url, index_of(urls, **options))
+    return url
 
 
 def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:

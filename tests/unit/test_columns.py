@@ -86,7 +86,7 @@ mixed = st.lists(
     st.one_of(alike, mixed), st.lists(st.integers(0, 2000), max_size=6), st.sampled_from([("npy", "cls"), ("cls;npy",)])
 )
 def test_columns_are_what_samples_one_by_one_are_for_any_bytes(samples, cuts, names):
-    decode = decoder()
+    decode = decoder().only(name for alternatives in names for name in alternatives.split(";"))
     rows, bodies = laid_out(samples, cuts)
     try:
         expected = one_by_one(samples, decode, names)
@@ -109,6 +109,12 @@ def test_columns_are_there_for_samples_of_one_form(cuts):
     arrays, classes = at_once(rows, bodies, decoder(), ("jpg;npy", "cls"), (values[0], 1))
     assert (arrays.numpy() == values).all()
     assert classes.tolist() == [7**k for k in range(20)]
+
+
+def test_columns_are_none_when_a_field_that_is_not_taken_could_fail_to_decode():
+    rows, bodies = laid_out([{"cls": b"7", "npy": b"no array"}] * 3)
+    assert ColumnDecoder(decoder(), ("cls;npy",))(rows, bodies) is None
+    assert ColumnDecoder(decoder(), ("cls;jpg",))(rows, bodies) is not None
 
 
 @given(

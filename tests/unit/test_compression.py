@@ -426,6 +426,17 @@ def test_a_zstd_block_is_damage_as_soon_as_it_is_longer_than_the_format_has() ->
         archive.read_into(memoryview(bytearray(10)))
 
 
+@pytest.mark.parametrize("piece", [1, 100])
+def test_a_zstd_frame_is_damage_when_less_comes_out_than_it_says(piece: int) -> None:
+    empty_block = b"\x01\0\0"
+    data = pack("zstd", b"a")[:6] + empty_block + pack("zstd", b"")[-4:]  # its checksum is right
+    archive = Decompressor("zstd", URL)
+    with pytest.raises(FormatError, match=r"damaged|says that it holds 1 bytes, 0 came out"):
+        for at in range(0, len(data), piece):
+            archive.feed(data[at : at + piece])
+            assert drain(archive) == b""
+
+
 def test_a_frame_that_needs_a_dictionary_is_damage_when_there_is_none() -> None:
     dictionary = zstandard.ZstdCompressionDict(mixed(1000), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     trained = zstandard.train_dictionary(2000, [mixed(200, seed) for seed in range(400)])

@@ -576,7 +576,7 @@ def test_journal_gives_what_came_before_when_a_record_is_torn_or_damaged(data: s
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"{}\n", b"[]\n", b"3\n", b"[" * 99_999, b'{"name": 3}\n', SPOILT],
+    [b"", b"{}\n", b"[]\n", b"3\n", b"[" * 99_999, b'{"name": 3}\n', SPOILT, journal_of(TWO)[12:].partition(b"\n")[0]],
 )
 def test_journal_ends_when_a_record_with_a_right_checksum_is_no_entry(payload: bytes) -> None:
     record = struct.pack("<4sII", b"HRJ1", len(payload), zlib.crc32(payload)) + payload
@@ -654,6 +654,7 @@ def test_read_dali_gives_the_members_when_the_version_is_known(kind: str) -> Non
         (b"v1.1 99999999999999999999999\njpg 512 1\n", "has 1 samples, not the 9+"),
         (b"v1.1 1\njpg 512\n", "line 2: it is not made of 'field offset size';"),
         (b"v1.2 1\njpg 512 1 a b.jpg\n", "line 2: .* names with blanks"),
+        (b"v1.2 1\njpg 512 1 a\0.jpg\n", "it has a zero byte"),
         (b"v1.2 1\njpg 512 1 a.png\n", "line 2: the name b'a.png' does not end with"),
         (b"v1.2 1\njpg 512 1 a.jpg cls 1536 1 b.cls\n", "line 2: its members belong to several"),
         (b"v1.1 1\njpg -512 1\n", "line 2: b'jpg -512 1' is no"),

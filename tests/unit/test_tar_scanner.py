@@ -413,7 +413,11 @@ def test_pax_path_with_a_zero_byte_is_an_error() -> None:
     assert "zero byte" in str(damage(pax(record(b"path", b"a\0.x")) + member(b"a.x") + END))
 
 
-@pytest.mark.parametrize("data", [member(b"a.x", b"", b"S"), pax(record(b"GNU.sparse.major", b"1")) + member(b"a.x")])
+@pytest.mark.parametrize("data", [
+    member(b"a.x", b"", b"S"),
+    pax(record(b"GNU.sparse.major", b"1")) + member(b"a.x"),
+    pax(record(b"GNU.sparse.major", b"1")) + pax(record(b"path", b"a.x")) + member(b"b.x"),
+])  # fmt: skip
 def test_sparse_members_are_refused(data: bytes) -> None:
     assert "sparse members are not supported" in str(damage(data + END))
 

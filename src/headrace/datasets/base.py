@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.datasets.operators import Group, Shuffle, Take, ToTuple, checked, name_of, on_field
+from headrace.datasets.operators import (
+    AsyncFieldFilter,
+    FieldFilter,
+    Group,
+    Pick,
+    Select,
+    Shuffle,
+    Take,
+    ToTuple,
+    checked,
+    is_async,
+    name_of,
+    on_field,
+)
 from headrace.errors import OptionError
+from headrace.formats.limits import DEFAULTS, Limits
 from headrace.tasks import Step
 
 if TYPE_CHECKING:
@@ -51,13 +66,24 @@ class Operators:
             raise OptionError(f".shuffle(window={window}): a window has 1 sample or more")
         return self._with(Shuffle(by, window, seed))
 
-    def decode(self, spec: str | None = None, /, *, size: tuple[int, int] | None = None, **by_field: Any) -> Stream:
-        """Decode fields by their names: images, numbers, text, JSON, arrays. Unknown ones stay bytes.
+    def decode(
+        self,
+        spec: str | None = None,
+        /,
+        *,
+        size: tuple[int, int] | None = None,
+        limits: Limits = DEFAULTS,
+        **by_field: Any,
+    ) -> Stream:
+        """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
+
+        Where `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
 
         Args:
             spec: what images become: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]),
                 "pil"; None leaves them as bytes.
             size: (height, width) in pixels to which images are scaled.
+            limits: how much files may ask for.
             by_field: for single fields a name such as "rgb8", "text", "json", "bytes", or a function of bytes.
 
         Raises:
@@ -66,7 +92,7 @@ class Operators:
         from headrace.formats.values import decoder
 
         name = f"decode({spec})" if spec else "decode"
-        return self._with(Step(name, "map", decoder(spec, size=size, **by_field)))
+        return self._with(Step(name, "map", decoder(spec, size=size, limits=limits, **by_field)))
 
     def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
         """`fn(sample)` in the place of each sample.
@@ -82,9 +108,44 @@ class Operators:
             fn = on_field(fn, field)
         return self._with(Step(f"map({name_of(fn)})", "map", fn, random))
 
-    def filter(self, fn: Callable[[Any], Any]) -> Stream:
-        """Only the samples for which `fn(sample)` is true; batches stay full."""
-        return self._with(Step(f"filter({name_of(checked(fn, 'filter'))})", "filter", fn))
+    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> Stream:
+        """Only the samples for which `fn(sample)` is true; batches stay full.
+
+        Args:
+            fn: a plain function runs in workers, an `async def` on the event loop.
+            field: give `fn` this field only. With "__key__", where shards have an index, nothing is read of what is
+                left out.
+        """
+        fn = checked(fn, "filter")
+        if field is not None:
+            fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
+        return self._with(Step(f"filter({name_of(fn)})", "filter", fn))
+
+    def select(self, *names: str) -> Stream:
+        """The named fields of each sample only; where shards have an index, the others are not read.
+
+        "jpg;png" is the first of the two that a sample has; one that lacks a field is a FormatError, which names it.
+        """
+        if not names:
+            raise OptionError(".select(): name at least one field")
+        return self._with(Step(f"select({', '.join(names)})", "map", Select(names)))
+
+    def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
+        """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
+        if start < 0 or (stop is not None and stop < start) or step < 1:
+            raise OptionError(f".slice({start}, {stop}, {step}): 0 <= start <= stop and step >= 1 must hold")
+        chooses = functools.partial(_slice, start, stop, step)
+        return self._with(Pick("slice", chooses))
+
+    def sample(self, sampler: Iterable[int]) -> Stream:
+        """The samples with the numbers that `sampler` gives, in its order; it is asked anew for each epoch.
+
+        Args:
+            sampler: one of torch's, or a list or array of numbers; a number may come several times.
+        """
+        if not isinstance(sampler, Iterable):
+            raise OptionError(f".sample({sampler!r}): a sampler or a list of numbers is needed")
+        return self._with(Pick("sample", functools.partial(_all_of, sampler)))
 
     def to_tuple(self, *names: str) -> Stream:
         """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
@@ -161,7 +222,7 @@ class AsyncDataset(Operators):
             finally:
                 await self.aclose()
 
-        return _blocking(get)
+        return blocking(get)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._with(None))
@@ -203,7 +264,15 @@ class AsyncIterableDataset(Operators):
         return Stream(self, () if operator is None else (operator,))
 
 
-def _blocking(function: Callable[[], Any]) -> Any:
+def _slice(start: int, stop: int | None, step: int, count: int) -> range:
+    return range(start, count if stop is None else min(stop, count), step)
+
+
+def _all_of(sampler: Iterable[int], count: int) -> Iterable[int]:  # noqa: ARG001 (it knows how many there are)
+    return sampler
+
+
+def blocking(function: Callable[[], Any]) -> Any:
     """Run a coroutine function to its end, also where a loop is running in this thread."""
     result: list[Any] = []
 

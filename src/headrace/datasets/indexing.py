@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,18 +26,43 @@ from headrace.formats.index_journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Reads
 
-__all__ = ["Cost", "Progress", "beside", "build_beside", "build_file", "build_index", "build_shard", "cache_path"]
+__all__ = [
+    "Cost",
+    "Progress",
+    "beside",
+    "build_beside",
+    "build_file",
+    "build_index",
+    "build_shard",
+    "cache_path",
+    "cached",
+]
 
 SUFFIX = ".hri"
 
 
 def cache_path(urls: Iterable[str]) -> Path:
     """Where the index of these shards, in this order, is kept on this machine for whoever streams them."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     lines = "\n".join(_absolute(url) for url in urls)
     name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-    return root / "headrace" / "indexes" / f"{name}{SUFFIX}"
+    return _folder() / f"{name}{SUFFIX}"
+
+
+def cached(urls: Iterable[str]) -> Path | None:
+    """The index of these shards that is kept on this machine; None where there is none."""
+    if not _folder().exists():
+        return None  # most have none, and very many addresses
+    place = cache_path(urls)
+    return place if place.exists() else None
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # whoever we are has no home
+        root = Path(tempfile.gettempdir())
+    return root / "headrace" / "indexes"
 
 
 def beside(url: str) -> str:
@@ -49,6 +75,8 @@ def beside(url: str) -> str:
 
 def _absolute(url: str) -> str:
     """`url` without secrets; of a local file one that means the same in every folder."""
+    if "://" in url and not url.startswith("file:") and "?" not in url and "@" not in url:
+        return url  # as nearly all are
     scheme, _, path = split(url)
     return str(Path(path).absolute()) if scheme == "file" else masked(url)
 

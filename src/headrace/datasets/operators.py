@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headrace.errors import FormatError, OptionError
 from headrace.tasks import Step
+from headrace.types import Ints
 
 WINDOW_SAMPLES = 2048
 WINDOW_BYTES = 64 * 2**20
@@ -39,7 +42,42 @@ class Group:
     drop_last: bool
 
 
-Operator = Shuffle | Take | Group | Step
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The samples with some numbers, in the order of these.
+
+    Attributes:
+        name: of the operator, for messages.
+        chooses: gives the numbers, for the number of all samples.
+    """
+
+    name: str
+    chooses: Callable[[int], Iterable[int]]
+
+    def count(self, count: int) -> int:
+        """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
+
+        Raises:
+            TypeError: a sampler does not know it.
+        """
+        chosen: Any = self.chooses(count)
+        return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
+
+    def numbers(self, count: int) -> Ints:
+        """The numbers, of `count` samples.
+
+        Raises:
+            OptionError: one of them is not below `count`.
+        """
+        chosen = self.chooses(count)
+        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen), np.int64).reshape(-1)
+        outside = numbers[(numbers < 0) | (numbers >= count)]
+        if len(outside):
+            raise OptionError(f".{self.name}(): there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
+        return numbers
+
+
+Operator = Shuffle | Take | Pick | Group | Step
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -121,6 +159,40 @@ def find_field(sample: dict[str, Any], names: str) -> str:
         key=key,
         url=url,
     )
+
+
+class FieldFilter:
+    """Asks a function of one field of a sample."""
+
+    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
+        self.function, self.field = function, field
+        self.__qualname__ = f"{name_of(function)}, field={field!r}"
+
+    def __call__(self, sample: Any) -> Any:
+        return self.function(_of(sample, self.field))
+
+
+class AsyncFieldFilter(FieldFilter):
+    """The same for a coroutine function."""
+
+    async def __call__(self, sample: Any) -> Any:
+        return await self.function(_of(sample, self.field))
+
+
+def is_key_filter(step: Step) -> bool:
+    """Whether a step asks for nothing but a sample's key, and no coroutine answers."""
+    return type(step.fn) is FieldFilter and step.fn.field == "__key__"
+
+
+class Select:
+    """Keeps the named fields of a sample, and what says where it is from."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        kept = {find_field(sample, names) for names in self.names}
+        return {name: value for name, value in sample.items() if name in kept or name.startswith("__")}
 
 
 class ToTuple:

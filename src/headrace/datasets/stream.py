@@ -5,32 +5,42 @@ from __future__ import annotations
 import math
 import os
 import posixpath
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio.to_thread
 
-from headrace.datasets.base import AsyncDataset, AsyncIterableDataset, Operators
-from headrace.datasets.operators import Group, Operator, Shuffle, Take
+from headrace.datasets.base import AsyncDataset, AsyncIterableDataset, Operators, blocking
+from headrace.datasets.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
+from headrace.datasets.indexing import beside, cache_path, cached
+from headrace.datasets.operators import (
+    Group,
+    Operator,
+    Pick,
+    Select,
+    Shuffle,
+    Take,
+    ToTuple,
+    is_async,
+    is_key_filter,
+)
+from headrace.datasets.packed import packed
+from headrace.datasets.shards import IndexedShards, KeepsKey, Shards, Wanted
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, masked
 from headrace.fetch import read
+from headrace.formats.compression import kind_of, path_of
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.values import Decoder
 from headrace.tasks import Step
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-@dataclass(frozen=True)
-class Shards:
-    """Shards in object storage, whose samples are found while they are read."""
-
-    urls: tuple[str, ...]
-    storage_options: Mapping[str, Any] | None = None
-
-
 Source = Shards | AsyncDataset | AsyncIterableDataset
+Order = Shuffle | Take | Pick
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class Pipeline:
     """The operators of a stream, sorted by who carries them out.
 
     Attributes:
-        order: shuffles and takes of the source's samples, in their order.
+        order: shuffles, takes and picks of the source's samples, in their order.
+        keeps: of a source with an index, says of keys whether they are wanted.
         steps: for each sample.
         limit: how many samples come out of the steps at most, where that is not the source's business.
         group: how the stream itself makes batches, if it does.
@@ -46,7 +57,8 @@ class Pipeline:
     """
 
     source: Source
-    order: tuple[Shuffle | Take, ...]
+    order: tuple[Order, ...]
+    keeps: tuple[KeepsKey, ...]
     steps: tuple[Step, ...]
     limit: int | None
     group: Group | None
@@ -56,6 +68,25 @@ class Pipeline:
     def keeps_count(self) -> bool:
         """Whether each sample of the source becomes one sample of a batch."""
         return self.limit is None and all(step.kind == "map" for step in self.steps)
+
+    @property
+    def is_by_number(self) -> bool:
+        """Whether samples are got one by one, by their numbers; shards with an index can also be read as they lie."""
+        if not isinstance(self.source, IndexedShards):
+            return isinstance(self.source, AsyncDataset)
+        shuffles = [k for k, operator in enumerate(self.order) if isinstance(operator, Shuffle)]
+        is_global = any(isinstance(o, Shuffle) and o.by == "global" for o in self.order)
+        return is_global or shuffles not in ([], [0]) or any(isinstance(o, Pick) for o in self.order)
+
+    @property
+    def wanted(self) -> Wanted | None:
+        """Which fields of the source's samples the steps use, as far as that can be told; None: all."""
+        for step in self.steps:
+            if isinstance(step.fn, Select | ToTuple):
+                return tuple(frozenset(names.split(";")) for names in step.fn.names if not names.startswith("__"))
+            if not isinstance(step.fn, Decoder):
+                return None
+        return None
 
 
 class Stream(Operators):
@@ -74,15 +105,58 @@ class Stream(Operators):
         pipeline = self.pipeline()
         if not isinstance(pipeline.source, AsyncDataset):
             raise TypeError(f"{self!r} has no length: its samples are counted while they are read")
-        if any(step.kind == "filter" for step in pipeline.steps):
+        if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.is_by_number):
             raise TypeError(f"{self!r} has no length: a filter says only later how many samples it keeps")
         count = len(pipeline.source)
+        if isinstance(pipeline.source, IndexedShards) and pipeline.keeps:
+            count = len(pipeline.source.passing(pipeline.keeps))
         for operator in self.operators:
             if isinstance(operator, Take):
                 count = min(count, operator.count)
+            elif isinstance(operator, Pick):
+                count = operator.count(count)
             elif isinstance(operator, Group):
                 count = count // operator.size if operator.drop_last else math.ceil(count / operator.size)
         return count
+
+    async def aget(self, key: Any) -> Any:
+        """The sample with this key (or number) in the source's own order, through all steps.
+
+        Raises:
+            TypeError: the source has no keys, or operators take samples away, put them together or elsewhere.
+        """
+        pipeline = self.pipeline()
+        only_maps = all(isinstance(o, Step) and o.kind == "map" for o in self.operators)
+        if not isinstance(pipeline.source, AsyncDataset) or not only_maps:
+            raise TypeError(
+                f"{self!r} gives no sample by its number: shards need an index, and maps are all that may follow"
+            )
+        sample = await pipeline.source.aget(key)
+        for step in pipeline.steps:
+            sample = await step.fn(sample) if is_async(step.fn) else step.fn(sample)
+        return sample
+
+    def __getitem__(self, key: Any) -> Any:
+        source = self.source
+
+        async def get() -> Any:
+            if not isinstance(source, AsyncDataset):
+                return await self.aget(key)  # says why not
+            await source.aopen()
+            try:
+                return await self.aget(key)
+            finally:
+                await source.aclose()
+
+        return blocking(get)
+
+    def keys(self) -> Sequence[Any]:
+        """The keys of the samples, in the source's own order; of shards with an index those in `__key__`."""
+        if isinstance(self.source, IndexedShards):
+            return packed(self.source.keys_of_samples())
+        if not isinstance(self.source, AsyncDataset):
+            raise TypeError(f"{self!r} has no keys; shards need an index for that")
+        return self.source.keys()
 
     def __iter__(self) -> Iterator[Any]:
         from headrace.loader import DataLoader
@@ -96,7 +170,7 @@ class Stream(Operators):
 
     def __repr__(self) -> str:
         source = self.source
-        if isinstance(source, Shards):
+        if isinstance(source, Shards | IndexedShards):
             more = f" and {len(source.urls) - 1} more" if len(source.urls) > 1 else ""
             name = f"stream({masked(source.urls[0])}{more})"
         else:
@@ -105,8 +179,6 @@ class Stream(Operators):
 
     def describe(self) -> str:
         """The stream in words, an operator a line, and where each runs."""
-        from headrace.datasets.operators import is_async
-
         lines = [repr(Stream(self.source))]
         for operator in self.operators:
             where = "plan"
@@ -128,7 +200,8 @@ class Stream(Operators):
         Raises:
             OptionError: two of them do not go together.
         """
-        order: list[Shuffle | Take] = []
+        order: list[Order] = []
+        keeps: list[KeepsKey] = []
         steps: list[Step] = []
         after: list[Step] = []
         limit: int | None = None
@@ -143,6 +216,8 @@ class Stream(Operators):
                 )
             if isinstance(operator, Group):
                 group = operator
+            elif isinstance(operator, Step) and self._is_about_keys(operator, order, steps):
+                keeps.append(operator.fn.function)  # type: ignore[attr-defined]
             elif isinstance(operator, Step):
                 if limit is not None and operator.kind == "filter":
                     raise OptionError(f"{told} behind .filter() and .take(): filter before .take()")
@@ -154,19 +229,31 @@ class Stream(Operators):
             else:
                 order.append(operator)
         self._check_order(order)
-        return Pipeline(self.source, tuple(order), tuple(steps), limit, group, tuple(after))
+        return Pipeline(self.source, tuple(order), tuple(keeps), tuple(steps), limit, group, tuple(after))
 
-    def _check_order(self, order: list[Shuffle | Take]) -> None:
+    def _is_about_keys(self, step: Step, order: list[Order], steps: list[Step]) -> bool:
+        """Whether an index can tell what a step asks: then nothing is read of what it leaves out."""
+        is_first = not steps and all(isinstance(operator, Shuffle) for operator in order)
+        if not is_first or not isinstance(self.source, IndexedShards) or not is_key_filter(step):
+            return False
+        return not any(kind_of(url) for url in self.source.urls)  # compressed ones are read from their start
+
+    def _check_order(self, order: list[Order]) -> None:
         shuffles = [k for k, operator in enumerate(order) if isinstance(operator, Shuffle)]
         if len(shuffles) > 1:
             raise OptionError("the stream is shuffled twice; once does it")
+        if not isinstance(self.source, AsyncDataset) and any(isinstance(operator, Pick) for operator in order):
+            raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
         if not isinstance(self.source, AsyncDataset) and shuffles:
             if shuffles[0] > 0:
                 raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
             if isinstance(self.source, AsyncIterableDataset):
                 raise OptionError(".shuffle() of an AsyncIterableDataset: it decides its order itself")
             if order[0].by == "global":  # type: ignore[union-attr]
-                raise OptionError(".shuffle(by='global') of shards without an index: by='window' is what can be done")
+                raise OptionError(
+                    ".shuffle(by='global') of shards without an index: by='window' is what can be done, "
+                    "or make an index: headrace index URL…, and hr.stream(…, index='auto')"
+                )
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self.source, (*self.operators, operator))
@@ -181,6 +268,8 @@ def _told(operator: Operator) -> str:
         return operator.name
     if isinstance(operator, Shuffle):
         return f"shuffle({operator.by})"
+    if isinstance(operator, Pick):
+        return f"{operator.name}(…)"
     return f"take({operator.count})" if isinstance(operator, Take) else f"batch({operator.size})"
 
 
@@ -188,17 +277,29 @@ def stream(
     urls: Urls,
     *,
     format: str | None = None,  # noqa: A002 (the name that the field uses)
+    index: str | os.PathLike[str] | Sequence[str] | None = "auto",
+    limits: Limits = DEFAULTS,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Stream:
     """The samples of shards, read while they are needed; nothing is downloaded first, nothing is asked for here.
 
     Members of a tar shard whose names agree up to the first dot behind the last slash are one sample: a dict with
-    `__key__`, `__url__`, and the rest of each name, in lower case, as a field of bytes.
+    `__key__`, `__url__`, and the rest of each name, in lower case, as a field of bytes. Shards may be compressed:
+    .tar.gz, .tar.zst, .tar.bz2, .tar.xz, .tar.lz4.
+
+    With an index the samples have numbers and keys before they are read: `len(data)`, `data[i]`, `.shuffle("global")`,
+    `.slice()`, `.sample()`, and filters on keys and `.select()` of which nothing is read that they leave out. The
+    bytes of each sample are compared with the checksums in it.
 
     Args:
         urls: an address, a pattern such as "s3://bucket/train-{000..999}.tar", or a list of them. s3, gs, az, http(s),
             files, and every scheme that fsspec knows.
         format: "tar"; by default it follows from the address.
+        index: the address of an index file for all shards (`headrace index` makes it; wids' are read, too), or a list
+            or pattern of one for each (DALI's are read, too). "beside": one for each, at its address with ".hri"
+            behind it. "build": the one in this machine's cache, made first where it is missing. "auto": the one in the
+            cache, where there is one. None: none.
+        limits: how much archives may ask for.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -212,11 +313,28 @@ def stream(
     """
     found = expand(urls)
     for url in found if format is None else ():
-        if not urlsplit(url).path.endswith(".tar"):
+        if not path_of(url).endswith(".tar") and kind_of(url) is None:
             raise OptionError(f"{masked(url)} does not say its format; names in .tar do, or give format='tar'")
     if format not in (None, "tar"):
         raise OptionError(f"format={format!r} is not known; 'tar' is")
-    return Stream(Shards(found, storage_options))
+    where = _index_of(found, index, limits)
+    if where is None:
+        return Stream(Shards(found, storage_options, limits))
+    return Stream(IndexedShards(found, Index(found, where, limits), storage_options, limits))
+
+
+def _index_of(urls: tuple[str, ...], index: Any, limits: Limits) -> IndexFiles | None:
+    if index == "build":
+        return BuiltFile(str(cache_path(urls)), limits)
+    if index == "auto":
+        place = cached(urls)
+        return None if place is None else OneFile(str(place))
+    if index is None:
+        return None
+    if index == "beside":
+        return FileForEach([beside(url) for url in urls])
+    files = expand(index)
+    return OneFile(files[0]) if len(files) == 1 else FileForEach(files)
 
 
 class Files(AsyncDataset):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import google_crc32c
 
-from headrace.errors import OptionError
-from headrace.types import Buffer
+from headrace.types import Buffer, Check
 
-Check = Callable[[Buffer], bool]
-"""Whether these are the right bytes."""
+
+def crc32c_of(data: Buffer) -> int:
+    """The CRC-32C (Castagnoli) of `data`."""
+    return int(google_crc32c.value(bytes(data)))
 
 
 def crc32c(expected: int) -> Check:
-    """A check for the CRC-32C (Castagnoli) `expected`.
-
-    Raises:
-        OptionError: the library that computes it is not installed.
-    """
-    try:
-        import google_crc32c
-    except ImportError:
-        raise OptionError("checks by CRC-32C need google-crc32c: pip install 'headrace[crc]'") from None
-    return lambda data: int(google_crc32c.value(bytes(data))) == expected
+    """A check for the CRC-32C `expected`."""
+    return lambda data: crc32c_of(data) == expected

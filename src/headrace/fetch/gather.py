@@ -10,11 +10,10 @@ import numpy as np
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.goal import Goal, room_for
-from headrace.fetch.ranges import coalesce, split
+from headrace.fetch.ranges import UNWANTED_SHARE, coalesce, split
 from headrace.options import FetchOptions
 from headrace.types import Charges, Span
 
-_WASTE = 0.25  # the largest share of a request that nobody wants
 _PARTS_AT_ONCE = 4
 _LONG_PART = 4  # times `range_bytes`; shorter ones of a very long object would wait for first bytes most of the time
 
@@ -36,15 +35,21 @@ class Gather:
 
     def __init__(self, fetch: Callable[[Goal], Awaitable[None]], options: FetchOptions, meter: Meter) -> None:
         self._fetch, self._options, self._meter = fetch, options, meter
-        self._asked: dict[str, list[_Wanted]] = {}
+        self._asked: dict[tuple[str, str | None], list[_Wanted]] = {}
 
     async def read(
-        self, url: str, start: int | None, stop: int | None, charge: Charges | None = None
+        self,
+        url: str,
+        start: int | None,
+        stop: int | None,
+        charge: Charges | None = None,
+        etag: str | None = None,
     ) -> tuple[bytes, Span | None]:
         """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
 
         Args:
             charge: called and awaited with the number of bytes that come, before this range has memory of its own.
+            etag: the version that the bytes must be of.
 
         Returns:
             The bytes, and which they are, if the store says how long the object is.
@@ -55,9 +60,9 @@ class Gather:
         begin = start or 0
         try:
             if stop is not None and stop - begin <= self._options.range_bytes:
-                data, goal = await self._read_with_others(url, begin, stop, charge)
+                data, goal = await self._read_with_others(url, begin, stop, charge, etag)
             else:
-                data, goal = await self._read_long(url, begin, stop, charge)
+                data, goal = await self._read_long(url, begin, stop, charge, etag)
         except (StorageError, ExceptionGroup) as error:
             raise _about(error, url, start, stop)  # noqa: B904 - it has its cause
         if goal.size is None:
@@ -65,34 +70,36 @@ class Gather:
         begin = min(begin, goal.size)
         return data, Span(begin, begin + len(data), goal.size, goal.etag)
 
-    async def _read_with_others(self, url: str, start: int, stop: int, charge: Charges | None) -> tuple[bytes, Goal]:
-        wanted = _Wanted(start, stop)
-        turn = self._asked.setdefault(url, [])
+    async def _read_with_others(
+        self, url: str, start: int, stop: int, charge: Charges | None, etag: str | None
+    ) -> tuple[bytes, Goal]:
+        wanted, version = _Wanted(start, stop), (url, etag)
+        turn = self._asked.setdefault(version, [])
         turn.append(wanted)
         try:
             await asyncio.sleep(0)  # whoever else asks in this turn is there when this goes on
         except asyncio.CancelledError:
             if wanted.shared is not None:
                 await wanted.shared.leave()
-            elif self._asked.get(url) is turn:
+            elif self._asked.get(version) is turn:
                 turn.remove(wanted)
             raise
-        if self._asked.get(url) is turn:
-            del self._asked[url]
+        if self._asked.get(version) is turn:
+            del self._asked[version]
             if len(turn) > 1:
-                self._share(url, turn)
+                self._share(url, etag, turn)
         if wanted.shared is not None:
             return await wanted.shared.read(start, stop, charge)
-        goal = Goal(url, start, stop, charge=charge)
+        goal = Goal(url, start, stop, etag=etag, charge=charge)
         return await self._fetch_data(goal), goal
 
-    def _share(self, url: str, turn: list[_Wanted]) -> None:
+    def _share(self, url: str, etag: str | None, turn: list[_Wanted]) -> None:
         """Begin a request for those ranges that lie together."""
         starts, stops, number = coalesce(
             np.array([wanted.start for wanted in turn]),
             np.array([wanted.stop for wanted in turn]),
             gap=self._options.gap_bytes,
-            waste=_WASTE,
+            waste=UNWANTED_SHARE,
             longest=self._options.range_bytes,
         )
         by_request: dict[int, list[_Wanted]] = {}
@@ -100,19 +107,21 @@ class Gather:
             by_request.setdefault(k, []).append(wanted)
         for k, sharers in by_request.items():
             if len(sharers) > 1:
-                goal = Goal(url, int(starts[k]), int(stops[k]))
+                goal = Goal(url, int(starts[k]), int(stops[k]), etag=etag)
                 shared = _Shared(goal, asyncio.create_task(self._fetch_data(goal)), len(sharers))
                 for wanted in sharers:
                     wanted.shared = shared
                 self._meter.coalesced += len(sharers) - 1
 
-    async def _read_long(self, url: str, start: int, stop: int | None, charge: Charges | None) -> tuple[bytes, Goal]:
+    async def _read_long(
+        self, url: str, start: int, stop: int | None, charge: Charges | None, etag: str | None
+    ) -> tuple[bytes, Goal]:
         """The first bytes by one request; if they are not all, the others by several at once."""
         most = start + 2 * self._options.range_bytes
         if stop is None and not start:
-            goal = Goal(url, None, None, charge=charge, most=most)
+            goal = Goal(url, None, None, etag=etag, charge=charge, most=most)
         else:
-            goal = Goal(url, start, most if stop is None else min(stop, most), charge=charge)
+            goal = Goal(url, start, most if stop is None else min(stop, most), etag=etag, charge=charge)
         first = await self._fetch_data(goal)
         await _paid(goal.charge, len(first))  # where its answer did not say how long it is
         size = goal.size if stop is not None else goal.span().size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.fetch.ranges import UNWANTED_SHARE
+
 
 class Meter:
     """Counters of one reader.
@@ -17,6 +19,7 @@ class Meter:
         hedges_won: how many of them were answered first.
         coalesced: ranges that were read with another one's request.
         cached: reads that the cache has answered.
+        shards_whole, shards_in_part: shards with an index of which all was asked for, or only what was wanted of them.
         throttled: answers by which a store asked for fewer requests.
         level: how many requests at once the host gets that failed last; 0: none was held back yet.
         lowest_level: the lowest `level` so far.
@@ -24,13 +27,14 @@ class Meter:
 
     __slots__ = (
         "_busy_since", "bytes", "cached", "coalesced", "errors", "hedges", "hedges_won", "in_flight", "level",
-        "lowest_level", "requests", "retries", "throttled", "waiting_s",
+        "lowest_level", "requests", "retries", "shards_in_part", "shards_whole", "throttled", "waiting_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.requests = self.retries = self.errors = self.bytes = self.in_flight = 0
         self.hedges = self.hedges_won = self.throttled = self.level = self.lowest_level = 0
         self.cached = self.coalesced = 0
+        self.shards_whole = self.shards_in_part = 0
         self.waiting_s = 0.0
         self._busy_since = 0.0
 
@@ -40,6 +44,12 @@ class Meter:
         if not self.in_flight:
             self._busy_since = now
         self.in_flight += 1
+
+    def count_shard(self, nbytes: int, size: int) -> None:
+        """A shard of `size` bytes is read by requests for `nbytes` of them."""
+        is_whole = nbytes >= (1 - UNWANTED_SHARE) * size
+        self.shards_whole += is_whole
+        self.shards_in_part += not is_whole
 
     def end(self, now: float) -> None:
         """A request has ended, well or not."""

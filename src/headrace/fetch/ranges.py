@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.types import Ints
+from headrace.types import Ints, Rows
+
+UNWANTED_SHARE = 0.25
+"""Of a request at most, where ranges are asked for together."""
+
+_TAR_BLOCK = 512
 
 
 class Requests(NamedTuple):
@@ -58,3 +64,33 @@ def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int)
 def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
     """The range [start, stop) in parts of `part` bytes; the last one may be shorter."""
     return [(at, min(at + part, stop)) for at in range(start, stop, part)]
+
+
+def member_requests(rows: Rows, *, gap: int, waste: float, longest: int) -> Requests:
+    """The requests to make for the members of an archive's samples, which lie in ascending order.
+
+    A member's header and padding cost nothing: to leave them out would be another request. So neighbours touch, and
+    what is wanted completely is read like a stream, by requests of about `longest` bytes that end with a member.
+
+    Args:
+        gap, waste, longest: see `coalesce`.
+    """
+    starts = rows.offset - _TAR_BLOCK
+    stops = rows.offset + -(-rows.size // _TAR_BLOCK) * _TAR_BLOCK
+    is_first = np.ones(len(starts), np.bool_)
+    is_first[1:] = starts[1:] > np.maximum.accumulate(stops)[:-1]
+    cuts: list[int] = []
+    for begin, end in pairwise([*np.flatnonzero(is_first).tolist(), len(starts)]):
+        at = begin
+        while at < end:
+            cuts.append(at)
+            at = max(at + 1, min(end, int(np.searchsorted(stops, starts[at] + longest, side="right"))))
+    runs = np.array([*cuts, len(starts)])
+    first, last = runs[:-1], runs[1:] - 1
+    begins, ends = rows.offset[first], rows.offset[last] + rows.size[last]
+    if len(first):
+        ends = np.where(np.add.reduceat(rows.size, first) > 0, ends, begins)  # headers alone are not worth a request
+    # where runs are split or parted only: a few, whatever the number of members
+    requests = coalesce(begins, ends, gap=gap, waste=waste, longest=longest)
+    number = np.repeat(requests.number, np.diff(runs))
+    return Requests(requests.starts, requests.stops, np.where(rows.size > 0, number, -1))

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from headrace.errors import ChecksumError, LoaderClosedError, OptionError
-from headrace.fetch.checksums import Check
+from headrace.errors import ChecksumError, LoaderClosedError, ObjectChangedError, OptionError
 from headrace.fetch.gather import Gather
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.goal import Goal
 from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
-from headrace.types import Span, running_charge
+from headrace.types import Check, Span, Version, running_charge
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
@@ -66,14 +65,22 @@ class Reader:
         self._closed = False
 
     async def read(
-        self, url: str, start: int | None = None, stop: int | None = None, *, check: Check | None = None
+        self,
+        url: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        check: Check | None = None,
+        version: Version | None = None,
     ) -> bytes:
         """The bytes [start, stop) of the object at `url`, fewer where it ends before; all of it without a range.
 
         Args:
             check: bytes for which it is False are asked for once more.
+            version: the version of the object that is meant.
 
         Raises:
+            ObjectChangedError: the object is of another version.
             ChecksumError: the bytes were wrong both times.
             StorageError: the read failed for good.
             OptionError: the range or the address cannot be asked for.
@@ -82,7 +89,7 @@ class Reader:
             raise OptionError(f"start={start}, stop={stop} is no byte range: 0 <= start <= stop must hold")
         if stop is not None and stop == (start or 0):
             return b""
-        return await self._read_range(url, start, stop, check)
+        return await self._read_range(url, start, stop, check, version or Version())
 
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, check: Check | None = None
@@ -134,17 +141,24 @@ class Reader:
     ) -> None:
         await self.aclose()
 
-    async def _read_range(self, url: str, start: int | None, stop: int | None, check: Check | None = None) -> bytes:
+    async def _read_range(
+        self, url: str, start: int | None, stop: int | None, check: Check | None, version: Version
+    ) -> bytes:
         cache = self._cache_for(url)
         charge = running_charge.get()
-        found = await self._kept(cache, url, start, stop, None, check)
+        found = await self._kept(cache, url, start, stop, version.etag, check)
         if found is not None:
             admitted = None if charge is None else charge(len(found.data))
             if admitted is not None:
                 await admitted
             return bytes(found.data)
         for _ in range(1 if check is None else 2):
-            data, span = await self._gather.read(url, start, stop, charge)
+            data, span = await self._gather.read(url, start, stop, charge, version.etag)
+            if span is not None and version.size not in (None, span.size):
+                reason = (
+                    f"the object is another than was indexed: it had {version.size} bytes then, and has {span.size}"
+                )
+                raise ObjectChangedError(reason, url=url)
             if check is None or check(data):
                 if cache is not None and span is not None:
                     await cache.put(url, start, stop, span, data)

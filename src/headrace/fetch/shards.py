@@ -1,12 +1,12 @@
-"""Samples of shards that have no index: ranges are read ahead, workers find the samples in them, order is kept."""
+"""Samples of shards: ranges are read ahead, workers find the samples in them where no index tells, order is kept."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -14,9 +14,12 @@ import numpy as np
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from headrace.fetch.members import Bounds, MemberReads, Members, PackedError
+from headrace.fetch.shard_ranges import ShardRanges
+from headrace.fetch.unpack import UNPACKED_MOST, Unpacks, unpacked
 from headrace.memory import Lease
 from headrace.tasks import Failure, Flow, ListPart, Part, RawPart
-from headrace.types import Ints, Reads, Rows, Span
+from headrace.types import Ints, Reads, Rows
 
 SHARDS_AT_ONCE = 8
 SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
@@ -59,6 +62,10 @@ class ShardSource:
         urls: the shards, in the order of the plan.
         reader: reads their bytes.
         scanner: makes a scanner for a shard.
+        unpacks: makes a decompressor for a shard; None where it is not compressed.
+        members: gives the samples of the shard with this number in `urls`; None: they must be looked for.
+        bounds: what requests for them may get.
+        chosen: called, for a shard whose samples are known, with the bytes that are read of it, and its size.
         range_bytes: bytes of one request.
         window: how samples are shuffled.
         take: how many samples to give at most.
@@ -70,13 +77,18 @@ class ShardSource:
         urls: Sequence[str],
         reader: Reads,
         scanner: Callable[[str], Scanner],
+        unpacks: Callable[[str], Unpacks | None],
         *,
+        members: Callable[[int], Awaitable[Members]] | None,
+        bounds: Bounds,
+        chosen: Callable[[int, int], None],
         range_bytes: int,
         window: Window | None,
         take: int | None,
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
-        self._urls, self._reader, self._scanner = urls, reader, scanner
+        self._urls, self._reader, self._scanner, self._unpacks = urls, reader, scanner, unpacks
+        self._members, self._bounds, self._chosen = members, bounds, chosen
         self._range_bytes, self._window, self._take = range_bytes, window, take
         self._pack_error = pack_error
         self._next_address = 0
@@ -86,6 +98,8 @@ class ShardSource:
         self._pending: list[RawPart] = []
 
     async def run(self, flow: Flow) -> None:
+        if self._take == 0:
+            return
         ahead: deque[MemoryObjectReceiveStream[Part]] = deque()
         try:
             async with anyio.create_task_group() as group, aclosing(self._in_order(flow, group, ahead)) as parts:
@@ -109,7 +123,7 @@ class ShardSource:
         """The parts of all shards, in order; some shards ahead are read already."""
         todo = deque(enumerate(self._urls))
         while todo or ahead:
-            while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST):
+            while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest or self._members else SHARDS_AT_FIRST):
                 ordinal, url = todo.popleft()
                 send, receive = anyio.create_memory_object_stream[Part](float("inf"))
                 ahead.append(receive)
@@ -119,43 +133,75 @@ class ShardSource:
             ahead.popleft().close()
 
     async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: MemoryObjectSendStream[Part]) -> None:
+        """Send the samples of a shard; what ends them early is sent in the place of the next one."""
+        failure: Failure | None = None
         async with send:
             group = anyio.create_task_group()
-            ranges = _Ranges(self, flow, group, ordinal, url)
+            ranges: ShardRanges | None = None
             try:
                 async with group:
-                    await self._scan_shard(flow, ranges, ordinal, url, send)
+                    members = None if self._members is None else await self._members(ordinal)
+                    version = None if members is None else members.version
+                    ranges = ShardRanges(self._reader, flow, group, ordinal, url, version)
+                    if members is not None:
+                        await self._send_members(flow, ranges, ordinal, url, members, send)
+                    else:
+                        failure = await self._scan_shard(flow, ranges, ordinal, url, send)
                     group.cancel_scope.cancel()
             except Exception as error:
                 first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                send.send_nowait(ListPart([Failure(self._pack_error(first))]))
+                failure = first.failure if isinstance(first, PackedError) else Failure(self._pack_error(first))
             finally:
-                ranges.release()  # not before the last read has ended: it would write into what is others' by then
+                if ranges is not None:
+                    ranges.release()  # not before the last read has ended: it would write into what is others' by then
+            if failure is not None:
+                send.send_nowait(ListPart([failure]))
+
+    async def _send_members(
+        self,
+        flow: Flow,
+        ranges: ShardRanges,
+        ordinal: int,
+        url: str,
+        members: Members,
+        send: MemoryObjectSendStream[Part],
+    ) -> None:
+        reads = MemberReads(flow, ranges, url, ordinal, members, self._bounds, self._pack_error)
+        self._chosen(reads.nbytes, members.size)
+        end = int((members.rows.offset + members.rows.size).max(initial=0))
+        async with aclosing(reads.parts(self._address(end))) as parts:
+            async for part in parts:
+                send.send_nowait(part)
 
     async def _scan_shard(
-        self, flow: Flow, ranges: _Ranges, ordinal: int, url: str, send: MemoryObjectSendStream[Part]
-    ) -> None:
+        self, flow: Flow, ranges: ShardRanges, ordinal: int, url: str, send: MemoryObjectSendStream[Part]
+    ) -> Failure | None:
         scanner: Any = self._scanner(url)
+        unpacks = self._unpacks(url)
         base, spans = 0, dict[int, Lease]()
+        buffers = ranges.all(partial(self.range_bytes, ordinal))
+        if unpacks is not None:
+            buffers = unpacked(buffers, unpacks, flow, self._range_bytes, ordinal)
         try:
-            async with aclosing(ranges.read()) as each:
+            async with aclosing(buffers) as each:
                 async for offset, lease, is_last in each:
                     if offset == 0:
-                        base = self._address(ranges.size)
+                        self._largest = max(self._largest, ranges.size)
+                        base = self._address(UNPACKED_MOST if unpacks is not None else ranges.size)
                     spans[offset] = lease
                     rows, scanner = await flow.scan(scanner, lease, offset, is_last, ordinal)
                     if isinstance(scanner, Failure):
-                        send.send_nowait(ListPart([scanner]))
-                        return
+                        return scanner
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
                         send.send_nowait(RawPart(rows.shifted(base), np.zeros(len(rows), np.int64), (url,), leased))
                     if scanner.error is not None:
-                        send.send_nowait(ListPart([Failure(self._pack_error(scanner.error))]))
-                    if scanner.done or scanner.error is not None:
-                        return
+                        return Failure(self._pack_error(scanner.error))
+                    if scanner.done and unpacks is None:
+                        return None  # what follows the end of a compressed one is read: its checksums lie there
                     for start in [start for start, held in spans.items() if start + held.size <= scanner.low]:
                         spans.pop(start).release()
+            return None
         finally:
             for held in spans.values():
                 held.release()
@@ -175,7 +221,6 @@ class ShardSource:
 
     def _address(self, size: int) -> int:
         """A place for a shard in the epoch's address space."""
-        self._largest = max(self._largest, size)
         address = self._next_address
         self._next_address += size
         return address
@@ -195,7 +240,7 @@ class ShardSource:
         self._pending = [RawPart.concat(self._pending)]
         while True:
             (part,) = self._pending
-            total = np.cumsum(part.rows.sizes())
+            total = np.cumsum(part.sizes())
             end = min(window.samples, int(np.searchsorted(total, window.nbytes)) + 1)
             if end > part.count:
                 return
@@ -222,70 +267,3 @@ class ShardSource:
             part = kept
         start, self._position = self._position, self._position + part.count
         flow.put(start, part)
-
-
-class _Ranges:
-    """The ranges of one shard, in order, with some of the next ones under way."""
-
-    def __init__(self, source: ShardSource, flow: Flow, group: TaskGroup, ordinal: int, url: str) -> None:
-        self._source, self._flow, self._group = source, flow, group
-        self._ordinal, self._url = ordinal, url
-        self._etag: str | None = None
-        self.size = 0
-        self._got: dict[int, Lease | BaseException] = {}
-        self._arrived = asyncio.Event()
-        self._leased: set[Lease] = set()
-
-    async def read(self) -> AsyncGenerator[tuple[int, Lease, bool], None]:
-        """(offset, the bytes, whether they are the last) of each range."""
-        first = await self._lease(0, self._source.range_bytes(self._ordinal, 0))
-        span = await self._read(0, first)
-        self.size, self._etag = span.size, span.etag
-        self._group.start_soon(self._request_rest, span.stop)
-        offset, lease = 0, first
-        while True:
-            self._leased.discard(lease)
-            stop = offset + lease.size
-            yield offset, lease, stop >= self.size
-            if stop >= self.size:
-                return
-            offset = stop
-            while offset not in self._got:
-                self._arrived = asyncio.Event()
-                await self._arrived.wait()
-            got = self._got.pop(offset)
-            if isinstance(got, BaseException):
-                raise got
-            lease = got
-
-    def release(self) -> None:
-        """Let go of what was read and not used."""
-        for lease in self._leased:
-            self._flow.drop(lease)
-        self._leased.clear()
-
-    async def _request_rest(self, offset: int) -> None:
-        """Ask for the other ranges, in order, as fast as there is room for them."""
-        while offset < self.size:
-            size = min(self._source.range_bytes(self._ordinal, offset), self.size - offset)
-            lease = await self._lease(offset, size)
-            self._group.start_soon(self._fetch, offset, lease)
-            offset += size
-
-    async def _fetch(self, offset: int, lease: Lease) -> None:
-        try:
-            await self._read(offset, lease)
-            self._got[offset] = lease
-        except Exception as error:
-            self._got[offset] = error
-        self._arrived.set()
-
-    async def _lease(self, offset: int, size: int) -> Lease:
-        lease = await self._flow.lease(size, (self._ordinal, offset))
-        self._leased.add(lease)
-        return lease
-
-    async def _read(self, offset: int, lease: Lease) -> Span:
-        span = await self._source._reader.read_into(self._url, offset, lease.view, etag=self._etag)
-        self._flow.trim(lease, span.stop - span.start)
-        return span

@@ -76,11 +76,13 @@ class ColumnDecoder:
         there = {rows.fields[number]: k for k, number in enumerate(field[0].tolist())}
         columns = []
         for names in self._names:
-            name = next((name for name in names.split(";") if name in there), None)
-            decode = None if name is None else {"npy": _npy, "int": _ints}.get(self._decoder.what(name) or "")
-            if decode is None or name is None:
+            present = [name for name in names.split(";") if name in there]
+            if len(present) != 1:
+                return None  # of several the first is taken, but all are decoded, and may fail to
+            decode = {"npy": _npy, "int": _ints}.get(self._decoder.what(present[0]) or "")
+            if decode is None:
                 return None
-            k = there[name]
+            k = there[present[0]]
             column = decode(rows.offset.reshape(count, -1)[:, k], rows.size.reshape(count, -1)[:, k], bodies)
             if column is None:
                 return None

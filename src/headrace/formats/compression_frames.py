@@ -193,6 +193,7 @@ class _Zstd:
         self._library, self._window_bytes = library, window_bytes
         self._frame = context.decompressobj(write_size=STEP_UNPACKED)
         self._checksum_bytes: int | None = None  # until the frame's header is there
+        self._content_size, self._given = library.CONTENTSIZE_UNKNOWN, 0
         self._had_last = False
 
     def step(self, packed: memoryview, most: int) -> tuple[bytes, int]:
@@ -202,6 +203,10 @@ class _Zstd:
         except self._library.ZstdError as error:
             raise damaged(error) from error
         assert not self.ended or self._frame.eof
+        self._given += len(out)
+        if self.ended and self._content_size not in (self._given, self._library.CONTENTSIZE_UNKNOWN):
+            # what the library does not see where the last block is empty and comes in a call of its own
+            raise FormatError(f"the frame says that it holds {self._content_size} bytes, {self._given} came out")
         return out, used
 
     def _whole(self, packed: memoryview, most: int) -> int:
@@ -231,7 +236,8 @@ class _Zstd:
         size = self._library.frame_header_size(packed[:18]) if len(packed) >= 5 else 5
         if len(packed) < size:
             return 0
-        self._checksum_bytes = 4 if zstd_header(self._library, packed, self._window_bytes).has_checksum else 0
+        header = zstd_header(self._library, packed, self._window_bytes)
+        self._checksum_bytes, self._content_size = 4 if header.has_checksum else 0, header.content_size
         return int(size)
 
 

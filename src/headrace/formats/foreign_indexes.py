@@ -46,10 +46,13 @@ def read_dali(text: Buffer, what: str) -> ShardIndex:
     Raises:
         FormatError: it is none of versions 1.0, 1.1 and 1.2, or it is damaged; it names `what` and the line.
     """
-    first, *lines = bytes(text).split(b"\n")
+    text = bytes(text)
+    first, *lines = text.split(b"\n")
     version, count, *_ = *first.split(), b"", b""
     if version not in _NAMED or not count.isdigit():
         raise _damage(what, f"this is no DALI index of version 1.0, 1.1 or 1.2: it begins with {first[:40]!r}")
+    if b"\0" in text:
+        raise _damage(what, "it has a zero byte in it: a name that ended with one would become another")
     while lines and not lines[-1].strip():
         lines.pop()
     if len(lines) != _number(count):

@@ -72,9 +72,9 @@ class Journal:
         while piece and left:  # in pieces: a damaged length must not cost memory
             piece = self._file.read(min(left, _PIECE))
             seen, left = zlib.crc32(piece, seen), left - len(piece)
-        if left or seen != check:
+        line, newline, _ = first[:_LINE_MOST].partition(b"\n")
+        if left or seen != check or not newline:
             return None
-        line = first[:_LINE_MOST].partition(b"\n")[0]
         start = at + _HEAD.size + len(line) + 1
         stop = at + _HEAD.size + length
         try:
@@ -82,7 +82,7 @@ class Journal:
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         self.end = stop
-        return replace(entry, start=start, length=max(stop - start, 0))
+        return replace(entry, start=start, length=stop - start)
 
 
 def _entry(facts: Any) -> Entry:

@@ -43,9 +43,10 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], boo
     Raises:
         ValueError: it is none of a kind that is read here.
     """
-    major = data[6] if len(data) >= 12 and bytes(data[:6]) == _MAGIC else None
-    if major not in (1, 2):
+    version = bytes(data[6:8]) if len(data) >= 12 and bytes(data[:6]) == _MAGIC else None
+    if version not in (b"\1\0", b"\2\0"):
         raise ValueError("it does not begin as an .npy file of version 1 or 2")
+    major = version[0]
     start = 10 if major == 1 else 12
     length = int.from_bytes(data[8:start], "little")
     if length > _HEADER_MOST:

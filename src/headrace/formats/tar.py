@@ -225,7 +225,8 @@ class TarScanner:
             if extended.kind != b"g":
                 self._name = _agreed("names", self._name, pax.path, extended.offset)
                 self._size = _agreed("sizes", self._size, pax.size, extended.offset)
-                self._sparse = self._sparse or pax.sparse
+                if pax.sparse is not None:  # it may be empty, and is not taken back by a header that says nothing of it
+                    self._sparse = self._sparse or pax.sparse
             elif pax != (None, None, None):
                 what = "path" if pax.path is not None else "size" if pax.size is not None else "map of holes"
                 raise FormatError(f"a global pax header gives all members one {what}", offset=extended.offset)

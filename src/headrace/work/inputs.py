@@ -38,6 +38,8 @@ class Bodies:
 
     def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
         """The bytes of each (offset, size)."""
+        if not self._views:
+            return [b""] * len(offsets)  # none of them has any bytes
         ends = (offsets + sizes).tolist()
         if len(self._views) == 1:
             view, begin = self._views[0], self._first[0]

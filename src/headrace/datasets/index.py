@@ -1,0 +1,300 @@
+"""What is known of shards before they are read: how many samples each has, and where they lie."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from headrace.datasets.shard_index import build_shard
+from headrace.errors import FormatError, OptionError, StageError, masked
+from headrace.formats.foreign_indexes import read_dali, read_wids, sniff
+from headrace.formats.index import ShardIndex
+from headrace.formats.index_file import Directory, check_block, read_directory, read_head
+from headrace.formats.limits import Limits
+from headrace.types import Ints, Reads, running_charge
+
+T = TypeVar("T")
+
+_FIRST_BYTES = 4 * 2**20
+_HELD_BYTES = 256 * 2**20
+_AT_ONCE = 64
+
+
+class Opened(NamedTuple):
+    """An index that was opened.
+
+    Attributes:
+        counts: how many samples each shard has.
+        load: tells where those of the shard with a number lie, or None where only how many there are is known; None:
+            that is so of all shards.
+    """
+
+    counts: Ints
+    load: Callable[[Reads, int], Awaitable[ShardIndex | None]] | None
+
+
+class IndexFiles(Protocol):
+    """Where an index lies. It holds nothing of what was read there, and so can be sent to other processes."""
+
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+        """Learn how many samples the shards `urls` have.
+
+        Args:
+            hold: called with what is known of a shard already, by its number.
+        """
+        ...
+
+
+class Index:
+    """Where the samples of shards lie. What is about a single shard is read when that is needed, and held for a while.
+
+    It may be used by several threads and event loops. A copy, and what is sent to other processes, is opened anew.
+
+    Args:
+        urls: the shards.
+        files: where it lies.
+        limits: how much an archive may ask for whose headers must be read, as the index says only how many samples
+            there are.
+    """
+
+    def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits) -> None:
+        self._urls, self._files, self._limits = urls, files, limits
+        self._opened: Opened | None = None
+        self._starts: Ints | None = None
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._held_bytes = 0
+        self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[ShardIndex]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Index, (self._urls, self._files, self._limits)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is known how many samples there are."""
+        return self._starts is not None
+
+    @property
+    def has_members(self) -> bool:
+        """Whether it tells where samples lie; else a shard's headers are read for that. Once it is open."""
+        return self._opened is not None and self._opened.load is not None
+
+    @property
+    def starts(self) -> Ints:
+        """The number of each shard's first sample, and of all samples last; once it is open."""
+        assert self._starts is not None
+        return self._starts
+
+    async def open(self, reader: Reads) -> None:
+        """Read how many samples there are: one request, or one for each shard where each has an index of its own.
+
+        Raises:
+            FormatError: what lies there is no index, is damaged, or lacks one of the shards.
+            StorageError: it could not be read.
+        """
+        if not self.is_open:
+            self._opened = await self._files.open(reader, self._urls, self._hold)
+            self._starts = np.concatenate([[0], np.cumsum(self._opened.counts)])
+
+    async def aclose(self) -> None:
+        """End what is being read on this loop; the index stays open."""
+        loop = asyncio.get_running_loop()
+        tasks = [task for (of, _), task in list(self._loading.items()) if of is loop]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def locate(self, number: int) -> tuple[int, int]:
+        """The shard that sample `number` of all lies in, and its number there."""
+        ordinal = int(np.searchsorted(self.starts, number, side="right")) - 1
+        return ordinal, number - int(self.starts[ordinal])
+
+    async def shard(self, reader: Reads, ordinal: int) -> ShardIndex:
+        """Where the samples of a shard lie; several who ask at once share one read."""
+        with self._lock:
+            if ordinal in self._held:
+                self._held.move_to_end(ordinal)
+                return self._held[ordinal]
+        asked = asyncio.get_running_loop(), ordinal
+        if asked not in self._loading:
+            task = self._loading[asked] = asyncio.create_task(self._load(reader, ordinal))
+            task.add_done_callback(lambda _: self._loading.pop(asked))
+        try:
+            return await asyncio.shield(self._loading[asked])
+        except StageError as error:
+            raise deepcopy(error) from error.__cause__  # each who waits adds notes about itself
+
+    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
+        running_charge.set(None)  # it is no part of the sample that asked first, and others wait for it, too
+        assert self._opened is not None
+        url = self._urls[ordinal]
+        shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
+        if shard is None:
+            shard, _ = await build_shard(reader, url, limits=self._limits, headers_only=True)
+        count = int(self._opened.counts[ordinal])
+        if len(shard.rows) != count:
+            raise FormatError(
+                f"the index says that {masked(url)} has {count} samples, and it has {len(shard.rows)}; make it anew",
+                url=url,
+            )
+        self._hold(ordinal, shard)
+        return shard
+
+    def _hold(self, ordinal: int, shard: ShardIndex) -> None:
+        with self._lock:
+            if ordinal in self._held:
+                return
+            self._held[ordinal] = shard
+            self._held_bytes += _nbytes(shard)
+            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
+                _, oldest = self._held.popitem(last=False)
+                self._held_bytes -= _nbytes(oldest)
+
+
+class OneFile:
+    """One index file for all shards: ours, or wids'; for a single shard also DALI's."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+        what = masked(self._url)
+        head = await reader.read(self._url, 0, _FIRST_BYTES)
+        kind = sniff(head)
+        if kind == "headrace":
+            end = read_head(head, what)
+            if end > len(head):
+                head += await reader.read(self._url, len(head), end)
+            return _opened(self._url, head, read_directory(head, what), urls)
+        if kind is not None and len(head) == _FIRST_BYTES:
+            head = await reader.read(self._url)
+        if kind == "wids":
+            return Opened(_counts_of_wids(head, urls, what), None)
+        if kind == "dali" and len(urls) == 1:
+            shard = read_dali(head, what)
+            hold(0, shard)
+            return Opened(np.array([len(shard.rows)]), partial(_always, shard))
+        which = "DALI's, of a single shard: give one for each" if kind else "no index that headrace knows"
+        raise FormatError(f"{what} is {which}", url=self._url)
+
+
+class BuiltFile(OneFile):
+    """A file of our own on this machine, made where it is missing: of the shards' headers, without checksums."""
+
+    def __init__(self, url: str, limits: Limits) -> None:
+        super().__init__(url)
+        self._limits = limits
+
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+        from headrace.datasets.indexing import build_file
+
+        await build_file(reader, urls, Path(self._url), limits=self._limits)
+        return await super().open(reader, urls, hold)
+
+
+class FileForEach:
+    """An index file for each shard: ours, or DALI's."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+        if len(urls) != len(self._urls):
+            raise OptionError(f"index= names {len(self._urls)} files for {len(urls)} shards; one for each is needed")
+        load = partial(self._load, urls)
+
+        async def count(ordinal: int) -> int:
+            shard = await load(reader, ordinal)
+            hold(ordinal, shard)
+            return len(shard.rows)
+
+        return Opened(np.array(await for_each(len(urls), count), np.int64), load)
+
+    async def _load(self, shards: Sequence[str], reader: Reads, ordinal: int) -> ShardIndex:
+        url = self._urls[ordinal]
+        what = masked(url)
+        data = await reader.read(url)
+        kind = sniff(data)
+        if kind == "dali":
+            return read_dali(data, what)
+        if kind != "headrace":
+            raise FormatError(f"{what} is no index of one shard that headrace knows", url=url)
+        directory = read_directory(data, what)
+        found = 0 if len(directory) == 1 else directory.find(shards[ordinal])
+        if found is None:
+            raise FormatError(f"{what} says nothing of {masked(shards[ordinal])}", url=url)
+        start, stop, check = directory.block(found)
+        check_block(data[start:stop], check, what)
+        return ShardIndex.unpack(data[start:stop], what)
+
+
+async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
+    """What `do` gives for 0, 1 … `count` - 1, with some calls at once; the first error ends them all."""
+    results: dict[int, T] = {}
+    todo = iter(range(count))
+
+    async def work() -> None:
+        for k in todo:
+            results[k] = await do(k)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(count, _AT_ONCE)):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors.exceptions[0].__cause__
+    return [results[k] for k in range(count)]
+
+
+def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) -> Opened:
+    """An index file of ours, of which `head` was read."""
+    what = masked(url)
+    order = directory.find_all(urls)
+    missing = np.flatnonzero(order < 0)
+    if len(missing):
+        more = f" and {len(missing) - 1} more shards" if len(missing) > 1 else ""
+        raise FormatError(
+            f"{what} says nothing of {masked(urls[missing[0]])}{more}: make an index of all shards", url=url
+        )
+
+    async def load(reader: Reads, ordinal: int) -> ShardIndex | None:
+        start, stop, check = directory.block(int(order[ordinal]))
+        if start == stop:
+            return None
+        block = head[start:stop] if stop <= len(head) else await reader.read(url, start, stop)
+        check_block(block, check, what)
+        return ShardIndex.unpack(block, what)
+
+    return Opened(directory.samples[order], load)
+
+
+async def _always(shard: ShardIndex, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG001
+    return shard
+
+
+def _counts_of_wids(text: bytes, urls: Sequence[str], what: str) -> Ints:
+    entries = read_wids(text, what)
+    by_url = {url: count for url, count, _ in entries}
+    times = Counter(_name(url) for url in by_url)
+    by_name = {_name(url): count for url, count in by_url.items() if times[_name(url)] == 1}
+    counts = [by_url.get(url, by_name.get(_name(url), -1)) for url in urls]
+    if min(counts) < 0:
+        raise FormatError(f"{what} says nothing of {masked(urls[counts.index(-1)])}, or of several that are named so")
+    return np.array(counts, np.int64)
+
+
+def _name(url: str) -> str:
+    return url.partition("?")[0].rpartition("/")[2]
+
+
+def _nbytes(shard: ShardIndex) -> int:
+    rows = shard.rows
+    return rows.keys.nbytes + sum(array.nbytes for array in (rows.starts, rows.field, rows.offset, rows.size))

@@ -1,0 +1,122 @@
+"""Compressed shards with an index: read from their start, or by frames where they have a table of them."""
+
+from __future__ import annotations
+
+import asyncio
+import bz2
+import gzip
+import lzma
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+import zstandard
+from end_to_end.tars import index_file, numbered_samples, tar
+
+import headrace as hr
+from headrace.datasets.shard_index import build_shard
+from headrace.fetch import Reader
+from headrace.fetch.stores import memory
+from headrace.formats.index import ShardIndex
+from headrace.testing import FaultServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as running:
+        yield running
+
+
+def is_third(key: str) -> bool:
+    return int(key) % 3 == 0
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_shards_with_an_index_are_read_in_order_and_filtered(kind: str) -> None:
+    url = f"memory://compressed/0.tar.{kind}"
+    memory.put(url, COMPRESSED[kind](tar(numbered_samples(0, 9))))
+    memory.put(f"{url}.hri", index_file([(url, built_index(url))]))
+    data, plain = hr.stream(url, index="beside"), hr.stream(url, index=None)
+    for use in (
+        lambda data: data,
+        lambda data: data.shuffle("window", window=4, seed=1),
+        lambda data: data.filter(is_third, field="__key__"),
+        lambda data: data.filter(is_third, field="__key__").select("cls"),
+        lambda data: data.to_tuple("__key__"),
+    ):
+        assert list(use(data)) == list(use(plain))
+    assert len(data) == 9
+    keys = list(data.keys())
+    assert keys == [f"{n:06d}" for n in range(9)]
+    assert list(data.slice(0).to_tuple("__key__")) == [(key,) for key in keys]
+    with pytest.raises(hr.OptionError, match="from its start"):
+        data[3]
+
+
+def built_index(url: str) -> ShardIndex:
+    async def build() -> ShardIndex:
+        async with Reader(concurrency=1) as reader:
+            index, _ = await build_shard(reader, url)
+            return index
+
+    return asyncio.run(build())
+
+
+def seekable(data: bytes, piece: int = 2000) -> bytes:
+    """Frames of zstd, and the table that says where they lie."""
+    parts = [data[at : at + piece] for at in range(0, len(data), piece)]
+    frames = [zstandard.ZstdCompressor(write_checksum=True).compress(part) for part in parts]
+    table = b"".join(struct.pack("<II", len(frame), len(part)) for frame, part in zip(frames, parts, strict=True))
+    table += struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
+    return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
+
+
+def serve(server: FaultServer, *faults: str) -> tuple[hr.Stream, ShardIndex, str]:
+    """A stream of a seekable shard with these faults, its index and its name."""
+    name = f"{uuid.uuid4().hex}.tar.zst"
+    packed = seekable(tar(numbered_samples(0, 20)))
+    url = server.add(name, packed)
+    index = built_index(url)
+    place = f"memory://compressed/{name}.hri"
+    memory.put(place, index_file([(url, index)]))
+    server.add(name, packed, *faults)
+    server.log.clear()
+    return hr.stream(url, index=place), index, name
+
+
+def test_samples_of_seekable_shards_are_got_by_their_frames(server: FaultServer) -> None:
+    data, index, name = serve(server)
+    expected = list(hr.stream(f"{server.url}/{name}", index=None))
+    server.log.clear()
+    assert [data[n] for n in (3, 0, 19)] == [expected[n] for n in (3, 0, 19)]
+    assert len(server.log) == 3
+    assert index.frames is not None
+    assert len(index.frames.packed) > 8
+    with hr.DataLoader(data.shuffle("global", seed=1), batch_size=None) as loader:
+        assert sorted(loader, key=str) == sorted(expected, key=str)
+    with hr.DataLoader(data.slice(0).to_tuple("__key__", "cls"), batch_size=None) as loader:
+        assert [tuple(sample) for sample in loader] == [(s["__key__"], s["cls"]) for s in expected]
+    assert list(data) == expected
+
+
+def test_frames_that_were_wrong_once_are_asked_for_once_more(server: FaultServer) -> None:
+    data, _, name = serve(server, "flip:first=1")
+    for n in (0, 7, 19):
+        server.log.clear()
+        assert data[n]["cls"] == str(n).encode()
+        assert [request.faults for request in server.requests_for(name)] == [("flip",), ()]
+
+
+def test_frames_that_are_wrong_for_good_are_an_error_of_their_sample(server: FaultServer) -> None:
+    data, _, name = serve(server)
+    packed = bytearray(server.objects[name])
+    packed[30] ^= 1
+    server.add(name, bytes(packed))
+    with pytest.raises(hr.ChecksumError, match="index") as caught:
+        data[0]
+    assert caught.value.key == "000000"
+    assert data[19]["cls"] == b"19"
