@@ -38,6 +38,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Look for bytes that break the readers of formats, for HEADRACE_FUZZ_SECONDS (600) in all."""
+    install(session, ".[test]", "atheris>=3")
+    session.run("python", "tests/fuzz/run.py", *session.posargs)
+
+
+@nox.session
 def frameworks(session: nox.Session) -> None:
     """Run the loader inside training frameworks."""
     peers = ("lightning>=2.6", "accelerate>=1.15", "transformers>=5.20", "torchtitan>=0.3")

@@ -26,7 +26,6 @@ from headrace.fetch import Reader
 from headrace.fetch.growth import Growth
 from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
 from headrace.fetch.members import Bounds
-from headrace.fetch.ranges import UNWANTED_SHARE
 from headrace.fetch.shards import ShardSource, Window
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.compression import Decompressor, kind_of
@@ -73,7 +72,7 @@ class Blueprint:
             look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
             use_slots=settings.use_slots,
-            is_adaptive=True,
+            is_adaptive=not inner,  # what the inner stages take is not what is learned
             depth=settings.prefetch_factor,
         )
 
@@ -192,21 +191,22 @@ class Blueprint:
                 urls = [urls[k] for k in shards]
                 samples = operator.window or WINDOW_SAMPLES
                 window = Window(samples, WINDOW_BYTES, lambda n, k, seed=seed: window_order(n, seed, epoch, k))  # type: ignore[misc]
-        members, limits = None, source.limits
-        wanted, keeps = self._pipeline.wanted, self._pipeline.keeps
-        if (
-            isinstance(source, IndexedShards)
-            and not any(kind_of(url) for url in urls)
-            and (keeps or source.has_members)  # to look for members first would be to read them twice
-        ):
-            members = lambda ordinal: source.members(int(shards[ordinal]), wanted, keeps)
+        members = expected = None
+        wanted, keeps, limits = self._pipeline.wanted, self._pipeline.keeps, source.limits
+        if isinstance(source, IndexedShards):
+            # to look for members first, where the index does not tell them, would be to read them twice
+            if not any(kind_of(url) for url in urls) and (keeps or source.has_members):
+                members = lambda ordinal: source.members(int(shards[ordinal]), wanted, keeps)
+            else:
+                expected = lambda ordinal: source.expected(int(shards[ordinal]))
         return ShardSource(
             urls,
             reader,
             partial(TarScanner, limits=limits),
             partial(_unpacks, limits),
             members=members,
-            bounds=Bounds(settings.fetch.gap_bytes, UNWANTED_SHARE, settings.fetch.range_bytes),
+            expected=expected,
+            bounds=Bounds(settings.fetch.gap_bytes, settings.fetch.range_bytes),
             chosen=reader.meter.count_shard,
             range_bytes=settings.fetch.range_bytes,
             window=window,
@@ -290,7 +290,9 @@ def _narrowed(steps: Sequence[Step], wanted: Wanted | None) -> list[Step]:
     if wanted is None:
         return list(steps)
     names = frozenset().union(*wanted)
-    return [replace(step, fn=step.fn.only(names)) if isinstance(step.fn, Decoder) else step for step in steps]
+    first = next((k for k, step in enumerate(steps) if not isinstance(step.fn, Decoder)), len(steps))
+    narrow = [replace(step, fn=step.fn.only(names)) for step in steps[:first] if isinstance(step.fn, Decoder)]
+    return [*narrow, *steps[first:]]  # behind the selection there may be other fields of these names
 
 
 def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:
@@ -325,7 +327,11 @@ async def _apply(steps: Sequence[Step], sample: Any, position: int) -> tuple[Any
 async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any) -> Any:
     sample = await get(key)
     for step in steps:
-        sample = await step.fn(sample)
+        try:
+            sample = await step.fn(sample)
+        except Exception as error:
+            error.add_note(f"stage: {step.name}")
+            raise
     return sample
 
 

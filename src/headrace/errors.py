@@ -202,6 +202,12 @@ class ObjectChangedError(StorageError):
     """The object was replaced while it was being read."""
 
 
+def not_as_indexed(url: str, why: str) -> ObjectChangedError:
+    """The error of a shard that is not the one that an index was made of."""
+    mend = "make the index anew (headrace index URL…), or read without one (index=None)"
+    return ObjectChangedError(f"the object is another than was indexed: {why}; {mend}", url=url)
+
+
 class FormatError(StageError):
     """The bytes are not what the format says.
 

@@ -366,6 +366,18 @@ class Flow(Protocol):
         """Give back a lease that nothing was read into."""
         ...
 
+    def loaded(self, lease: Lease) -> None:
+        """Say that the bytes of a lease have come, where nobody scans them: others may need room to go on with them."""
+        ...
+
+    def go_on(self, worker: object) -> None:
+        """Say that something gets on without more memory, so that nobody is let in over the budget meanwhile."""
+        ...
+
+    def pause(self, worker: object) -> None:
+        """Say that it waits, for memory or for what is being read; or that it has ended."""
+        ...
+
     async def turn(self, size: int, position: int) -> Claim:
         """Wait until about `size` more bytes may be read for the samples from `position` on, and claim them.
 

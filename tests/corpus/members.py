@@ -51,7 +51,8 @@ TYPES = [
     fine("type/a character device", header(b"null.x", 0, b"3") + member("x.jpg", b"body"), X),
     fine("type/a block device", header(b"disk.x", 0, b"4") + member("x.jpg", b"body"), X),
     fine("type/a pipe", header(b"pipe.x", 0, b"6") + member("x.jpg", b"body"), X),
-    fine("type/a volume's label", header(b"Backup of May.tar", 0, b"V", magic=GNU) + member("x.jpg", b"body"), X),
+    fine("type/a volume's label", header(b"Backup of May.tar", bytes(12), b"V", magic=GNU)  # as GNU tar writes it
+         + member("x.jpg", b"body"), X),
     fine("type/a directory's listing", member("folder.d/", b"Ya.jpg\0Yb.jpg\0\0", b"D", magic=GNU)
          + member("x.jpg", b"body"), X),
     # Whatever carries content in a way that we do not read is an error, never passed over: its sample would be torn.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lz4.frame
+import numpy as np
 import pytest
 import zstandard
 from end_to_end.tars import numbered_samples, same, tar
@@ -131,3 +132,39 @@ def test_a_seekable_shard_gives_any_sample_by_its_number(
     got = batches(data.shuffle("global", seed=5), batch_size=None)
     assert sorted(sample["__key__"] for sample in got) == [key for key, _ in samples]
     assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]
+
+
+@pytest.mark.parametrize("budget", [2**20, 3 * 2**20, 2**24, "auto"])
+@pytest.mark.parametrize("window", [None, 150])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_memory_budget_is_enough(budget: Any, window: int | None, workers: int) -> None:
+    shards = [[(f"{s}{n:03d}", {"bin": bytes(40_000 + n) + b"%d" % n}) for n in range(80)] for s in range(4)]
+    urls = [put(gzip.compress(tar(samples), 1), "tar.gz") for samples in shards]
+    data = hr.stream(urls).to_tuple("__key__", "bin")
+    if window is not None:
+        data = data.shuffle("window", window=window, seed=1)
+    options = {"batch_size": 100, "collate_fn": list, "timeout": 20, "fetch": hr.FetchOptions(range_bytes=65536)}
+    got = batches(data, memory_budget=budget, num_workers=workers, **options)
+    keys = [key for batch in got for key, _ in batch]
+    assert sorted(keys) == [key for samples in shards for key, _ in samples]
+    assert (keys == sorted(keys)) == (window is None)
+
+
+def test_first_batches_that_are_larger_than_what_is_read_ahead_come() -> None:
+    bodies = np.random.default_rng(0).integers(0, 16, (200, 120_000), np.uint8)
+    urls = [put(gzip.compress(tar([(f"{n:03d}", {"bin": bodies[n].tobytes()}) for n in range(200)]), 1), "tar.gz")] * 5
+    data = hr.stream(urls).to_tuple("bin")
+    assert [len(batch) for batch in batches(data, batch_size=500, collate_fn=list, timeout=30)] == [500, 500]
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_replaced_shard_is_not_read_by_an_old_index(
+    by_key: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = put(gzip.compress(tar(numbered_samples(0, 20))), "tar.gz")
+    data = hr.stream(url, index="build")
+    assert len(data) == 20
+    memory.put(url, gzip.compress(tar(numbered_samples(0, 9))))
+    data = data.filter(lambda key: key != "x", field="__key__") if by_key else data
+    assert isinstance(batches(data, batch_size=8)[0], hr.ObjectChangedError)

@@ -115,10 +115,28 @@ def test_npy_is_refused_when_its_header_lies(text: str) -> None:
         failure("npy", crafted(text) + rest)
 
 
+def test_npy_is_refused_when_it_has_no_header_and_none_is_remembered() -> None:
+    for data in (b"", *(bytes([first, 5]) for first in range(256))):
+        with pytest.raises(ValueError, match="version 1 or 2"):
+            NpyDecoder()(data)
+
+
 @pytest.mark.parametrize("version", [b"\x04\0", b"\x01\x01", b"\0\0"])
 def test_npy_is_refused_when_its_version_is_not_known(version: bytes) -> None:
     whole = npy(np.arange(3))
     assert "version 1 or 2" in str(failure("npy", whole[:6] + version + whole[8:]))
+
+
+def test_npz_is_refused_when_an_empty_archive_lies_behind_something_else() -> None:
+    assert decoded("npz", npz({})) == {}
+    assert "does not begin" in str(failure("npz", b"what is left of arrays" + npz({})))
+
+
+def test_npz_error_is_short_when_a_name_in_it_is_long() -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("x" * 60_000, b"")
+    assert len(str(failure("npz", out.getvalue()))) < 1000
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

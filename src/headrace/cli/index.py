@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError, masked
+from headrace.errors import HeadraceError, OptionError, masked
 
 if TYPE_CHECKING:
     from headrace.datasets.indexing import Progress
@@ -89,7 +89,7 @@ async def _run(given: argparse.Namespace) -> int:
         "storage_options": storage_options,
         "progress": progress,
     }
-    output = given.output or str(cache_path(urls))
+    output = given.output or str(cache_path(urls, storage_options))
     async with Reader(concurrency=_READS_PER_SHARD * given.concurrency, storage_options=storage_options) as reader:
         showing = asyncio.create_task(_show(progress)) if sys.stderr.isatty() and not given.quiet else None
         try:
@@ -107,7 +107,7 @@ async def _run(given: argparse.Namespace) -> int:
         return 1
     if not given.quiet:
         where = "beside the shards" if given.beside else f"in {masked(output)}"
-        sys.stdout.write(_summary(progress, reader.meter, where, time.monotonic() - began))
+        print(_summary(progress, reader.meter, where, time.monotonic() - began), end="")
     return 0
 
 
@@ -129,8 +129,10 @@ def _storage_options(settings: list[tuple[str, str]]) -> dict[str, Any]:
     for name, text in settings:
         value = {"true": True, "false": False}.get(text, text)
         group, dot, inner = name.partition(".")
-        if dot:
-            options.setdefault(group, {})[inner] = value
+        if dot and isinstance(options.setdefault(group, {}), dict):
+            options[group][inner] = value
+        elif dot:
+            raise OptionError(f"--storage-option {group} is given a value and a part of one, {name}")
         else:
             options[name] = value
     return options

@@ -143,8 +143,8 @@ class Operators:
         Args:
             sampler: one of torch's, or a list or array of numbers; a number may come several times.
         """
-        if not isinstance(sampler, Iterable):
-            raise OptionError(f".sample({sampler!r}): a sampler or a list of numbers is needed")
+        if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
+            raise OptionError(f".sample({sampler!r:.200}): a sampler, or a list or array of numbers is needed")
         return self._with(Pick("sample", functools.partial(_all_of, sampler)))
 
     def to_tuple(self, *names: str) -> Stream:

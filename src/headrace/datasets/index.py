@@ -107,7 +107,7 @@ class Index:
     async def aclose(self) -> None:
         """End what is being read on this loop; the index stays open."""
         loop = asyncio.get_running_loop()
-        tasks = [task for (of, _), task in list(self._loading.items()) if of is loop]
+        tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,11 +126,17 @@ class Index:
         asked = asyncio.get_running_loop(), ordinal
         if asked not in self._loading:
             task = self._loading[asked] = asyncio.create_task(self._load(reader, ordinal))
-            task.add_done_callback(lambda _: self._loading.pop(asked))
+            task.add_done_callback(partial(self._loaded, asked))
         try:
             return await asyncio.shield(self._loading[asked])
         except StageError as error:
             raise deepcopy(error) from error.__cause__  # each who waits adds notes about itself
+
+    def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, int], task: asyncio.Task[ShardIndex]) -> None:
+        if self._loading.get(asked) is task:
+            del self._loading[asked]
+        if not task.cancelled():
+            task.exception()  # all who have waited for it may be gone
 
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
         running_charge.set(None)  # it is no part of the sample that asked first, and others wait for it, too

@@ -21,6 +21,7 @@ from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
+from headrace.formats.compression import kind_of, path_of
 from headrace.formats.index_file import Entry
 from headrace.formats.index_journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
@@ -41,19 +42,25 @@ __all__ = [
 SUFFIX = ".hri"
 
 
-def cache_path(urls: Iterable[str]) -> Path:
-    """Where the index of these shards, in this order, is kept on this machine for whoever streams them."""
+def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = None) -> Path:
+    """Where the index of these shards, in this order and in this store, is kept on this machine."""
     lines = "\n".join(_absolute(url) for url in urls)
+    for name, value in sorted((storage_options or {}).items()):
+        if "endpoint" in name.lower() or "account_name" in name.lower():
+            lines += f"\n{name}={masked(str(value))}"
     name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
     return _folder() / f"{name}{SUFFIX}"
 
 
-def cached(urls: Iterable[str]) -> Path | None:
+def cached(urls: Iterable[str], storage_options: Mapping[str, Any] | None) -> Path | None:
     """The index of these shards that is kept on this machine; None where there is none."""
-    if not _folder().exists():
-        return None  # most have none, and very many addresses
-    place = cache_path(urls)
-    return place if place.exists() else None
+    try:
+        if not _folder().exists():
+            return None  # most have none, and very many addresses
+        place = cache_path(urls, storage_options)
+        return place if place.exists() else None
+    except PermissionError:  # the home of somebody else
+        return None
 
 
 def _folder() -> Path:
@@ -141,6 +148,8 @@ async def build_index(
     """
     address = os.fspath(output)
     check_writable(address)
+    if path_of(address).endswith(".tar") or kind_of(address) is not None or address in urls:
+        raise OptionError(f"{masked(address)} is a shard by its name: an index would take its place")
     scheme, _, path = split(address)
     place = Path(path) if scheme == "file" else cache_path((address, *urls))
     shards, progress = _named(urls), progress or Progress()

@@ -70,7 +70,13 @@ class Pick:
             OptionError: one of them is not below `count`.
         """
         chosen = self.chooses(count)
-        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen), np.int64).reshape(-1)
+        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
+        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
+            raise OptionError(
+                f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
+            )
+        numbers = numbers.astype(np.int64)
         outside = numbers[(numbers < 0) | (numbers >= count)]
         if len(outside):
             raise OptionError(f".{self.name}(): there is no sample {outside[0]}; their numbers are 0 to {count - 1}")

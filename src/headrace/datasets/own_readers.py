@@ -16,7 +16,7 @@ _READS = 64  # at once
 
 
 class OwnReaders:
-    """Gives the running loader's reader; outside a loader one for each event loop, as long as it is used there.
+    """Gives the running loader's reader, if it is for the same store; else one for each event loop that uses it.
 
     Args:
         storage_options: for the store.
@@ -24,14 +24,14 @@ class OwnReaders:
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None, closing: Callable[[], Awaitable[None]]) -> None:
-        self._storage_options, self._closing = storage_options, closing
+        self._storage_options, self._closing = dict(storage_options or {}), closing
         self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
 
     @asynccontextmanager
     async def use(self) -> AsyncGenerator[Reads, None]:
         """The reader, which is also the one that is found to be running."""
         running = running_reader.get()
-        if running is not None:
+        if isinstance(running, Reader) and running.storage_options == self._storage_options:
             yield running
             return
         loop = asyncio.get_running_loop()

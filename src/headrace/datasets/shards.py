@@ -15,9 +15,18 @@ from numpy.typing import NDArray
 from headrace.datasets.base import AsyncDataset, blocking
 from headrace.datasets.index import Index, for_each
 from headrace.datasets.own_readers import OwnReaders
-from headrace.errors import ChecksumError, FormatError, LimitError, ObjectChangedError, OptionError, masked
+from headrace.errors import (
+    ChecksumError,
+    FormatError,
+    LimitError,
+    ObjectChangedError,
+    OptionError,
+    masked,
+    not_as_indexed,
+)
 from headrace.fetch.checksums import crc32c_of
 from headrace.fetch.members import Members
+from headrace.fetch.shards import Expected
 from headrace.formats.compression import kind_of, unpack_frame
 from headrace.formats.index import Frames, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
@@ -152,6 +161,13 @@ class IndexedShards(AsyncDataset):
             rows, crc = rows.only(mask), None if crc is None else crc[mask]
         return Members(rows, crc, shard.size, _version(shard), whole)
 
+    async def expected(self, ordinal: int) -> Expected:
+        """What the index says of one shard, without its members where it does not tell those."""
+        count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
+        if not self.index.has_members:
+            return Expected(Version(), count)
+        return Expected(_version(await self.index.shard(_reader(), ordinal)), count)
+
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
         """The numbers of all samples whose keys are wanted; every shard's index is read for that."""
         ids = tuple(map(id, keeps))
@@ -254,8 +270,7 @@ def _reader() -> Reads:
 
 
 def _another(url: str, start: int, stop: int, count: int) -> ObjectChangedError:
-    reason = f"the object is another than was indexed: of bytes {start} to {stop} it has only {count}"
-    return ObjectChangedError(reason, url=url)
+    return not_as_indexed(url, f"of bytes {start} to {stop} it has only {count}")
 
 
 def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:

@@ -242,6 +242,10 @@ class Stream(Operators):
         shuffles = [k for k, operator in enumerate(order) if isinstance(operator, Shuffle)]
         if len(shuffles) > 1:
             raise OptionError("the stream is shuffled twice; once does it")
+        if any(isinstance(operator, Pick) for operator in order) and any(
+            o.by == "window" for o in order if isinstance(o, Shuffle)
+        ):
+            raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
         if not isinstance(self.source, AsyncDataset) and any(isinstance(operator, Pick) for operator in order):
             raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
         if not isinstance(self.source, AsyncDataset) and shuffles:
@@ -317,20 +321,24 @@ def stream(
             raise OptionError(f"{masked(url)} does not say its format; names in .tar do, or give format='tar'")
     if format not in (None, "tar"):
         raise OptionError(f"format={format!r} is not known; 'tar' is")
-    where = _index_of(found, index, limits)
+    where = _index_of(found, index, limits, storage_options)
     if where is None:
         return Stream(Shards(found, storage_options, limits))
     return Stream(IndexedShards(found, Index(found, where, limits), storage_options, limits))
 
 
-def _index_of(urls: tuple[str, ...], index: Any, limits: Limits) -> IndexFiles | None:
-    if index == "build":
-        return BuiltFile(str(cache_path(urls)), limits)
-    if index == "auto":
-        place = cached(urls)
-        return None if place is None else OneFile(str(place))
+def _index_of(
+    urls: tuple[str, ...], index: Any, limits: Limits, storage_options: Mapping[str, Any] | None
+) -> IndexFiles | None:
     if index is None:
         return None
+    if not index or not isinstance(index, str | os.PathLike | list | tuple):
+        raise OptionError(f"index={index!r}: an address, a list of them, 'beside', 'build', 'auto' or None is meant")
+    if index == "build":
+        return BuiltFile(str(cache_path(urls, storage_options)), limits)
+    if index == "auto":
+        place = cached(urls, storage_options)
+        return None if place is None else OneFile(str(place))
     if index == "beside":
         return FileForEach([beside(url) for url in urls])
     files = expand(index)

@@ -39,10 +39,9 @@ class Members(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one request may get; see `coalesce`."""
+    """What one request may get; see `member_requests`."""
 
     gap: int
-    waste: float
     longest: int
 
 
@@ -82,9 +81,10 @@ class MemberReads:
     ) -> None:
         self._flow, self._ranges, self._url, self._ordinal = flow, ranges, url, ordinal
         self._members, self._pack_error = members, pack_error
-        self._requests: Requests = member_requests(
-            members.rows, gap=bounds.gap, waste=bounds.waste, longest=bounds.longest
-        )
+        self._requests: Requests = member_requests(members.rows, gap=bounds.gap, longest=bounds.longest)
+        number = self._requests.number
+        self._order = np.argsort(number, kind="stable")  # the members by their requests, and where each one's begin
+        self._begins = np.searchsorted(number[self._order], np.arange(len(self._requests.starts) + 1))
 
     @property
     def nbytes(self) -> int:
@@ -126,10 +126,9 @@ class MemberReads:
         """Which members of a range are not what the index says, also when it is read again."""
         crc = self._members.crc
         if crc is None:
-            lease.retain()
-            self._flow.drop(lease)
+            self._flow.loaded(lease)
             return set()
-        chosen = np.flatnonzero(self._requests.number == n)
+        chosen = self._order[self._begins[n] : self._begins[n + 1]]
         bad = await self._compare(chosen, offset, lease)
         if bad:
             await self._ranges.again(offset, lease)

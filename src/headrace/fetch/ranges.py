@@ -13,6 +13,7 @@ UNWANTED_SHARE = 0.25
 """Of a request at most, where ranges are asked for together."""
 
 _TAR_BLOCK = 512
+_HEADERS_BYTES = 4 * _TAR_BLOCK  # of a member, with the extended ones that most writers know
 
 
 class Requests(NamedTuple):
@@ -66,16 +67,17 @@ def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
     return [(at, min(at + part, stop)) for at in range(start, stop, part)]
 
 
-def member_requests(rows: Rows, *, gap: int, waste: float, longest: int) -> Requests:
+def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
     """The requests to make for the members of an archive's samples, which lie in ascending order.
 
-    A member's header and padding cost nothing: to leave them out would be another request. So neighbours touch, and
-    what is wanted completely is read like a stream, by requests of about `longest` bytes that end with a member.
+    Members between which no more than `gap` bytes lie, headers or what nobody wants, come by one request: another one
+    would cost more. So what is wanted completely is read like a stream, by requests of about `longest` bytes that end
+    with a member.
 
     Args:
-        gap, waste, longest: see `coalesce`.
+        gap, longest: see `coalesce`.
     """
-    starts = rows.offset - _TAR_BLOCK
+    starts = rows.offset - max(gap, _HEADERS_BYTES)
     stops = rows.offset + -(-rows.size // _TAR_BLOCK) * _TAR_BLOCK
     is_first = np.ones(len(starts), np.bool_)
     is_first[1:] = starts[1:] > np.maximum.accumulate(stops)[:-1]
@@ -84,13 +86,12 @@ def member_requests(rows: Rows, *, gap: int, waste: float, longest: int) -> Requ
         at = begin
         while at < end:
             cuts.append(at)
-            at = max(at + 1, min(end, int(np.searchsorted(stops, starts[at] + longest, side="right"))))
+            at = max(at + 1, min(end, int(np.searchsorted(stops, rows.offset[at] + longest, side="right"))))
     runs = np.array([*cuts, len(starts)])
     first, last = runs[:-1], runs[1:] - 1
     begins, ends = rows.offset[first], rows.offset[last] + rows.size[last]
     if len(first):
         ends = np.where(np.add.reduceat(rows.size, first) > 0, ends, begins)  # headers alone are not worth a request
-    # where runs are split or parted only: a few, whatever the number of members
-    requests = coalesce(begins, ends, gap=gap, waste=waste, longest=longest)
-    number = np.repeat(requests.number, np.diff(runs))
-    return Requests(requests.starts, requests.stops, np.where(rows.size > 0, number, -1))
+    has_bytes = ends > begins
+    number = np.repeat(np.where(has_bytes, np.cumsum(has_bytes) - 1, -1), np.diff(runs))
+    return Requests(begins[has_bytes], ends[has_bytes], np.where(rows.size > 0, number, -1))

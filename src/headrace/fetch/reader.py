@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from headrace.errors import ChecksumError, LoaderClosedError, ObjectChangedError, OptionError
+from headrace.errors import ChecksumError, LoaderClosedError, OptionError, not_as_indexed
 from headrace.fetch.gather import Gather
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
@@ -57,6 +57,7 @@ class Reader:
         if concurrency < 1:
             raise OptionError(f"concurrency={concurrency} must be 1 or more")
         self.options = options or FetchOptions()
+        self.storage_options = dict(storage_options or {})
         self.meter = meter or Meter()
         self._stores = stores or Stores(self.options, storage_options)
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
@@ -155,10 +156,7 @@ class Reader:
         for _ in range(1 if check is None else 2):
             data, span = await self._gather.read(url, start, stop, charge, version.etag)
             if span is not None and version.size not in (None, span.size):
-                reason = (
-                    f"the object is another than was indexed: it had {version.size} bytes then, and has {span.size}"
-                )
-                raise ObjectChangedError(reason, url=url)
+                raise not_as_indexed(url, f"it had {version.size} bytes then, and has {span.size}")
             if check is None or check(data):
                 if cache is not None and span is not None:
                     await cache.put(url, start, stop, span, data)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 
 from anyio.abc import TaskGroup
 
-from headrace.errors import ObjectChangedError
+from headrace.errors import ObjectChangedError, not_as_indexed
 from headrace.memory import Lease
 from headrace.tasks import Flow
 from headrace.types import Buffer, Reads, Span, Version
@@ -22,16 +22,26 @@ class ShardRanges:
         group: runs the reads.
         ordinal: the shard's number in the order of the epoch: earlier ones get memory first.
         version: the version of the shard that is meant.
+        are_packed: whether the ranges must be unpacked, which needs memory again: one that has come is of no use by
+            itself then.
 
     Attributes:
         size: bytes of the shard; known with the first range.
     """
 
     def __init__(
-        self, reader: Reads, flow: Flow, group: TaskGroup, ordinal: int, url: str, version: Version | None = None
+        self,
+        reader: Reads,
+        flow: Flow,
+        group: TaskGroup,
+        ordinal: int,
+        url: str,
+        version: Version | None = None,
+        *,
+        are_packed: bool = False,
     ) -> None:
         self._reader, self._flow, self._group = reader, flow, group
-        self._ordinal, self._url = ordinal, url
+        self._ordinal, self._url, self._are_packed = ordinal, url, are_packed
         self._version = version or Version()
         self._etag = self._version.etag
         self.size = 0
@@ -117,6 +127,8 @@ class ShardRanges:
         except Exception as error:
             self._got[offset] = error
         self._arrived.set()
+        if self._are_packed:
+            asyncio.get_running_loop().call_soon(self._flow.loaded, lease)  # not before who waits for it goes on
 
     async def _lease(self, offset: int, size: int) -> Lease:
         lease = await self._flow.lease(size, (self._ordinal, offset))
@@ -134,4 +146,4 @@ class ShardRanges:
         return span
 
     def _another(self, why: str) -> ObjectChangedError:
-        return ObjectChangedError(f"the object is another than was indexed: {why}", url=self._url)
+        return not_as_indexed(self._url, why)

@@ -7,19 +7,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from headrace.errors import not_as_indexed
 from headrace.fetch.members import Bounds, MemberReads, Members, PackedError
 from headrace.fetch.shard_ranges import ShardRanges
 from headrace.fetch.unpack import UNPACKED_MOST, Unpacks, unpacked
 from headrace.memory import Lease
 from headrace.tasks import Failure, Flow, ListPart, Part, RawPart
-from headrace.types import Ints, Reads, Rows
+from headrace.types import Ints, Reads, Rows, Version
 
 SHARDS_AT_ONCE = 8
 SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
@@ -55,6 +56,13 @@ class Window:
     order: Callable[[int, int], Ints]
 
 
+class Expected(NamedTuple):
+    """What is known of a shard whose samples must be looked for: its version, and how many samples it has."""
+
+    version: Version
+    samples: int
+
+
 class ShardSource:
     """Gives the samples of shards, in the order of the shards.
 
@@ -64,7 +72,8 @@ class ShardSource:
         scanner: makes a scanner for a shard.
         unpacks: makes a decompressor for a shard; None where it is not compressed.
         members: gives the samples of the shard with this number in `urls`; None: they must be looked for.
-        bounds: what requests for them may get.
+        expected: what an index says of that shard otherwise; None: there is none.
+        bounds: what requests for members may get.
         chosen: called, for a shard whose samples are known, with the bytes that are read of it, and its size.
         range_bytes: bytes of one request.
         window: how samples are shuffled.
@@ -80,6 +89,7 @@ class ShardSource:
         unpacks: Callable[[str], Unpacks | None],
         *,
         members: Callable[[int], Awaitable[Members]] | None,
+        expected: Callable[[int], Awaitable[Expected]] | None,
         bounds: Bounds,
         chosen: Callable[[int, int], None],
         range_bytes: int,
@@ -88,7 +98,7 @@ class ShardSource:
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
         self._urls, self._reader, self._scanner, self._unpacks = urls, reader, scanner, unpacks
-        self._members, self._bounds, self._chosen = members, bounds, chosen
+        self._members, self._expected, self._bounds, self._chosen = members, expected, bounds, chosen
         self._range_bytes, self._window, self._take = range_bytes, window, take
         self._pack_error = pack_error
         self._next_address = 0
@@ -141,12 +151,16 @@ class ShardSource:
             try:
                 async with group:
                     members = None if self._members is None else await self._members(ordinal)
-                    version = None if members is None else members.version
-                    ranges = ShardRanges(self._reader, flow, group, ordinal, url, version)
+                    expected = None if self._expected is None else await self._expected(ordinal)
+                    version = members.version if members else expected.version if expected else None
+                    unpacks = self._unpacks(url)
+                    ranges = ShardRanges(
+                        self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None
+                    )
                     if members is not None:
                         await self._send_members(flow, ranges, ordinal, url, members, send)
                     else:
-                        failure = await self._scan_shard(flow, ranges, ordinal, url, send)
+                        failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
                     group.cancel_scope.cancel()
             except Exception as error:
                 first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
@@ -174,11 +188,17 @@ class ShardSource:
                 send.send_nowait(part)
 
     async def _scan_shard(
-        self, flow: Flow, ranges: ShardRanges, ordinal: int, url: str, send: MemoryObjectSendStream[Part]
+        self,
+        flow: Flow,
+        ranges: ShardRanges,
+        ordinal: int,
+        url: str,
+        unpacks: Unpacks | None,
+        expected: Expected | None,
+        send: MemoryObjectSendStream[Part],
     ) -> Failure | None:
         scanner: Any = self._scanner(url)
-        unpacks = self._unpacks(url)
-        base, spans = 0, dict[int, Lease]()
+        base, count, spans = 0, 0, dict[int, Lease]()
         buffers = ranges.all(partial(self.range_bytes, ordinal))
         if unpacks is not None:
             buffers = unpacked(buffers, unpacks, flow, self._range_bytes, ordinal)
@@ -195,12 +215,15 @@ class ShardSource:
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
                         send.send_nowait(RawPart(rows.shifted(base), np.zeros(len(rows), np.int64), (url,), leased))
-                    if scanner.error is not None:
-                        return Failure(self._pack_error(scanner.error))
-                    if scanner.done and unpacks is None:
-                        return None  # what follows the end of a compressed one is read: its checksums lie there
+                    count += len(rows)
+                    if (scanner.done or scanner.error is not None) and unpacks is None:
+                        break  # what follows in a compressed one is read: its checksums lie there
                     for start in [start for start, held in spans.items() if start + held.size <= scanner.low]:
                         spans.pop(start).release()
+            if scanner.error is not None:
+                return Failure(self._pack_error(scanner.error))
+            if expected is not None and count != expected.samples:
+                raise not_as_indexed(url, f"it had {expected.samples} samples then, and has {count}")
             return None
         finally:
             for held in spans.values():

@@ -33,7 +33,9 @@ async def unpacked(
 ) -> AsyncGenerator[tuple[int, Lease, bool], None]:
     """(offset, the bytes, whether they are the last) of what ranges of a compressed shard unpack to.
 
-    It is unpacked in threads, without the GIL. The end is told by one more lease, which may be empty.
+    It is unpacked in threads, without the GIL. The end is told by one more lease, which may be empty. Only while it is
+    being unpacked does the shard count as getting on: a packed range that has come, and a lease that is half full,
+    bring nothing by themselves, and what they wait for must be let in.
 
     Args:
         size: bytes of each lease, a multiple of 512.
@@ -41,16 +43,26 @@ async def unpacked(
     """
     offset, filled = 0, 0
     target: Lease | None = None
+    worker = object()
+
+    async def room() -> Lease:
+        # before what is read ahead of this shard: that is of no use while there is no room for what it becomes
+        flow.pause(worker)
+        lease = await flow.lease(size, (ordinal, -1))
+        flow.go_on(worker)
+        flow.loaded(lease)
+        return lease
+
     try:
         async with aclosing(ranges) as each:
             async for _, packed, _ in each:
-                packed.retain()
-                flow.drop(packed)  # it has come: what waits for memory may be let in for it
+                flow.go_on(worker)
+                flow.loaded(packed)
                 try:
                     unpacks.feed(packed.view)
                     while True:
                         if target is None:
-                            target, filled = await flow.lease(size, (ordinal, offset)), 0
+                            target, filled = await room(), 0
                         filled += await anyio.to_thread.run_sync(unpacks.read_into, target.view[filled:])
                         if filled < size:
                             break  # it wants more input
@@ -59,6 +71,7 @@ async def unpacked(
                         offset += size
                 finally:
                     packed.release()
+                flow.pause(worker)
         unpacks.finish()
     except FormatError:
         whole = filled // _BLOCK * _BLOCK
@@ -69,10 +82,11 @@ async def unpacked(
         raise
     else:
         if target is None:
-            target, filled = await flow.lease(size, (ordinal, offset)), 0
+            target, filled = await room(), 0
         flow.trim(target, filled)
         last, target = target, None
         yield offset, last, True
     finally:
+        flow.pause(worker)
         if target is not None:
-            flow.drop(target)
+            target.release()

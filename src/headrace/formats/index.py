@@ -56,6 +56,7 @@ class ShardIndex:
         """
         rows = self.rows
         lengths = np.strings.str_len(rows.keys).astype(np.int64)
+        _check_keys("this index", lengths)
         arrays: dict[str, NDArray[Any]] = {
             "key_length": lengths,
             "key_text": _text_of(rows.keys, lengths),
@@ -146,17 +147,21 @@ def _rows(arrays: Arrays, end: int) -> Rows:
 def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
     text, ends = arrays.texts("key_text", "key_length")
     lengths = np.diff(ends)
-    width = max(int(lengths.max()), 1) if len(lengths) else 1
-    if width * len(lengths) > max(_KEY_TABLE_BYTES, 8 * len(text)):
-        raise LimitError(
-            f"{masked(arrays.what)}: {len(lengths)} keys of up to {width} bytes are over the limit", url=arrays.what
-        )
+    width = _check_keys(arrays.what, lengths)
     table = np.zeros((len(lengths), width), np.uint8)
     table[np.arange(width) < lengths[:, None]] = np.frombuffer(text, np.uint8)
     keys: NDArray[np.bytes_] = table.reshape(-1).view(f"S{width}")
     if (np.strings.str_len(keys) != lengths).any():
         raise damage(arrays.what, "a key ends with a zero byte")
     return keys
+
+
+def _check_keys(what: str, lengths: Ints) -> int:
+    """How long the longest key is; LimitError where a table of keys of that length would be too large."""
+    width = max(int(lengths.max()), 1) if len(lengths) else 1
+    if width * len(lengths) > max(_KEY_TABLE_BYTES, 8 * int(lengths.sum())):
+        raise LimitError(f"{masked(what)}: {len(lengths)} keys of up to {width} bytes are over the limit", url=what)
+    return width
 
 
 def _has_twice(field: Ints, counts: Ints) -> bool:

@@ -14,6 +14,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
 
 _MAGIC = b"\x93NUMPY"
+_ZIP_BEGINS = (b"PK\3\4", b"PK\5\6")
 _HEADER_MOST = 10_000
 
 
@@ -24,12 +25,12 @@ class NpyDecoder:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[bytes, tuple[int, ...], np.dtype[Any], bool] = (b"?", (), np.dtype("u1"), False)
+        self._last: tuple[bytes, tuple[int, ...], np.dtype[Any], bool] | None = None
 
     def __call__(self, data: Buffer) -> NDArray[Any]:
+        if self._last is None or data[: len(self._last[0])] != self._last[0]:
+            self._last = npy_header(data)
         head, shape, dtype, by_column = self._last
-        if data[: len(head)] != head:
-            self._last = head, shape, dtype, by_column = npy_header(data)
         size = math.prod(shape) * dtype.itemsize
         if len(data) != len(head) + size:
             raise ValueError(f"the header tells of {size} bytes of array, {len(data) - len(head)} follow")
@@ -77,6 +78,8 @@ def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[Any
     """
     arrays: dict[str, NDArray[Any]] = {}
     decode = NpyDecoder()
+    if bytes(data[:4]) not in _ZIP_BEGINS:  # zipfile looks at the end alone
+        raise ValueError("it does not begin as a zip archive")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = archive.infolist()
         size = sum(member.file_size for member in members)

@@ -24,8 +24,9 @@ from headrace.types import Buffer, Rows
 
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
-_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: their size, if any, is no body
-_PASSED_OVER = (*_BODILESS, b"V", b"D")
+# links, devices, directories, a volume's label: their size, if any, is no body
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6", b"V")
+_PASSED_OVER = (*_BODILESS, b"D")
 _REFUSED = {b"S": "sparse members are not supported", b"M": "members split over volumes are not supported"}
 
 

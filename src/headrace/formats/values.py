@@ -21,6 +21,7 @@ from headrace.types import Buffer
 __all__ = ["Decoder", "NpyDecoder", "decoder", "npy_header"]
 
 _KNOWN_FIELDS_MOST = 4096
+_WHY_MOST = 500  # characters of an error's text, which may hold names from the data
 
 
 class _Way(NamedTuple):
@@ -177,7 +178,7 @@ def _is_size(size: Any) -> bool:
 
 
 def _failure(sample: dict[str, Any], field: str, what: str, cause: Exception) -> DecodeError:
-    why = str(cause) or type(cause).__name__
+    why = str(cause)[:_WHY_MOST] or type(cause).__name__
     return DecodeError(
         f"field '{field}' does not decode as {what}: {why}",
         field=field,

@@ -68,7 +68,7 @@ class Epoch:
         self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
-        self._loading: set[Lease] = set()
+        self._loading: set[object] = set()  # what brings bytes without needing more memory: reads, and who unpacks
         self._inner_done: dict[int, tuple[int, Part]] = {}
         self._inner_under_way = 0
         self._inside = 0  # samples in the inner stages
@@ -133,6 +133,17 @@ class Epoch:
     def drop(self, lease: Lease) -> None:
         lease.release()
         self._end_loading(lease)
+
+    def loaded(self, lease: Lease) -> None:
+        self._end_loading(lease)
+
+    def go_on(self, worker: object) -> None:
+        self._loading.add(worker)
+
+    def pause(self, worker: object) -> None:
+        self._loading.discard(worker)
+        # not now: it may be about to wait itself, and would come first
+        asyncio.get_running_loop().call_soon(self._budget.changed)
 
     async def turn(self, size: int, position: int) -> Claim:
         size *= self._copies

@@ -107,7 +107,9 @@ class Recipe:
         if self.is_quick(batch_size):
             return batch_size
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
-        return max(share, int(_WORTH_S / self.sample_s)) if self.is_adaptive and self.sample_s else share
+        return (
+            min(batch_size, max(share, int(_WORTH_S / self.sample_s))) if self.is_adaptive and self.sample_s else share
+        )
 
     def is_quick(self, batch_size: int) -> bool:
         """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""

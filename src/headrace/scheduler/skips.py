@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from headrace.errors import OptionError, StageError
 from headrace.options import SkipPolicy
 from headrace.tasks import owned
 
 _LOGGED = 10  # samples of an epoch
+_SHOWN_MOST = 1000  # characters of an error
 _KEY = re.compile(r"; key (.*?)(?:; (?:url|worker) |$)", re.DOTALL)  # as notes on exceptions have it
 _URL = re.compile(r"; url (.*?)(?:; worker |$)", re.DOTALL)
 
@@ -95,7 +98,8 @@ class Skips:
                 return Raised(blob, self._told(policy))
         if policy.decide is not None:
             try:
-                is_left_out = policy.decide(error) is True
+                answer = policy.decide(error)
+                is_left_out = isinstance(answer, bool | np.bool_) and bool(answer)
             except BaseException as own:  # whatever it is, it must not end the loop
                 return Raised(self._pack(own))
             if not is_left_out:
@@ -111,7 +115,8 @@ class Skips:
         )
 
     def _count(self, position: int, error: BaseException) -> None:
-        name, text = _name_of(error), f"{type(error).__name__}: {error}"
+        name = _shown(lambda: _name_of(error), "")
+        text = _shown(lambda: f"{type(error).__name__}: {error}", type(error).__name__)
         self._meters.count_skip(self._epoch, position, name, text)
         self._in_all += 1
         self._in_a_row += 1
@@ -119,6 +124,14 @@ class Skips:
             last = "; further ones of this epoch are only counted" if self._in_all == _LOGGED else ""
             told = f" ({name})" if name else ""
             log.warning("skipped sample %d%s of epoch %d: %s%s", position, told, self._epoch, text, last)
+
+
+def _shown(text: Callable[[], str], otherwise: str) -> str:
+    """A text that the user's own code makes: of some length, and if that fails, it must not end the epoch."""
+    try:
+        return text()[:_SHOWN_MOST]
+    except Exception:
+        return otherwise
 
 
 def _name_of(error: BaseException) -> str:

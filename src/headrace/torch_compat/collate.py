@@ -226,7 +226,8 @@ class Spec:
         """
         values: list[Any] = []
         offset, column = 0, iter(columns)
-        kept = [slot for slot in range(count) if slot not in holes] if holes else []
+        missing = set(holes)
+        kept = [slot for slot in range(count) if slot not in missing] if missing else []
         for leaf in self.leaves:
             if leaf.dtype is None:
                 values.append(list(next(column)))

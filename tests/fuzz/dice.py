@@ -1,0 +1,69 @@
+"""Decisions that are read from bytes, so that a fuzzer that changes bytes changes what is built of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+_TELLING = (0, 1, 9, 10, 32, 34, 47, 48, 57, 64, 92, 123, 125, 127, 128, 255)
+
+
+class Dice:
+    """Takes decisions from the front of `data`; when it is used up, all of them are 0."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def more(self) -> bool:
+        return self._at < len(self._data)
+
+    def number(self, most: int) -> int:
+        """0 to `most`."""
+        width = (most.bit_length() + 7) // 8
+        return int.from_bytes(self.some(width), "little") % (most + 1)
+
+    def one_of(self, choices: Sequence[T]) -> T:
+        return choices[self.number(len(choices) - 1)]
+
+    def some(self, count: int) -> bytes:
+        """The next `count` bytes, fewer where they are used up."""
+        taken = self._data[self._at : self._at + count]
+        self._at += count
+        return taken
+
+    def rest(self) -> bytes:
+        return self.some(len(self._data))
+
+
+def edited(data: bytes, dice: Dice, edits: int, unit: int = 1) -> tuple[bytes, list[int]]:
+    """`data` after up to `edits` changes, and where they were made; what is moved has multiples of `unit` bytes."""
+    changed, places = bytearray(data), []
+    for _ in range(edits):
+        if not dice.more:
+            break
+        what, at, value = dice.number(6), dice.number(0xFFFF) * (len(changed) + 1) >> 16, dice.number(255)
+        start, length = at // unit * unit, (value % 8 + 1) * unit
+        if what == 0 and at < len(changed):
+            changed[at] ^= 1 << value % 8
+        elif what == 1 and at < len(changed):
+            changed[at] = value
+        elif what == 2:
+            del changed[start : start + length]
+        elif what == 3:
+            changed[start:start] = changed[start : start + length]
+        elif what == 4:
+            changed[start : start + length] = bytes(len(changed[start : start + length]))
+        elif what == 5:
+            changed[at : at + 1] = bytes([_TELLING[value % len(_TELLING)]])
+        elif what == 6 and value < 64:
+            del changed[at:]
+        places.append(at)
+    return bytes(changed), places
+
+
+def changed(data: bytes, source: random.Random) -> bytes:
+    """`data` with a few pseudo-random changes, as a fuzzer without knowledge of the code would make them."""
+    return edited(data, Dice(source.randbytes(4 * 5)), source.randint(1, 4))[0]

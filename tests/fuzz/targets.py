@@ -1,0 +1,29 @@
+"""All targets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from fuzz import columns, decoders, decompression, indexes, tar_reader
+
+
+class Target(Protocol):
+    """What a module here has that is a target."""
+
+    def seeds(self) -> Iterator[bytes]:
+        """Inputs to begin with; the first bytes of each choose what is done with the rest."""
+        ...
+
+    def check(self, data: bytes) -> None:
+        """Any exception says that something is wrong."""
+        ...
+
+
+TARGETS: dict[str, Target] = {
+    "tar_reader": tar_reader,
+    "indexes": indexes,
+    "decoders": decoders,
+    "columns": columns,
+    "decompression": decompression,
+}
