@@ -165,7 +165,8 @@ def plain_members(data: bytes) -> tuple[list[Member], int]:
                 sizes |= {int(records[b"size"])} if records.get(b"size", b"").isdigit() else set()
             continue
         name = names.pop() if names else _name(block)
-        if kind in b"123456" or (kind == b"\0" and name.endswith(b"/")):
+        is_label = kind == b"V" and not block[124:136].strip(b" \0")
+        if kind in b"123456" or (kind == b"\0" and name.endswith(b"/")) or is_label:
             said = 0
         elif sizes:
             said = sizes.pop()

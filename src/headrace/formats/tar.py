@@ -24,9 +24,8 @@ from headrace.types import Buffer, Rows
 
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
-# links, devices, directories, a volume's label: their size, if any, is no body
-_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6", b"V")
-_PASSED_OVER = (*_BODILESS, b"D")
+_BODILESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, directories: their size, if any, is no body
+_PASSED_OVER = (*_BODILESS, b"V", b"D")
 _REFUSED = {b"S": "sparse members are not supported", b"M": "members split over volumes are not supported"}
 
 
@@ -187,7 +186,8 @@ class TarScanner:
             raise FormatError(f"{_REFUSED[b'S']}: {shown(name)}", key=key_of(name), offset=at)
         size = 0
         is_folder = header.kind == b"\0" and name.endswith(b"/")  # V7 has no kind for them
-        if header.kind not in _BODILESS and not is_folder:
+        is_label = header.kind == b"V" and not header.size.strip(b" \0")  # GNU tar gives it no size
+        if header.kind not in _BODILESS and not is_folder and not is_label:
             size = read_size(self._size or header.size, self._size is not None, self._limits.member_bytes, at, name)
         self._chain, self._name, self._size = 0, None, None
         self._next += size + 511 & -BLOCK
