@@ -26,9 +26,9 @@ from workloads import W2, W4
 
 import headrace as hr
 from headrace.cli import main as command
-from headrace.formats.index import ShardIndex
-from headrace.formats.index_file import Entry, pack_directory
-from headrace.formats.tar import TarScanner
+from headrace.formats.index.file import Entry, pack_directory
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.tar.scanner import TarScanner
 
 FOLDER = "many"
 

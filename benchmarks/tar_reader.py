@@ -1,6 +1,6 @@
 """CPU time to find the members of tar archives in memory: members per second of one core.
 
-    headrace            headrace.formats.tar.TarScanner, fed buffers of `--buffer-mib`: names grouped to samples
+    headrace            headrace.formats.tar.scanner.TarScanner, fed buffers of `--buffer-mib`: names grouped to samples
     headrace, general   the same, each header read for itself, as those that are not plain are
     tarfile             Python's own, header by header, without reading bodies
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import tables
 from data import DATA, ensure
 
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
 
 ARCHIVES = {"small": "small/00000.tar", "large": "wds/00000.tar"}
 Read = Callable[[bytes, int], int]

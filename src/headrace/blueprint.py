@@ -28,9 +28,9 @@ from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
 from headrace.fetch.members import Bounds
 from headrace.fetch.shards import ShardSource, Window
 from headrace.formats.columns import ColumnDecoder
-from headrace.formats.compression import Decompressor, kind_of
+from headrace.formats.compression.decompressor import Decompressor, kind_of
 from headrace.formats.limits import Limits
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
 from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
 from headrace.options import Settings

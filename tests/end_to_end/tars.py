@@ -15,9 +15,9 @@ import torch
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.formats.index import ShardIndex
-from headrace.formats.index_file import Entry, pack_directory
-from headrace.formats.tar import TarScanner
+from headrace.formats.index.file import Entry, pack_directory
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.tar.scanner import TarScanner
 
 Fields = dict[str, bytes]
 

@@ -15,10 +15,10 @@ import zstandard
 from end_to_end.tars import index_file, numbered_samples, tar
 
 import headrace as hr
-from headrace.datasets.shard_index import build_shard
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
-from headrace.formats.index import ShardIndex
+from headrace.formats.index.shard import ShardIndex
+from headrace.indexes.one_shard import build_shard
 from headrace.testing import FaultServer
 
 

@@ -14,7 +14,7 @@ from end_to_end.tars import index_of_archive, numbered_samples, put_index, put_s
 import headrace as hr
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
-from headrace.formats.index_file import Entry, pack_directory
+from headrace.formats.index.file import Entry, pack_directory
 from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)

@@ -22,7 +22,7 @@ from end_to_end.tars import (
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.formats.index_file import Entry, pack_directory
+from headrace.formats.index.file import Entry, pack_directory
 from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)

@@ -17,11 +17,11 @@ import numpy as np
 
 from fuzz.dice import Dice
 from headrace.errors import FormatError, LimitError
-from headrace.formats.foreign_indexes import read_dali, read_wids, sniff
-from headrace.formats.index import Frames, ShardIndex
-from headrace.formats.index_file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
-from headrace.formats.index_journal import Journal, journal_record, write_index
-from headrace.formats.named_arrays import MOST
+from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
+from headrace.formats.index.foreign import read_dali, read_wids, sniff
+from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.named_arrays import MOST
+from headrace.formats.index.shard import Frames, ShardIndex
 from headrace.types import Rows
 
 WHAT = "s3://bucket/train.idx"

@@ -15,9 +15,9 @@ from corpus import CASES
 from corpus.parts import BLOCK, END, GNU, USTAR, V7, checksummed, header, long_name, member, padded, pax, record
 
 from fuzz.dice import Dice, edited
-from headrace.formats import tar_regular
 from headrace.formats.limits import Limits
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar import regular as tar_regular
+from headrace.formats.tar.scanner import TarScanner
 
 URL = "s3://bucket/train.tar"
 LIMITS = Limits(member_bytes=2**20, header_bytes=4096, name_bytes=300, extension_chain=4, fields=6)

@@ -24,7 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
-from headrace.datasets.indexing import (
+from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError, StorageError
+from headrace.fetch import Reader
+from headrace.fetch.stores import memory
+from headrace.fetch.stores.writing import write_object
+from headrace.formats.index.file import Directory, check_block, read_directory
+from headrace.formats.index.shard import ShardIndex
+from headrace.indexes.building import (
     Progress,
     beside,
     build_beside,
@@ -33,12 +39,6 @@ from headrace.datasets.indexing import (
     build_shard,
     cache_path,
 )
-from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError, StorageError
-from headrace.fetch import Reader
-from headrace.fetch.stores import memory
-from headrace.fetch.stores.writing import write_object
-from headrace.formats.index import ShardIndex
-from headrace.formats.index_file import Directory, check_block, read_directory
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer
 from headrace.types import Rows

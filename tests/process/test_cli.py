@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from process.waiting import DEADLINE_S
 
-from headrace.datasets.indexing import cache_path
-from headrace.formats.index_file import read_directory
+from headrace.formats.index.file import read_directory
+from headrace.indexes.building import cache_path
 from headrace.testing import FaultServer
 
 SUMMARY = re.compile(

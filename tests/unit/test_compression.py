@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats.compression import (
+from headrace.formats.compression.decompressor import (
     Decompressor,
     Frames,
     kind_of,

@@ -9,7 +9,7 @@ import pytest
 from corpus import CASES, GROUPS, Case, Sample
 
 from headrace.errors import FormatError
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
 
 URL = "s3://bucket/train.tar"
 

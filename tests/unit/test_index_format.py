@@ -19,9 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError
-from headrace.formats.foreign_indexes import read_dali, read_wids, sniff
-from headrace.formats.index import Frames, ShardIndex
-from headrace.formats.index_file import (
+from headrace.formats.index.file import (
     HEAD,
     MAGIC,
     Entry,
@@ -30,8 +28,10 @@ from headrace.formats.index_file import (
     read_directory,
     read_head,
 )
-from headrace.formats.index_journal import Journal, journal_record, write_index
-from headrace.formats.named_arrays import pack_arrays, smallest, unpack_arrays
+from headrace.formats.index.foreign import read_dali, read_wids, sniff
+from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays
+from headrace.formats.index.shard import Frames, ShardIndex
 from headrace.types import Rows
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"

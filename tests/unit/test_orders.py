@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
 from headrace.tasks import Finish, ListPart, Task
 from headrace.work.orders import died, told
 

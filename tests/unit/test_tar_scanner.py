@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
-from headrace.formats import tar_regular
 from headrace.formats.limits import Limits
-from headrace.formats.tar import TarScanner
-from headrace.formats.tar_samples import Grouper
+from headrace.formats.tar import regular as tar_regular
+from headrace.formats.tar.samples import Grouper
+from headrace.formats.tar.scanner import TarScanner
 from headrace.types import Rows
 
 URL = "s3://bucket/train.tar?X-Amz-Signature=abc"

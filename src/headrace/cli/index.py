@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError, OptionError, masked
 
 if TYPE_CHECKING:
-    from headrace.datasets.indexing import Progress
     from headrace.fetch import Meter
+    from headrace.indexes.building import Progress
 
 _SHOWN_EVERY_S = 0.2
 _FAILURES_SHOWN = 20
@@ -76,9 +76,9 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.indexing import Progress, build_beside, build_index, cache_path
     from headrace.datasets.urls import expand
     from headrace.fetch import Reader
+    from headrace.indexes.building import Progress, build_beside, build_index, cache_path
 
     urls = expand(given.urls)
     storage_options = _storage_options(given.storage_option)

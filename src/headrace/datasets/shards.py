@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.base import AsyncDataset, blocking
-from headrace.datasets.index import Index, for_each
 from headrace.datasets.own_readers import OwnReaders
 from headrace.errors import (
     ChecksumError,
@@ -27,9 +26,10 @@ from headrace.errors import (
 from headrace.fetch.checksums import crc32c_of
 from headrace.fetch.members import Members
 from headrace.fetch.shards import Expected
-from headrace.formats.compression import kind_of, unpack_frame
-from headrace.formats.index import Frames, ShardIndex
+from headrace.formats.compression.decompressor import kind_of, unpack_frame
+from headrace.formats.index.shard import Frames, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.indexes.index import Index, for_each
 from headrace.types import Buffer, Ints, Reads, Rows, Version, running_reader
 
 T = TypeVar("T")

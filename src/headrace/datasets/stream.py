@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset, Operators, blocking
-from headrace.datasets.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
-from headrace.datasets.indexing import beside, cache_path, cached
 from headrace.datasets.operators import (
     Group,
     Operator,
@@ -31,9 +29,11 @@ from headrace.datasets.shards import IndexedShards, KeepsKey, Shards, Wanted
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, masked
 from headrace.fetch import read
-from headrace.formats.compression import kind_of, path_of
+from headrace.formats.compression.decompressor import kind_of, path_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.values import Decoder
+from headrace.indexes.building import beside, cache_path, cached
+from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
 from headrace.tasks import Step
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

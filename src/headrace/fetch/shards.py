@@ -28,7 +28,7 @@ _BLOCK = 512
 
 
 class Scanner(Protocol):
-    """Finds samples in successive buffers of a shard; see `headrace.formats.tar.TarScanner`."""
+    """Finds samples in successive buffers of a shard; see `headrace.formats.tar.scanner.TarScanner`."""
 
     @property
     def error(self) -> Exception | None: ...

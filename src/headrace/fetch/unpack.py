@@ -19,7 +19,7 @@ UNPACKED_MOST = 2**40
 
 
 class Unpacks(Protocol):
-    """Decompresses successive pieces; see `headrace.formats.compression.Decompressor`."""
+    """Decompresses successive pieces; see `headrace.formats.compression.decompressor.Decompressor`."""
 
     def feed(self, data: memoryview) -> None: ...
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import anyio.to_thread
 
-from headrace.datasets.shard_index import Cost, build_shard
-from headrace.datasets.spool import Spool, open_spool
 from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
-from headrace.formats.compression import kind_of, path_of
-from headrace.formats.index_file import Entry
-from headrace.formats.index_journal import write_index
+from headrace.formats.compression.decompressor import kind_of, path_of
+from headrace.formats.index.file import Entry
+from headrace.formats.index.journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.indexes.one_shard import Cost, build_shard
+from headrace.indexes.spool import Spool, open_spool
 from headrace.types import Reads
 
 __all__ = [

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.limits import Limits
-from headrace.formats.tar_headers import BLOCK, header_name
+from headrace.formats.tar.headers import BLOCK, header_name
 from headrace.types import Ints, Rows
 
 _HEADER = np.dtype(

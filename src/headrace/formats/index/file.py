@@ -16,8 +16,8 @@ from typing import overload
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.index import ShardIndex
-from headrace.formats.named_arrays import Arrays, damage, pack_arrays
+from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
+from headrace.formats.index.shard import ShardIndex
 from headrace.types import Buffer, Ints
 
 MAGIC = b"HRINDEX\n"

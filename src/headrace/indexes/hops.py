@@ -6,8 +6,8 @@ from bisect import bisect_right
 
 import numpy as np
 
-from headrace.datasets.pinned import Pinned
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
+from headrace.indexes.pinned import Pinned
 from headrace.types import Ints, Rows
 
 REQUEST_BYTES = 32 * 1024

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from headrace.errors import FormatError, LimitError, OptionError, masked
-from headrace.formats.compression_frames import STEP_PACKED, STEP_UNPACKED, Frame, is_skippable, opener
-from headrace.formats.compression_seekable import Frames, seek_table, seek_table_bytes, unpack_frame
+from headrace.formats.compression.frames import STEP_PACKED, STEP_UNPACKED, Frame, is_skippable, opener
+from headrace.formats.compression.seekable import Frames, seek_table, seek_table_bytes, unpack_frame
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
 

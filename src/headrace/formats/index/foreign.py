@@ -13,9 +13,9 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from headrace.errors import FormatError, masked
-from headrace.formats.index import ShardIndex, gaps
-from headrace.formats.index_file import MAGIC
-from headrace.formats.named_arrays import MOST
+from headrace.formats.index.file import MAGIC
+from headrace.formats.index.named_arrays import MOST
+from headrace.formats.index.shard import ShardIndex, gaps
 from headrace.types import Buffer, Rows
 
 _NAMED = {b"v1.0": None, b"v1.1": False, b"v1.2": True}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.tar_headers import (
+from headrace.formats.tar.headers import (
     BLOCK,
     ZEROS,
     Header,
@@ -18,8 +18,8 @@ from headrace.formats.tar_headers import (
     read_size,
     shown,
 )
-from headrace.formats.tar_regular import regular_run
-from headrace.formats.tar_samples import Grouper
+from headrace.formats.tar.regular import regular_run
+from headrace.formats.tar.samples import Grouper
 from headrace.types import Buffer, Rows
 
 _REGULAR = (b"0", b"\0", b"7")

@@ -14,14 +14,14 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.hops import hop
-from headrace.datasets.pinned import Pinned
 from headrace.errors import FormatError, masked
-from headrace.formats.compression import Decompressor, kind_of
-from headrace.formats.compression_seekable import FOOTER_BYTES, seek_table, seek_table_bytes
-from headrace.formats.index import Frames, ShardIndex
+from headrace.formats.compression.decompressor import Decompressor, kind_of
+from headrace.formats.compression.seekable import FOOTER_BYTES, seek_table, seek_table_bytes
+from headrace.formats.index.shard import Frames, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.tar import TarScanner
+from headrace.formats.tar.scanner import TarScanner
+from headrace.indexes.hops import hop
+from headrace.indexes.pinned import Pinned
 from headrace.types import Reads, Rows
 
 _UNPACKED_PIECE = 2**20

@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from headrace.errors import FormatError, masked
-from headrace.formats.index_file import Entry, check_block, pack_directory
-from headrace.formats.named_arrays import MOST
+from headrace.formats.index.file import Entry, check_block, pack_directory
+from headrace.formats.index.named_arrays import MOST
 from headrace.types import Buffer
 
 _MAGIC = int.from_bytes(b"HRJ1", "little")

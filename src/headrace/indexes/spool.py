@@ -14,8 +14,8 @@ import anyio
 import anyio.to_thread
 
 from headrace.errors import OptionError
-from headrace.formats.index_file import Entry
-from headrace.formats.index_journal import Journal, journal_record, write_index
+from headrace.formats.index.file import Entry
+from headrace.formats.index.journal import Journal, journal_record, write_index
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from headrace.datasets.shard_index import build_shard
 from headrace.errors import FormatError, OptionError, StageError, masked
-from headrace.formats.foreign_indexes import read_dali, read_wids, sniff
-from headrace.formats.index import ShardIndex
-from headrace.formats.index_file import Directory, check_block, read_directory, read_head
+from headrace.formats.index.file import Directory, check_block, read_directory, read_head
+from headrace.formats.index.foreign import read_dali, read_wids, sniff
+from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.indexes.one_shard import build_shard
 from headrace.types import Ints, Reads, running_charge
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class BuiltFile(OneFile):
         self._limits = limits
 
     async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
-        from headrace.datasets.indexing import build_file
+        from headrace.indexes.building import build_file
 
         await build_file(reader, urls, Path(self._url), limits=self._limits)
         return await super().open(reader, urls, hold)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression_frames import ZSTD_WINDOW_MOST, damaged, is_skippable, zstandard, zstd_header
+from headrace.formats.compression.frames import ZSTD_WINDOW_MOST, damaged, is_skippable, zstandard, zstd_header
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer, Ints
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LimitError, masked
-from headrace.formats.named_arrays import MOST, Arrays, damage, pack_arrays
+from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.types import Buffer, Ints, Rows
 
 _BLOCK = 512

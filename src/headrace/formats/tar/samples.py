@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError
 from headrace.formats.limits import Limits
-from headrace.formats.tar_headers import BLOCK, key_of, shown
-from headrace.formats.tar_regular import regular_samples
+from headrace.formats.tar.headers import BLOCK, key_of, shown
+from headrace.formats.tar.regular import regular_samples
 from headrace.types import Ints, Rows
 
 
