@@ -137,7 +137,8 @@ def test_bytes_that_were_wrong_once_are_asked_for_once_more(
 ) -> None:
     url, index = serve(server, "zeros:n=4000,first=1")
     data = order(hr.stream(url, index=index)).map(number)
-    fetch = hr.FetchOptions(cache_dir=tmp_path if cached else None)
+    # the fault is that of each range's first request: ranges must not be joined to others the first time only
+    fetch = hr.FetchOptions(cache_dir=tmp_path if cached else None, gap_bytes=0)
     expected = list(range(TOTAL))
     with hr.DataLoader(data, batch_size=None, fetch=fetch) as loader:
         assert list(loader) == expected

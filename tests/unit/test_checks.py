@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from headrace.errors import (
     ChecksumError,
     LoaderClosedError,
     ObjectChangedError,
-    OptionError,
     ShortReadError,
     StorageError,
 )
@@ -83,12 +81,6 @@ async def test_bytes_that_fail_their_check_are_asked_for_once_more(into: bool) -
             else:
                 assert await read() == BODY[100:150]
         assert store.asked == asked
-
-
-def test_check_by_a_library_that_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(OptionError, match=r"pip install 'headrace\[crc\]'"):
-        crc32c(0)
 
 
 @pytest.mark.parametrize(
