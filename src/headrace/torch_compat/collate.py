@@ -6,6 +6,7 @@ function makes the batch, so that the result is equal to torch's by construction
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Leaf:
     shape: tuple[int, ...] = ()
     exact: Any = None  # the Python or numpy type that a value must have
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of one sample's value in the slab."""
         return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
@@ -163,7 +164,7 @@ class Spec:
             return False
         return True
 
-    @property
+    @functools.cached_property
     def sample_bytes(self) -> int:
         """Bytes of one sample's slots."""
         return sum(leaf.nbytes for leaf in self.leaves)
