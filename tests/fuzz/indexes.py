@@ -17,11 +17,12 @@ import numpy as np
 
 from fuzz.dice import Dice
 from headrace.errors import FormatError, LimitError
+from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import MOST
-from headrace.formats.index.shard import Frames, ShardIndex
+from headrace.formats.index.shard import ShardIndex
 from headrace.types import Rows
 
 WHAT = "s3://bucket/train.idx"

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError
+from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.file import (
     HEAD,
     MAGIC,
@@ -31,7 +32,7 @@ from headrace.formats.index.file import (
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays
-from headrace.formats.index.shard import Frames, ShardIndex
+from headrace.formats.index.shard import ShardIndex
 from headrace.types import Rows
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"

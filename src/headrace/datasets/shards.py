@@ -27,7 +27,8 @@ from headrace.fetch.checksums import crc32c_of
 from headrace.fetch.members import Members
 from headrace.fetch.shards import Expected
 from headrace.formats.compression.decompressor import kind_of, unpack_frame
-from headrace.formats.index.shard import Frames, ShardIndex
+from headrace.formats.compression.seekable import Frames
+from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.indexes.index import Index, for_each
 from headrace.types import Buffer, Ints, Reads, Rows, Version, running_reader

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError, masked
 from headrace.formats.compression.decompressor import Decompressor, kind_of
-from headrace.formats.compression.seekable import FOOTER_BYTES, seek_table, seek_table_bytes
-from headrace.formats.index.shard import Frames, ShardIndex
+from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_table, seek_table_bytes
+from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.scanner import TarScanner
 from headrace.indexes.hops import hop

@@ -30,9 +30,6 @@ class Bodies:
         """The `size` bytes at `offset`."""
         if not size:
             return b""  # which may lie in no range
-        inside = offset - self._first[0]
-        if len(self._views) == 1 or (inside >= 0 and offset + size <= self._ends[0]):
-            return bytes(self._views[0][inside : inside + size])
         pieces = member_pieces(self._first, self._ends, offset, size)
         return b"".join(self._views[k][a:b] for k, a, b in pieces)
 

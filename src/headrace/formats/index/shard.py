@@ -6,28 +6,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LimitError, masked
+from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.types import Buffer, Ints, Rows
 
 _BLOCK = 512
 # Keys become a table as wide as the longest: one long key among very many would ask for any amount of memory.
 _KEY_TABLE_BYTES = 64 * 2**20
-
-
-class Frames(NamedTuple):
-    """Where each frame of a compressed archive begins, in the object and in what it unpacks to; the end comes last.
-
-    An archive that can only be read from its start is one frame.
-    """
-
-    packed: Ints
-    unpacked: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +30,7 @@ class ShardIndex:
         crc: CRC-32C of each member's bytes; None where they are not known.
         size: bytes of the object; -1 where it is not known.
         etag: the object's version when the index was made, where the store has versions.
-        frames: of a compressed archive.
+        frames: of a compressed archive; one that can only be read from its start is one frame.
     """
 
     rows: Rows
