@@ -406,3 +406,21 @@ def test_take_behind_batch_takes_batches(drop_last: bool) -> None:
     rest = [] if drop_last else [[8, 9]]
     assert [batch.tolist() for batch in hr.DataLoader(data.take(9))] == [[0, 1, 2, 3], [4, 5, 6, 7], *rest]
     assert len(data.take(2)) == 2
+
+
+def _with_json(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"__key__": sample["__key__"], "cls": sample["cls"], "x.json": b'{"a": 1}'}
+
+
+def test_fields_that_are_made_behind_a_selection_are_decoded_like_others() -> None:
+    data = hr.stream(put_shards("narrow", [3]), index=None)
+    made = list(data.select("cls").map(_with_json).decode())
+    assert [(sample["cls"], sample["x.json"]) for sample in made] == [(n, {"a": 1}) for n in range(3)]
+
+
+def test_fields_that_are_not_selected_afterwards_are_not_decoded() -> None:
+    url = f"memory://{uuid.uuid4().hex}/0.tar"
+    memory.put(url, tar([("a", {"cls": b"7", "json": b"no JSON"})]))
+    assert list(hr.stream(url, index=None).decode().to_tuple("cls")) == [(7,)]
+    with pytest.raises(hr.DecodeError, match="json"):
+        list(hr.stream(url, index=None).decode())

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,3 +126,26 @@ def test_skipped_sample_is_named_by_what_its_error_tells(error: Exception, name:
     (skipped,) = bench.meters.skipped_samples
     assert (skipped.epoch, skipped.position, skipped.name) == (3, 9, name)
     assert skipped.error == f"{type(error).__name__}: {error}"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_without_a_text_is_counted_like_others() -> None:
+    bench = Bench()
+    assert bench.skips.rule(0, 2, {1: pack_error(Mute())}) is None
+    ((_, position, _, text),) = bench.meters.skipped_samples
+    assert (position, text) == (1, "Mute")
+
+
+def test_the_text_of_an_error_is_kept_as_far_as_it_is_of_use() -> None:
+    bench = Bench()
+    assert bench.skips.rule(0, 1, {0: pack_error(ValueError("x" * 10**6))}) is None
+    assert len(bench.meters.skipped_samples[0].error) == 1000
+
+
+@pytest.mark.parametrize(("answer", "is_raised"), [(np.True_, False), (np.False_, True), (1, True), (None, True)])
+def test_a_function_leaves_a_sample_out_by_a_true_of_python_or_numpy(answer: Any, is_raised: bool) -> None:
+    assert Bench(decide=lambda _: answer).rule(0, 1, 0) == is_raised
