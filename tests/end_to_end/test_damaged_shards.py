@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from corpus import GROUPS, Case
-from end_to_end.tars import numbered_samples, tar, wanted_sample
+from end_to_end.tars import numbered_samples, outcomes_of, tar, wanted_sample
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -20,16 +20,8 @@ def epoch(case: Case, data: hr.Stream, num_workers: int) -> list[Any]:
     """Each batch of two, or the error in its place."""
     memory.put(URL, case.data)
     memory.put(NEXT_URL, tar(NEXT))
-    got: list[Any] = []
     with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=num_workers, timeout=30) as loader:
-        batches = iter(loader)
-        while True:
-            try:
-                got.append(next(batches))
-            except StopIteration:
-                return got
-            except Exception as error:
-                got.append(error)
+        return outcomes_of(loader)
 
 
 def wanted(case: Case) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from end_to_end.tars import index_of_archive, numbered_samples, put_index, put_shards, tar
+from end_to_end.tars import index_of_archive, numbered_samples, outcomes_of, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch import Reader
@@ -41,16 +41,8 @@ def flipped(archive: bytes, number: int = BAD) -> bytes:
 
 def outcomes(data: Any, **options: Any) -> list[Any]:
     """What comes, batch by batch; errors in their places."""
-    got: list[Any] = []
     with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
-        batches = iter(loader)
-        while True:
-            try:
-                got.append(next(batches))
-            except StopIteration:
-                return got
-            except hr.HeadraceError as error:
-                got.append(error)
+        return outcomes_of(loader)
 
 
 def number(sample: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.tars import numbered_samples, put_shards, same, tar
+from end_to_end.tars import numbered_samples, outcomes_of, put_shards, same, tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -69,21 +69,7 @@ def run(data: Any, **options: Any) -> list[Any]:
     """Each batch, or the error in its place, of a loop that goes on after errors."""
     options = {"on_error": "skip", "fetch": QUICK, "timeout": 30, **options}
     with hr.DataLoader(data, **options) as loader:
-        return run_on(loader)
-
-
-def run_on(loader: Any) -> list[Any]:
-    got: list[Any] = []
-    batches = iter(loader)
-    while True:
-        try:
-            got.append(next(batches))
-        except StopIteration:
-            return got
-        except Exception as error:
-            if "timed out" in str(error):
-                raise
-            got.append(error)
+        return outcomes_of(loader)
 
 
 def keys_of(got: list[Any]) -> list[Any]:
@@ -186,7 +172,7 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
         return {"n": torch.tensor(sample["n"]) if sample["n"] == 1 else sample["n"]}
 
     with hr.DataLoader(Numbers(4).map(widen), batch_size=4, num_workers=1, on_error="skip") as loader:
-        (keys,) = keys_of(run_on(loader))
+        (keys,) = keys_of(outcomes_of(loader))
         assert len(keys) + loader.stats().skipped == 4
 
 
@@ -265,7 +251,7 @@ def test_shard_that_is_damaged_is_one_skip_and_the_next_ones_go_on(is_missing: b
     with hr.DataLoader(
         hr.stream(urls).map(label), batch_size=2, num_workers=num_workers, on_error="skip", fetch=QUICK
     ) as loader:
-        got = [key for keys in keys_of(run_on(loader)) for key in keys]
+        got = [key for keys in keys_of(outcomes_of(loader)) for key in keys]
         stats = loader.stats()
     assert got == [0, 1, 2, 3, *([] if is_missing else [4, 5]), 8, 9, 10, 11]
     assert stats.skipped == 1
@@ -281,7 +267,7 @@ def test_samples_that_lack_a_field_or_do_not_decode_are_left_out(num_workers: in
     memory.put("memory://skip-field/0.tar", tar(samples))
     data = hr.stream("memory://skip-field/0.tar").decode().to_tuple("cls").map(lambda fields: {"n": fields[0]})
     with hr.DataLoader(data, batch_size=4, num_workers=num_workers, on_error="skip") as loader:
-        assert keys_of(run_on(loader)) == [[0, 1, 2], [4, 5, 7]]
+        assert keys_of(outcomes_of(loader)) == [[0, 1, 2], [4, 5, 7]]
         first, second = loader.stats().skipped_samples
     assert (first.position, first.name, second.position, second.name) == (3, "'000003'", 6, "'000006'")
     assert first.error.startswith("FormatError: ")
@@ -295,7 +281,7 @@ def test_sample_that_ends_workers_is_left_out() -> None:
         return sample
 
     with hr.DataLoader(Numbers(12).map(die), batch_size=4, num_workers=2, on_error="skip", timeout=60) as loader:
-        assert same(run_on(loader), [batch_of([0, 1, 2, 3]), batch_of([4, 6, 7]), batch_of([8, 9, 10, 11])])
+        assert same(outcomes_of(loader), [batch_of([0, 1, 2, 3]), batch_of([4, 6, 7]), batch_of([8, 9, 10, 11])])
         assert [s.position for s in loader.stats().skipped_samples] == [5]
         assert loader.stats().skipped_samples[0].error.startswith("WorkerDiedError")
 
@@ -413,7 +399,7 @@ def test_error_is_raised_in_its_place_unless_the_function_says_true(answer: Any,
 def test_memory_of_batches_that_are_raised_is_free_again() -> None:
     data = Numbers(400, range(0, 400, 4))
     with hr.DataLoader(data, batch_size=4, on_error=lambda error: False, timeout=30) as loader:
-        assert keys_of(run_on(loader)) == [BadError] * 100
+        assert keys_of(outcomes_of(loader)) == [BadError] * 100
         assert loader.stats().shared_bytes <= 20 * 4096
 
 
@@ -480,7 +466,7 @@ def test_hundred_in_a_row_may_be_skipped_by_default(in_order: bool) -> None:
 def test_skips_are_counted_anew_in_each_epoch() -> None:
     with hr.DataLoader(Numbers(8, [1, 2]), batch_size=4, on_error="skip", max_skips=2) as loader:
         for epoch in range(3):
-            assert keys_of(run_on(loader)) == [[0, 3], [4, 5, 6, 7]]
+            assert keys_of(outcomes_of(loader)) == [[0, 3], [4, 5, 6, 7]]
             assert loader.stats().skipped == 2 * (epoch + 1)
         assert [s.epoch for s in loader.stats().skipped_samples] == [0, 0, 1, 1, 2, 2]
 
@@ -493,7 +479,7 @@ def test_stats_report_and_log_name_what_was_skipped(caplog: pytest.LogCaptureFix
         caplog.at_level(logging.WARNING, "headrace"),
         hr.DataLoader(Numbers(150, range(1, 150)), batch_size=8, on_error="skip", max_skips=(None, None)) as loader,
     ):
-        got = run_on(loader)
+        got = outcomes_of(loader)
         stats, told = loader.stats(), loader.report()
     assert keys_of(got) == [[0]]
     assert (stats.skipped, len(stats.skipped_samples), stats.deliver.samples) == (149, 100, 1)
@@ -508,7 +494,7 @@ def test_stats_report_and_log_name_what_was_skipped(caplog: pytest.LogCaptureFix
 
 def test_nothing_is_told_where_nothing_was_skipped() -> None:
     with hr.DataLoader(Numbers(8), batch_size=4, on_error="skip") as loader:
-        assert keys_of(run_on(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert keys_of(outcomes_of(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert (loader.stats().skipped, loader.stats().skipped_samples) == (0, ())
         assert "skipped" not in loader.report()
 
