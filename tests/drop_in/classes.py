@@ -25,9 +25,12 @@ _QUIET = (
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 )
 
-_TORCHS, _PROCESSES, _THREADS = (
-    pytest.param(kind, id=name, marks=_QUIET)
-    for name, kind in {"torch": torch.utils.data.DataLoader, "ours": hr.DataLoader, "threads": ThreadLoader}.items()
+# Workers of torch that are terminated leave the folder of a socket in the temporary folder.
+_LEAVES = pytest.mark.may_leave(files="^pymp-", reason="torch's workers were terminated")
+
+_TORCHS = pytest.param(torch.utils.data.DataLoader, id="torch", marks=(*_QUIET, _LEAVES))
+_PROCESSES, _THREADS = (
+    pytest.param(kind, id=name, marks=_QUIET) for name, kind in {"ours": hr.DataLoader, "threads": ThreadLoader}.items()
 )
 CLASSES = [_TORCHS, _PROCESSES, _THREADS]
 OURS = [_PROCESSES, _THREADS]

@@ -18,9 +18,6 @@ from headrace.work.starter import Helper
 @pytest.fixture(params=CLASSES)
 def loader_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLoader]:
     """torch's DataLoader, then ours, with workers that are processes and with threads."""
-    if request.param is torch.utils.data.DataLoader:
-        why = "torch's workers that are terminated leave the folder of a socket"
-        request.node.add_marker(pytest.mark.may_leave(files="^pymp-", reason=why))
     return request.param
 
 

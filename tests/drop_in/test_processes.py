@@ -105,13 +105,6 @@ def test_workers_of_a_fork_are_children_of_the_trainer_and_gone_with_the_iterato
     wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")
 
 
-@pytest.fixture
-def ends_at_once(request: pytest.FixtureRequest, loader_class: type[Any]) -> None:
-    """Workers of torch that are ended with the interpreter leave the folder of a socket in the temporary folder."""
-    if loader_class is torch.utils.data.DataLoader:
-        request.node.add_marker(pytest.mark.may_leave(files="^pymp-", reason="torch's workers were terminated"))
-
-
 LIVE = """
 loader = DataLoader(range(400), batch_size=2, num_workers=2, persistent_workers={persistent})
 iterator = iter(loader)
@@ -122,7 +115,7 @@ print(next(iterator).tolist(), *(worker.pid for worker in iterator._workers))
 
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
-    loader_class: type[Any], persistent: bool, ends_at_once: None
+    loader_class: type[Any], persistent: bool
 ) -> None:
     [line] = run(IMPORTS[loader_class] + LIVE.format(persistent=persistent, ending=""))
     assert line.startswith("[0, 1] ")
@@ -131,9 +124,7 @@ def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
     wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")
 
 
-def test_interpreter_exits_by_the_trainers_error_when_an_iterator_is_live(
-    loader_class: type[Any], ends_at_once: None
-) -> None:
+def test_interpreter_exits_by_the_trainers_error_when_an_iterator_is_live(loader_class: type[Any]) -> None:
     code = IMPORTS[loader_class] + LIVE.format(persistent=False, ending="raise ZeroDivisionError('of the trainer')")
     with trainer(code, preamble=PREAMBLE) as running:
         returncode, out, err = running.finish(50)
