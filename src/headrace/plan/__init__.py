@@ -1,5 +1,24 @@
 """Stage 1 of 4: takes (seed, epoch, position), gives which sample comes; pure, no reads, no hidden state."""
 
-from headrace.plan.order import draw, permutation, sample_seed, window_order
+from headrace.plan.cursor import Cursor
+from headrace.plan.order import ChosenOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder, Windows
+from headrace.plan.permutation import draw, permutation, sample_seed, window_order
+from headrace.plan.steps import Steps, Tail
 
-__all__ = ["draw", "permutation", "sample_seed", "window_order"]
+__all__ = [
+    "ChosenOrder",
+    "Cursor",
+    "FirstOf",
+    "Order",
+    "Passes",
+    "Places",
+    "ShardOrder",
+    "ShuffledOrder",
+    "Steps",
+    "Tail",
+    "Windows",
+    "draw",
+    "permutation",
+    "sample_seed",
+    "window_order",
+]
