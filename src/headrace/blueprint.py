@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,15 +18,19 @@ import anyio
 import numpy as np
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
-from headrace.datasets.operators import WINDOW_BYTES, WINDOW_SAMPLES, Pick, Shuffle, Take, ToTuple, is_async
+from headrace.datasets.operators import EpochOf, Repeat, Shuffle, Take, ToTuple, is_async
 from headrace.datasets.shards import IndexedShards, Shards, Wanted
 from headrace.datasets.stream import Files, Pipeline
+from headrace.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.fetch import Reader
 from headrace.fetch.growth import Growth
 from headrace.fetch.keys import USERS_OWN, IterSource, KeySource, is_ours
 from headrace.fetch.members import Bounds
-from headrace.fetch.shards import ShardSource, Window
+from headrace.fetch.resumable import Resumable
+from headrace.fetch.shards import Mark, ShardSource, Window
+from headrace.fetch.shuffle_buffer import ShuffleBuffer
+from headrace.fetch.visits import VisitSource
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.compression.decompressor import Decompressor, kind_of
 from headrace.formats.limits import Limits
@@ -35,6 +39,7 @@ from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
 from headrace.options import Settings
 from headrace.plan import draw, permutation, window_order
+from headrace.planning import Planning
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
@@ -43,6 +48,9 @@ from headrace.work.workbench import note_origin, open_part
 
 _FINAL = 1  # the number of the chain that makes batches
 _PLANNED_AT_ONCE = 4096
+WINDOW_SAMPLES = 2048  # of shards without an index
+WINDOW_BYTES = 64 * 2**20
+_BUFFER_SAMPLES = 4096
 _LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
 
 
@@ -83,12 +91,6 @@ class Blueprint:
         return source.storage_options if isinstance(source, Shards | IndexedShards | Files) else None
 
     @property
-    def ahead_bytes(self) -> int:
-        """How many bytes a source must be able to hold: two windows of a shuffle."""
-        is_shuffled = any(isinstance(operator, Shuffle) for operator in self._pipeline.order)
-        return 2 * WINDOW_BYTES if is_shuffled and self._is_by_shard else 0
-
-    @property
     def _is_by_shard(self) -> bool:
         source = self._pipeline.source
         return isinstance(source, Shards | IndexedShards) and not self._pipeline.is_by_number
@@ -99,13 +101,18 @@ class Blueprint:
         source = self._pipeline.source
         return None if isinstance(source, Shards) else source
 
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes a source must be able to hold: two windows of a shuffle."""
+        return 2 * WINDOW_BYTES if self._is_by_shard else 0
+
     def _inner_stage(self, stage: int | tuple[Step, ...]) -> WorkStage | LoopStage:
         return WorkStage(stage) if isinstance(stage, int) else LoopStage(partial(self._through_loop, stage))
 
     async def _through_loop(
         self, steps: Sequence[Step], part: Part, positions: Sequence[int]
     ) -> tuple[Part, Sequence[int]]:
-        """All samples of a part through asynchronous steps, at once."""
+        """All samples of a part through asynchronous steps, at once; which of them are left."""
         samples: list[Any] = open_part(part)
         part.release()
         kept = [True] * len(samples)
@@ -117,147 +124,216 @@ class Blueprint:
             for k in range(len(samples)):
                 group.start_soon(one, k)
         left = [k for k, keep in enumerate(kept) if keep]
-        return self._wrap([samples[k] for k in left]), [positions[k] for k in left]
+        return self._wrap([samples[k] for k in left]), left
 
     async def prepare(self, machinery: Machinery) -> None:
         """Teach the workers their chains, and open the data set; on the engine's loop, before the first epoch."""
         for number, chain in self.chains.items():
             machinery.learn(number, chain)
-        machinery.read_ahead(self.ahead_bytes)
         if self.opens is not None:
             await machinery.open(self.opens)
 
-    def source(self, epoch: int, reader: Reader, caller: asyncio.AbstractEventLoop | None) -> Source:
+    def source(
+        self, plan: EpochPlan, planning: Planning | None, reader: Reader, caller: asyncio.AbstractEventLoop | None
+    ) -> Source:
         """The samples of an epoch.
 
         Args:
+            plan: the epoch's.
+            planning: knows where the samples at its positions lie; None: they have no numbers.
             reader: reads bytes.
             caller: the loop of an `async for`.
         """
-        source, settings = self._pipeline.source, self._settings
-        if isinstance(source, Shards | IndexedShards) and self._is_by_shard:
-            return self._shard_source(source, epoch, reader)
-        assert not isinstance(source, Shards)
-        chunk = self.recipe.chunk(settings.batch_size)
-        if isinstance(source, AsyncDataset):
-            return self._key_source(source, epoch, chunk)
+        source = self._pipeline.source
+        if planning is None:
+            if isinstance(source, Shards | IndexedShards):
+                return self._shard_source(source, plan, reader)
+            assert isinstance(source, AsyncIterableDataset)
+            return self._iter_source(source, plan, caller)
+        assert isinstance(source, AsyncDataset)
+        assert plan.order is not None
+        if isinstance(source, IndexedShards) and self._is_by_shard:
+            fetch = self._settings.fetch
+            return VisitSource(
+                planning.reads(plan.order, plan.steps),
+                reader,
+                partial(source.members, wanted=self._pipeline.wanted),
+                bounds=Bounds(fetch.gap_bytes, fetch.range_bytes),
+                chosen=reader.meter.count_shard,
+                pack_error=packing.pack_error,
+            )
+        return self._key_source(source, plan, planning)
+
+    def _iter_source(
+        self, source: AsyncIterableDataset, plan: EpochPlan, caller: asyncio.AbstractEventLoop | None
+    ) -> IterSource:
         samples = source.aiter
         if source.loop == "caller":
             if caller is None:
                 raise OptionError(f"{type(source).__name__}.loop is 'caller': it can be used with `async for` only")
             samples = partial(_from_caller, source.aiter, caller)
-        if self._prefix:
-            samples = partial(_iterate_through, samples, self._prefix)
+        resumable = Resumable(source, samples, plan.begin.mark)
+        begin = plan.begin.cursor.position
+        make = resumable.open if not self._prefix else partial(_iterate_through, resumable.open, self._prefix, begin)
         return IterSource(
-            samples,
-            take=_taken(self._pipeline.order),
-            batch_size=settings.batch_size,
-            chunk=chunk,
+            make,
+            snapshot=resumable.snapshot,
+            take=_left_to_take(self._pipeline.order, plan),
+            buffer=self._buffer(plan),
+            begin=begin,
+            done=plan.begin.done,
+            batch_size=plan.batch_size,
+            chunk=self.recipe.chunk(plan.batch_size),
             pack_error=packing.pack_error,
         )
 
-    def _key_source(self, source: AsyncDataset, epoch: int, chunk: int) -> KeySource:
-        settings, pipeline = self._settings, self._pipeline
-        get, numbers = source.aget, None
+    def _key_source(self, source: AsyncDataset, plan: EpochPlan, planning: Planning) -> KeySource:
+        pipeline, order, steps = self._pipeline, plan.order, plan.steps
+        get = source.aget
         if isinstance(source, IndexedShards):
             get = partial(source.get, wanted=pipeline.wanted)
-            numbers = source.passing(pipeline.keeps) if pipeline.keeps else None
-        count = len(source) if numbers is None else len(numbers)
-        order = _Order(pipeline.order, count, settings.seed, epoch, numbers)
         many = getattr(source, "aget_many", None) if not self._prefix else None
         get = get if not self._prefix else partial(_get_through, get, self._prefix)
         keys = source.keys()
         if len(keys) != len(source):
             raise OptionError(f"{type(source).__name__} has {len(source)} samples, but its keys() are {len(keys)}")
-        left_out = order.count % settings.batch_size if settings.drop_last and self.recipe.keeps_count else 0
+        assert order is not None
+
+        def some(start: int, stop: int) -> tuple[list[int], list[int]]:
+            positions = steps.positions(start, stop)
+            return positions.tolist(), planning.numbers(order, positions).tolist()
+
+        some_ahead = _Ahead(some, steps.count)
+
+        def keys_of(start: int, stop: int) -> tuple[list[Any], Sequence[int]]:
+            positions, numbers = some_ahead.at(start, stop)
+            return [keys[k] for k in numbers], positions
+
         return KeySource(
-            order.count - left_out,
-            lambda start, stop: [keys[k] for k in order.at(start, stop)],
+            steps.count,
+            keys_of,
             get,
             many,
             growth=self._growth,
-            batch_size=settings.batch_size,
-            chunk=chunk,
+            batch_size=plan.batch_size,
+            chunk=self.recipe.chunk(plan.batch_size),
             pack_error=packing.pack_error,
         )
 
-    def _shard_source(self, source: Shards | IndexedShards, epoch: int, reader: Reader) -> ShardSource:
-        settings, urls = self._settings, list(source.urls)
-        window, shards = None, np.arange(len(urls))
-        for operator in self._pipeline.order:
-            if isinstance(operator, Shuffle):
-                seed = settings.seed if operator.seed is None else operator.seed
-                shards = permutation(np.arange(len(urls)), len(urls), draw("shards", seed, epoch))
-                urls = [urls[k] for k in shards]
-                samples = operator.window or WINDOW_SAMPLES
-                window = Window(samples, WINDOW_BYTES, lambda n, k, seed=seed: window_order(n, seed, epoch, k))  # type: ignore[misc]
-        members = expected = None
-        wanted, keeps, limits = self._pipeline.wanted, self._pipeline.keeps, source.limits
+    def _shard_source(self, source: Shards | IndexedShards, plan: EpochPlan, reader: Reader) -> ShardSource:
+        settings, order = self._settings, self._pipeline.order
+        mark = Mark() if plan.begin.mark is None else Mark(*plan.begin.mark)
+        shuffle = next((operator for operator in order if isinstance(operator, Shuffle)), None)
+        window = None
+        if shuffle is not None and shuffle.by in ("auto", "window"):
+            seed = settings.seed if shuffle.seed is None else shuffle.seed
+            samples = shuffle.window or WINDOW_SAMPLES
+            window = Window(samples, WINDOW_BYTES, lambda n, k: window_order(n, seed, plan.number, k))
+        limits, expected = source.limits, None
+        rounds = self._rounds(source, plan)
         if isinstance(source, IndexedShards):
-            # to look for members first, where the index does not tell them, would be to read them twice
-            if not any(kind_of(url) for url in urls) and (keeps or source.has_members):
-                members = lambda ordinal: source.members(int(shards[ordinal]), wanted, keeps)
-            else:
-                expected = lambda ordinal: source.expected(int(shards[ordinal]))
+            expected = lambda turn: source.expected(rounds.shard(turn))
         return ShardSource(
-            urls,
+            rounds.from_turn(mark.shard),
             reader,
             partial(TarScanner, limits=limits),
             partial(_unpacks, limits),
-            members=members,
             expected=expected,
-            bounds=Bounds(settings.fetch.gap_bytes, settings.fetch.range_bytes),
-            chosen=reader.meter.count_shard,
             range_bytes=settings.fetch.range_bytes,
             window=window,
-            take=_taken(self._pipeline.order),
+            buffer=self._buffer(plan),
+            take=_left_to_take(order, plan),
+            begin=mark,
+            done=plan.begin.done,
             pack_error=packing.pack_error,
         )
+
+    def _rounds(self, source: Shards | IndexedShards, plan: EpochPlan) -> Rounds:
+        order = self._pipeline.order
+        shuffle = next((operator for operator in order if isinstance(operator, Shuffle)), None)
+        seed = None
+        if shuffle is not None:
+            seed = self._settings.seed if shuffle.seed is None else shuffle.seed
+        times: int | None = 1
+        for operator in order:
+            if isinstance(operator, Repeat | EpochOf):
+                times = operator.times if isinstance(operator, Repeat) else None
+        return Rounds(source.urls, seed, plan.number, times, plan.rank, plan.world)
+
+    def _buffer(self, plan: EpochPlan) -> ShuffleBuffer | None:
+        shuffle = next((o for o in self._pipeline.order if isinstance(o, Shuffle) and o.by == "buffer"), None)
+        if shuffle is None:
+            return None
+        seed = self._settings.seed if shuffle.seed is None else shuffle.seed
+        return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, draw("buffer", seed, plan.number, plan.rank))
+
+
+class Rounds:
+    """Shards that are read one after the other, as often as is asked for.
+
+    Args:
+        seed: of their order; None: as they are given.
+        epoch: the epoch's number.
+        times: how often; None: without end.
+        rank, world: which of them are read here.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], seed: int | None, epoch: int, times: int | None, rank: int, world: int
+    ) -> None:
+        if world > len(urls):
+            raise OptionError(
+                f"{len(urls)} shards for {world} ranks, each of which reads shards of its own: make an index, "
+                "then they share shards (headrace index URL…)"
+            )
+        self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times
+        self._rank, self._world = rank, world
+        self._count = (len(urls) - rank - 1) // world + 1
+        self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
+
+    def from_turn(self, turn: int) -> Iterator[tuple[int, str]]:
+        """(turn, address) of each shard from a turn on."""
+        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self._count)
+        return ((k, self._urls[self.shard(k)]) for k in turns)
+
+    def shard(self, turn: int) -> int:
+        """The number of the shard whose turn it is."""
+        number, k = divmod(turn, self._count)
+        if self._round[0] != number:
+            shards = np.arange(len(self._urls))
+            if self._seed is not None:
+                shards = permutation(shards, len(shards), draw("shards", self._seed, self._epoch, number))
+            self._round = number, shards[self._rank :: self._world]
+        return int(self._round[1][k])
+
+
+class _Ahead:
+    """What a plan says, some thousand positions at a time."""
+
+    def __init__(self, some: Callable[[int, int], tuple[list[int], list[int]]], count: int) -> None:
+        self._some, self._count = some, count
+        self._start, self._positions, self._numbers = 0, list[int](), list[int]()
+
+    def at(self, start: int, stop: int) -> tuple[list[int], list[int]]:
+        if not self._start <= start <= stop <= self._start + len(self._numbers):
+            self._start = start
+            self._positions, self._numbers = self._some(start, min(self._count, max(stop, start + _PLANNED_AT_ONCE)))
+        here = slice(start - self._start, stop - self._start)
+        return self._positions[here], self._numbers[here]
+
+
+def _left_to_take(operators: Sequence[Any], plan: EpochPlan) -> int | None:
+    """How many samples there are to give at most, from where a plan begins, on this rank."""
+    takes = [operator.count for operator in operators if isinstance(operator, Take)]
+    rank, world = plan.rank, plan.world
+    epochs = [operator.samples for operator in operators if isinstance(operator, EpochOf)]
+    takes += [(rank + 1) * samples // world - rank * samples // world for samples in epochs]
+    return min(takes) - plan.begin.cursor.position if takes else None
 
 
 def _unpacks(limits: Limits, url: str) -> Decompressor | None:
     kind = kind_of(url)
     return None if kind is None else Decompressor(kind, url, limits)
-
-
-class _Order:
-    """The keys' numbers in the order of an epoch; planned some thousand positions at a time."""
-
-    def __init__(
-        self,
-        operators: Sequence[Shuffle | Take | Pick],
-        count: int,
-        seed: int,
-        epoch: int,
-        numbers: Ints | None = None,
-    ) -> None:
-        self._looks: list[Callable[[Ints], Ints]] = [] if numbers is None else [numbers.__getitem__]
-        for number, operator in enumerate(operators):
-            if isinstance(operator, Take):
-                count = min(count, operator.count)
-            elif isinstance(operator, Pick):
-                picked = operator.numbers(count)
-                count = len(picked)
-                self._looks.append(picked.__getitem__)
-            else:
-                own = seed if operator.seed is None else operator.seed
-                self._looks.append(partial(permutation, n=count, key=draw("keys", own, epoch, number)))
-        self.count = count
-        self._start, self._block = 0, list[int]()
-
-    def at(self, start: int, stop: int) -> list[int]:
-        """The numbers at positions [start, stop)."""
-        if not self._start <= start <= stop <= self._start + len(self._block):
-            self._start = start
-            positions = np.arange(start, min(self.count, max(stop, start + _PLANNED_AT_ONCE)))
-            for look in reversed(self._looks):
-                positions = look(positions)
-            self._block = positions.tolist()
-        return self._block[start - self._start : stop - self._start]
-
-
-def _taken(operators: Sequence[Shuffle | Take | Pick]) -> int | None:
-    return min((operator.count for operator in operators if isinstance(operator, Take)), default=None)
 
 
 def _stages(
@@ -335,8 +411,9 @@ async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: An
     return sample
 
 
-async def _iterate_through(samples: Callable[[], AsyncIterator[Any]], steps: Sequence[Step]) -> AsyncIterator[Any]:
-    position = 0
+async def _iterate_through(
+    samples: Callable[[], AsyncIterator[Any]], steps: Sequence[Step], position: int
+) -> AsyncIterator[Any]:
     async for sample in samples():
         made, _ = await _apply(steps, sample, position)  # one that fails does not end the others
         yield made

@@ -6,17 +6,22 @@ batch at a time. There is no more of anything for more workers: `prefetch_factor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import heapq
 import warnings
 import weakref
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn, default_collate
+from torch.utils.data.dataloader import _sharding_worker_init_fn, default_collate
 
 from headrace.deliver.iterator import BatchIterator, Opener
+from headrace.deliver.slabs import Views
+from headrace.drop_in_state import Book, Resumable
 from headrace.fetch.keys import KeyFeed
 from headrace.machinery import Machinery
 from headrace.options import FetchOptions, Settings
@@ -88,7 +93,7 @@ class Economy:
         self._end.detach()
 
 
-class EconomicIterator(_BaseDataLoaderIter):
+class EconomicIterator(Resumable):
     """One run, or with persistent workers all runs, over a loader in economic mode.
 
     The data set is sent to the workers when this is made. After an error in a batch the next one can be asked for.
@@ -96,24 +101,31 @@ class EconomicIterator(_BaseDataLoaderIter):
     Args:
         loader: the loader; it is not kept.
         economy: what it runs on.
+        book: the loader's, where it has one.
     """
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> None:
+    def __init__(self, loader: torch.utils.data.DataLoader[Any], economy: Economy, book: Book | None = None) -> None:
+        self._prepare(loader, book or Book(loader))
+        told = self._told
         super().__init__(loader)  # warns, and draws, as torch does
         self._economy = economy
+        self._run_number = 0  # of those from one base seed
+        if told is not None and (self._goes_on or self._persistent_workers):
+            self._run_number = told["run"] + told["is_finished"]
         self._number = economy.numbers.take()
         weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
         self._chain = _chain(self, loader, economy)  # kept: threads know it weakly
         economy.machinery.teach(self._number, self._chain)
         self._in_order = loader.in_order
-        self._run = 0
+        self._open_run(self._before)
+        self._told, self._goes_on = None, False
         self._begin()
 
     def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._batches.close()
         self._economy.machinery.forget_spec(self._number)
-        self._run += 1
+        self._run_number += 1
         self._begin()
 
     def _begin(self) -> None:
@@ -136,6 +148,9 @@ class EconomicIterator(_BaseDataLoaderIter):
         )
         self._source = KeyFeed(machinery.key_part_of)
         self._drawn, self._is_drawn = 0, False
+        self._first, self._beyond = self._run.due, set(self._run.point.beyond)
+        self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
+        self._opened: deque[int] = deque()  # those that were given since they were counted, as the engine knows them
         self._batches: BatchIterator[Any] = machinery.iterate(
             self._economy,
             self._source,
@@ -144,20 +159,22 @@ class EconomicIterator(_BaseDataLoaderIter):
             _prepare_nothing,
             _remember_nothing,
             "headrace.deliver",
-            opener=_Opener,
+            opener=functools.partial(_Opener, self._opened),
         )
         self._draw(self._economy.prefetch_factor)
 
     def _next_data(self) -> Any:
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        return next(self._batches)
+        with self._receiving():
+            return next(self._batches)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        batch = await anext(self._batches)
+        with self._receiving():
+            batch = await anext(self._batches)
         self._num_yielded += 1
         return batch
 
@@ -169,17 +186,35 @@ class EconomicIterator(_BaseDataLoaderIter):
             StopIteration: the epoch is over.
         """
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        batch = self._batches.try_next()
+        with self._receiving():
+            batch = self._batches.try_next()
         self._num_yielded += 1
         return batch
+
+    @contextlib.contextmanager
+    def _receiving(self) -> Iterator[None]:
+        """Within, the trainer is given a batch, or its error, or the end."""
+        given = self._num_yielded
+        try:
+            yield
+            given += 1
+        except (StopIteration, StopAsyncIteration):
+            self._run.is_finished = True
+            raise
+        finally:
+            while self._opened:
+                self._run.receive(self._numbers.pop(self._opened.popleft()), 0, given)
 
     def _key(self) -> int:
         """From which, with their own keys, the random numbers of this run's samples are made."""
         economy = self._economy
         epoch, economy.epoch = economy.epoch, economy.epoch + 1
+        self._common |= {"epoch_of_samples": epoch, "run": self._run_number}
         if economy.seed is not None:
             return sample_seed(economy.seed, epoch)
-        return sample_seed(int(self._base_seed), self._run)  # drawn anew for each iterator, not for each of its runs
+        return sample_seed(
+            int(self._base_seed), self._run_number
+        )  # drawn anew for each iterator, not for each of its runs
 
     def close(self) -> None:
         """End this run here; its memory is free, and its workers have nothing more to do for it."""
@@ -191,10 +226,15 @@ class EconomicIterator(_BaseDataLoaderIter):
         while self._drawn < count and not self._is_drawn:
             try:
                 index = self._next_index()  # type: ignore[no-untyped-call]
+                while self._first in self._beyond:  # it was given already
+                    self._first += 1
+                    index = self._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:
                 self._is_drawn = True
                 post(source.add, None)
             else:
+                self._numbers[self._drawn] = self._first
+                self._first += 1
                 self._drawn += 1
                 post(source.add, list(index) if self._auto_collation else [index])
 
@@ -247,9 +287,18 @@ class _Numbers:
 
 
 class _Opener(Opener):
-    """Errors that come in the place of batches are raised as torch's loader raises them."""
+    """Errors that come in the place of batches are raised as torch's loader raises them.
+
+    Args:
+        opened: the numbers of batches are put here as they are opened: that is in the order in which they are given.
+    """
+
+    def __init__(self, opened: deque[int], views: Views) -> None:
+        super().__init__(views)
+        self._opened = opened
 
     def open(self, delivery: Delivery) -> Any:
+        self._opened.append(delivery.batch)
         if delivery.kind != "error":
             return super().open(delivery)
         if delivery.blob.startswith(CAUGHT):

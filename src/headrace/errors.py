@@ -95,7 +95,15 @@ class CannotCarryError(OptionError, TypeError):
 
 
 class StateMismatchError(HeadraceError, ValueError):
-    """A saved state belongs to another plan; the message says which field differs."""
+    """A saved state belongs to another plan; the message says which field differs.
+
+    Attributes:
+        field: its name.
+    """
+
+    def __init__(self, *args: object, field: str = "") -> None:
+        super().__init__(*args)
+        self.field = field
 
 
 class LoaderClosedError(HeadraceError, RuntimeError):

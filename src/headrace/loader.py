@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
 import anyio.to_thread
@@ -17,8 +18,10 @@ from headrace.errors import OptionError
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
 from headrace.options import FetchOptions
-from headrace.streaming import Streaming
+from headrace.streaming import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
+from headrace.torch_compat.ranks import Ranks, find_ranks
+from headrace.types import Tail
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -57,7 +60,20 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: workers, and their copies of the data set, stay for further epochs. Torch regime only.
         in_order: False gives batches as they become ready.
         seed: of the order and of the samples' random numbers; None means 0.
-        shard: ranks of a distributed run get different samples. Not built yet: False is needed there.
+        shard: ranks of a distributed run get different samples of each global batch; False gives every rank all.
+            Data sets of ours only, as all of the next seven.
+        global_batch_size: samples of a batch of all ranks together, in the place of `batch_size`; ranks differ by at
+            most one.
+        tail: what becomes of a last global batch that is short. "short" gives it, and every sample comes once: where
+            ranks would have none, the last two share what is left. "drop" leaves it out, as `drop_last`. "pad" fills
+            it with samples of the epoch's begin, which come twice. "carry" puts it at the begin of the next epoch.
+        rank, world_size: which part of each global batch is this process's. By default they follow from `device_mesh`,
+            from torch.distributed, or from the environment, when the loader is first iterated over.
+        device_mesh: a DeviceMesh; only its dimensions that divide data count.
+        data_dims: the names of these.
+        ranks: "all": when an epoch begins, ranks compare their plans. "local": they do not, for loops that not all
+            ranks run.
+        snapshot_every_n_steps: data sets of torch's only: how often workers tell their states.
         fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
             brings a third more per second.
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
@@ -115,6 +131,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         seed: int | None = None,
         shard: bool = True,
+        global_batch_size: int | None = None,
+        tail: Tail | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        device_mesh: Any = None,
+        data_dims: Sequence[str] | None = None,
+        ranks: Literal["all", "local"] = "all",
+        snapshot_every_n_steps: int = 1,
         fetch_concurrency: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
@@ -132,6 +156,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.on_error, self.max_skips = on_error, max_skips
         self.economic, self.num_batch_workers = economic, num_batch_workers
         self.num_workers_batches = num_workers_batches
+        self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size
+        self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
         common: dict[str, Any] = {
             "num_workers": num_workers,
@@ -198,7 +225,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             stream,
             resolved,
             in_threads=workers == "thread",
-            shard=shard,
+            ranks=partial(
+                find_ranks,
+                rank=rank,
+                world_size=world_size,
+                device_mesh=device_mesh,
+                data_dims=data_dims,
+                ranks=ranks,
+            )
+            if shard
+            else Ranks,
             name=f"enumerate(DataLoader)#{type(self).__name__}.__next__",
         )
 
@@ -258,6 +294,52 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iter` begin this epoch; samplers of torch's that know epochs are told."""
         self._behind.set_epoch(epoch)
+
+    @property
+    def position(self) -> Position:
+        """How far the trainer is in the epoch: (batch, samples, global_samples); other data sets than torch's only."""
+        if not isinstance(self._behind, Streaming):
+            raise OptionError("position is for headrace's data sets: of torch's, the sampler knows it")
+        return self._behind.position
+
+    def skip(self, batches: int) -> None:
+        """Have the next `iter` begin so many batches further on; nothing is read of those that have numbers.
+
+        Raises:
+            LoaderBusyError: an iterator is in use.
+            OptionError: the data set is torch's.
+        """
+        if not isinstance(self._behind, Streaming):
+            raise OptionError("skip is for headrace's data sets; of torch's, take batches and leave them")
+        self._behind.skip(batches)
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        """What is needed to go on exactly after what the trainer has received, as JSON; from any thread.
+
+        Inside the loop behind the last batch: the epoch that goes on from it is empty, and the next one whole. Once the
+        loop is over: the next epoch is whole.
+
+        Args:
+            batches: the state after so many batches of this epoch, for loops that take one batch ahead; the last 16
+                are known.
+
+        Raises:
+            OptionError: there is no state, and why.
+        """
+        return self._behind.state_dict(self, batches)
+
+    def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
+        """Have the next `iter` go on from a state, also with other workers, batch sizes and numbers of ranks.
+
+        Args:
+            state: what `state_dict` gave; an empty one is the begin.
+            force: go on also where the data or the order are others.
+
+        Raises:
+            StateMismatchError: the state belongs to other data or another order; it names what differs.
+            LoaderBusyError: an iterator is in use; of data sets of torch's it is dropped.
+        """
+        self._behind.load_state_dict(self, state, force)
 
     def peek(self) -> T_co:
         """The first batch of the next epoch, which the next `iter` gives again: nothing is consumed."""

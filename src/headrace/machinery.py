@@ -13,6 +13,7 @@ from typing import Any
 from headrace.deliver.ahead import ahead_of, mover_of
 from headrace.deliver.channel import thread_channel
 from headrace.deliver.iterator import BatchIterator, Opener
+from headrace.deliver.journey import Journey
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
 from headrace.fetch import Meter, Reader
@@ -21,10 +22,12 @@ from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
 from headrace.scheduler.budget import Budget
+from headrace.scheduler.cuts import Cuts, EvenCuts, ToldCuts
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.recipe import Recipe
 from headrace.scheduler.skips import Skips
+from headrace.scheduler.track import Track
 from headrace.tasks import Chain, Failure, KeyPart, ListPart, PackedPart, Part, Source
 from headrace.torch_compat import packing
 from headrace.types import Opens, running_reader
@@ -86,7 +89,10 @@ class Machinery:
         name: str,
         count: int | None = None,
         opener: Callable[[Views], Opener] = Opener,
+        cuts: Cuts | None = None,
+        track: Track | None = None,
         skips: Skips | None = None,
+        journey: Journey | None = None,
     ) -> BatchIterator[Any]:
         """An iterator over the batches of an epoch.
 
@@ -100,6 +106,9 @@ class Machinery:
             name: what a profiler calls `next`.
             count: how many batches the epoch has, where that is known.
             opener: makes batches of what the engine delivers.
+            cuts: where samples are cut into batches; None: where the source says, or evenly.
+            track: where in the epoch samples are; None: as the source counts them.
+            journey: told what the trainer has received; None: nobody asks for its state.
             skips: says which failed samples are left out; None: none is.
 
         Raises:
@@ -125,6 +134,8 @@ class Machinery:
             self.part_of,
             1 if self._helper is None else 2,
             packing.pack_error,
+            cuts or (ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)),
+            track or Track(),
             skips,
         )
 
@@ -143,7 +154,17 @@ class Machinery:
 
         engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
         return BatchIterator(
-            owner, receiver, opener(views), ahead, end, exhausted, self.meters, name, self._settings.timeout_s, count
+            owner,
+            receiver,
+            opener(views),
+            ahead,
+            end,
+            exhausted,
+            self.meters,
+            name,
+            self._settings.timeout_s,
+            count,
+            journey,
         )
 
     def post(self, call: Callable[..., Any], *args: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import OptionError
+from headrace.types import Tail
 
 MiB, GiB = 2**20, 2**30
 
@@ -89,11 +90,15 @@ class Settings:
     """What a loader was told, with every "auto" resolved.
 
     Attributes:
+        batch_size: on each rank; where `global_batch_size` is given, of all ranks together, it follows from that.
+        tail: what becomes of a last step that is short; see `headrace.plan.Steps`.
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
         skips: which failed samples are left out; None: the first of a batch is raised in its place.
     """
 
     batch_size: int
+    global_batch_size: int | None = None
+    tail: Tail = "short"
     drop_last: bool
     num_workers: int
     prefetch_factor: int

@@ -19,6 +19,7 @@ from headrace.datasets.stream import Pipeline
 from headrace.errors import LateOptionError, OptionError
 from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended
+from headrace.types import Tail
 
 _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
@@ -65,6 +66,13 @@ def check_torch(loader: Any) -> None:
         value = getattr(loader, name)
         if value != unset:
             raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
+    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims"):
+        value = getattr(loader, name)
+        if value is not None:
+            raise OptionError(
+                f"{name}={value!r:.100} is for headrace's data sets: of {kind} a sampler says what each rank gets; "
+                "hr.from_map(data) makes one of ours of it"
+            )
     if loader.on_error != "raise":
         raise OptionError(
             f"on_error={loader.on_error!r} is for headrace's data sets: of {kind} a batch fails as a whole; "
@@ -123,9 +131,18 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     prefetch_factor = loader.prefetch_factor
     if prefetch_factor is None:
         prefetch_factor = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    tail = _tail(loader, drop_last)
+    if loader.global_batch_size is not None:
+        if pipeline.group is not None or batch_size != 1:
+            told = f".batch({pipeline.group.size})" if pipeline.group is not None else f"batch_size={batch_size}"
+            raise OptionError(f"global_batch_size={loader.global_batch_size} and {told}: give one of them")
+        if not _is_count(loader.global_batch_size) or not loader.global_batch_size:
+            raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")
     return Settings(
         batch_size=batch_size or 1,
-        drop_last=drop_last,
+        global_batch_size=loader.global_batch_size,
+        tail=tail,
+        drop_last=tail == "drop",
         num_workers=loader.num_workers,
         prefetch_factor=prefetch_factor,
         collate=collate,
@@ -142,6 +159,20 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
         pin_memory=loader.pin_memory,
         device=loader.device,
     )
+
+
+def _tail(loader: Any, drop_last: bool) -> Tail:
+    """What becomes of a last step that is short.
+
+    Raises:
+        OptionError: there is no such thing, or two options say different things.
+    """
+    tail: Tail | None = loader.tail
+    if tail not in (None, "short", "drop", "pad", "carry"):
+        raise OptionError(f"tail={tail!r}: one of 'short', 'drop', 'pad', 'carry' is meant")
+    if drop_last and tail not in (None, "drop"):
+        raise OptionError(f"drop_last=True and tail={tail!r}: give one of them")
+    return "drop" if drop_last else tail or "short"
 
 
 def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:

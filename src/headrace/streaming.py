@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import os
+import copy
+import logging
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+import numpy as np
 
 from headrace.blueprint import Blueprint
-from headrace.datasets.stream import Stream
+from headrace.datasets.operators import EpochOf, Shuffle
+from headrace.datasets.shards import IndexedShards, Shards
+from headrace.datasets.stream import Stream, with_built_index
 from headrace.deliver.iterator import BatchIterator
-from headrace.errors import LoaderClosedError, OptionError
+from headrace.deliver.journey import Journey
+from headrace.epoch_plan import EpochPlan
+from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError, StateMismatchError
 from headrace.machinery import Machinery
 from headrace.observe.stats import Stats
 from headrace.options import Settings
-from headrace.plan import sample_seed
+from headrace.plan import Cursor, Order, Steps, draw, sample_seed
+from headrace.plan.order import ENDLESS
+from headrace.planning import Planning, data_digest
 from headrace.scheduler.skips import Skips
+from headrace.state import Facts, State, merged
 from headrace.torch_compat import packing
+from headrace.torch_compat.ranks import Ranks
+from headrace.types import Ints
+
+log = logging.getLogger("headrace")
+
+
+class Position(NamedTuple):
+    """How far the trainer is in an epoch.
+
+    Attributes:
+        batch: how many batches it has received, on this rank.
+        samples: how many samples they had.
+        global_samples: how many samples all ranks together have received, as far as they receive the same steps.
+    """
+
+    batch: int
+    samples: int
+    global_samples: int
 
 
 class Streaming:
@@ -32,27 +57,45 @@ class Streaming:
         stream: the data, shuffled and cut as the loader was told.
         settings: what the loader was told.
         in_threads: whether workers are threads of this process.
-        shard: whether ranks of a distributed run get different samples.
+        ranks: finds out which rank this is.
         name: what a profiler calls `next`.
     """
 
-    def __init__(self, stream: Stream, settings: Settings, *, in_threads: bool, shard: bool, name: str) -> None:
-        self._stream, self._settings, self._shard, self._name = stream, settings, shard, name
+    def __init__(
+        self, stream: Stream, settings: Settings, *, in_threads: bool, ranks: Callable[[], Ranks], name: str
+    ) -> None:
+        self._stream, self._settings, self._find_ranks, self._name = stream, settings, ranks, name
+        self._ranks: Ranks | None = None
         self._epochs = _Epochs()
+        self._loaded: _Loaded | None = None
+        self._skip = 0
+        self._journey: Journey | None = None
+        self._current: EpochPlan | None = None
+        self._live: weakref.ref[BatchIterator[Any]] | None = None
         self._peeked: BatchIterator[Any] | None = None
         self._machinery = Machinery(replace(settings, collate=None, init=None, skips=None), in_threads=in_threads)
-        self._blueprint = Blueprint(stream.pipeline(), settings, self._machinery.part_of)
+        self._use(stream)
         self._finalizer = weakref.finalize(self, self._machinery.close_soon)
         self._finalizer.atexit = False
+
+    def _use(self, stream: Stream) -> None:
+        self._stream = stream
+        self._blueprint = Blueprint(stream.pipeline(), self._settings, self._machinery.part_of)
+        self._planning: Planning | None = None
+        self._facts: Facts | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """What every "auto" has become."""
-        names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch")
+        names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
         skips = self._settings.skips
         told: dict[str, Any] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
         if skips is not None:
             told["max_skips"] = skips.in_all, skips.in_a_row
+        if self._planning is not None:
+            told["order"] = self._planning.told()
+        if self._ranks is not None:
+            told |= {"rank": self._ranks.rank, "world_size": self._ranks.world}
         return {name: getattr(self._settings, name) for name in names} | told
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
@@ -68,10 +111,19 @@ class Streaming:
 
     def length(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
-        count, settings = len(self._stream), self._settings
-        if self._stream.pipeline().group is not None:
-            return count
-        return count // settings.batch_size if settings.drop_last else math.ceil(count / settings.batch_size)
+        len(self._stream)  # says why it is not known
+        pipeline, ranks = self._stream.pipeline(), self._ranks or self._find_ranks()
+        if not pipeline.has_numbers and ranks.world == 1:
+            count, settings = len(Stream(pipeline.source, pipeline.order)), self._settings
+            whole, rest = divmod(count, settings.batch_size)
+            return whole + bool(rest and settings.tail == "short")
+        planning = Planning(pipeline, self._settings.seed) if self._planning is None else self._planning
+        order = planning.order(self._epochs.number)
+        if order.count >= ENDLESS:
+            raise TypeError(f"{self._stream!r} has no length: it is repeated without end")
+        return Steps(
+            Cursor.at(), order.count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world, order.lanes
+        ).steps
 
     @property
     def epoch(self) -> int:
@@ -79,9 +131,68 @@ class Streaming:
         return self._epochs.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iterate` begin this epoch."""
+        """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
+        if epoch != self._epochs.number:
+            self._loaded, self._skip, self._peeked = None, 0, None
+            self._journey, self._epochs.carried = None, Cursor.at()
         self._epochs.number = epoch
-        self._peeked = None
+
+    def skip(self, batches: int) -> None:
+        """Have the next `iterate` begin so many batches further on."""
+        if batches < 0:
+            raise OptionError(f"skip({batches}): 0 or more")
+        self._check_at_rest("skip()")
+        self._skip += batches
+
+    @property
+    def position(self) -> Position:
+        """How far the trainer is in the epoch."""
+        if self._journey is not None and self._current is not None:
+            received = self._journey.received
+            if received.is_over:
+                return Position(0, 0, 0)
+            everywhere = self._current.after(received).samples if self._current.is_shared else received.samples
+            return Position(received.batches, received.samples, everywhere)
+        begin = self._loaded.state if self._loaded is not None else None
+        if begin is None:
+            return Position(0, 0, 0)
+        world = begin.world if begin.rank is None else 1
+        return Position(begin.batches, begin.samples // world, begin.samples)
+
+    def state_dict(self, loader: Any, batches: int | None = None) -> dict[str, Any]:
+        """The state after what the trainer has received, or after so many batches of the epoch."""
+        del loader
+        if self._journey is not None:
+            return self._journey.state(batches)
+        if self._loaded is not None and self._skip == 0:
+            return copy.deepcopy(self._loaded.packed)
+        plan = self._plan()
+        return plan.save(plan.received())
+
+    def load_state_dict(self, loader: Any, state: Mapping[str, Any], force: bool = False) -> None:
+        """Have the next `iterate` go on from a state; an empty one is the begin.
+
+        Raises:
+            LoaderBusyError: an iterator is in use.
+            StateMismatchError: the state belongs to another plan; not with `force`.
+        """
+        del loader
+        self._check_at_rest("load_state_dict()")
+        self._peeked, self._journey, self._skip = None, None, 0
+        if not state:
+            self._loaded, self._epochs.number, self._epochs.carried = None, 0, Cursor.at()
+            return
+        loaded = State.unpack(state)
+        order = None
+        if not force:
+            self._known_facts().compare(state)
+        if self._has_numbers and self._planning is not None:
+            order = self._planning.order(loaded.epoch)
+        packed = copy.deepcopy(dict(state))
+        self._loaded = _Loaded(loaded, packed, order)
+        self._epochs.number = loaded.epoch
+        if not force:
+            self._plan().check(packed)
 
     def peek(self) -> Any:
         """The first batch of the next epoch, which is not consumed by that."""
@@ -101,38 +212,229 @@ class Streaming:
         self._machinery.close()
         self._finalizer.detach()
 
-    def _new_iterator(self, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
-        world = _world()
-        if world > 1 and self._shard:
-            raise OptionError(
-                f"{world} ranks are running, and dividing samples among ranks is not built yet; "
-                "shard=False gives every rank all samples"
-            )
-        number = self._epochs.number
-        reader = self._machinery.reader(self._blueprint.storage_options)
-        return self._machinery.iterate(
-            self,
-            self._blueprint.source(number, reader, caller),
-            self._blueprint.recipe,
-            sample_seed(self._settings.seed, number),
-            _weakly(self._blueprint.prepare),
-            partial(self._epochs.advance, number),
-            self._name,
-            self._known_length(),
-            skips=self._skips(number),
-        )
+    def _check_at_rest(self, what: str) -> None:
+        iterator = None if self._live is None else self._live()
+        if iterator is not None and not iterator.is_over and iterator is not self._peeked:
+            raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or let go of it")
 
-    def _skips(self, epoch: int) -> Skips | None:
+    def _new_iterator(self, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
+        self._machinery.check()
+        if self._ranks is None:
+            self._ranks = self._find_ranks()
+            self._prepare_for(self._ranks)
+        plan = self._plan()
+        if self._ranks.is_torch:
+            self._ranks.agree("plan", plan.digest())
+        self._loaded, self._skip = None, 0
+        if self._planning is not None:
+            self._machinery.read_ahead(2 * self._planning.window_bytes // plan.steps.world)
+        elif any(isinstance(operator, Shuffle) for operator in self._stream.pipeline().order):
+            self._machinery.read_ahead(self._blueprint.window_bytes)
+        recipe = self._blueprint.recipe
+        recipe.batch_size, recipe.limit = plan.batch_size, self._limit(plan)
+        reader = self._machinery.reader(self._blueprint.storage_options)
+        source = self._blueprint.source(plan, self._planning, reader, caller)
+        journey = Journey(plan.received(), plan.save)
+        iterator = self._machinery.iterate(
+            self,
+            source,
+            recipe,
+            self._key(plan),
+            _weakly(self._blueprint.prepare),
+            partial(self._epochs.advance, plan),
+            self._name,
+            plan.batches,
+            cuts=plan.cuts(),
+            track=plan.track(source.mark if self._planning is None else None),
+            skips=self._skips(plan),
+            journey=journey,
+        )
+        self._journey, self._current, self._live = journey, plan, weakref.ref(iterator)
+        return iterator
+
+    # Planning an epoch.
+
+    def _prepare_for(self, ranks: Ranks) -> None:
+        """Find out how samples can be divided among ranks, the first time that is needed."""
+        pipeline = self._stream.pipeline()
+        if ranks.world > 1 and not any(isinstance(operator, EpochOf) for operator in pipeline.order):
+            source = pipeline.source
+            if isinstance(source, Shards) and not source.is_compressed:
+                log.warning(
+                    "%d ranks share shards without an index: one is made first, of the headers of their members: a "
+                    "request for every few of them. `headrace index` makes it once for all",
+                    ranks.world,
+                )
+                self._use(with_built_index(self._stream))
+                pipeline = self._stream.pipeline()
+            if not self._has_numbers:
+                raise OptionError(
+                    f"{ranks.world} ranks cannot share the samples of {self._stream!r}, which are counted while they "
+                    "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
+                    ".epoch(samples=N), or shard=False, which gives every rank all samples"
+                )
+            if not pipeline.keeps_count and pipeline.limit is None:
+                raise OptionError(
+                    f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
+                    "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
+                    "(.filter(f, field='__key__')), or shard=False, which gives every rank all samples"
+                )
+
+    @property
+    def _has_numbers(self) -> bool:
+        """Whether samples have numbers, as far as this needs them."""
+        pipeline = self._stream.pipeline()
+        source = pipeline.source
+        if self._ranks is not None and self._ranks.world > 1 and isinstance(source, IndexedShards):
+            return not source.is_compressed
+        return pipeline.has_numbers
+
+    def _known_facts(self) -> Facts:
+        """What states must agree about."""
+        if self._facts is None:
+            pipeline, settings = self._stream.pipeline(), self._settings
+            told: list[str]
+            if self._has_numbers:
+                self._planning = self._planning or Planning(pipeline, settings.seed)
+                data, count, told = self._planning.data, self._planning.count_of_pass, self._planning.told()
+                for line in told:
+                    if "windows" in line and self._planning.window_bytes:
+                        log.info("%s: a window has about %d bytes, over all ranks", line, self._planning.window_bytes)
+            else:
+                source = pipeline.source
+                urls = source.urls if isinstance(source, Shards | IndexedShards) else (type(source).__name__,)
+                data, count = data_digest(urls, None), None
+                told = [str(operator) for operator in pipeline.order]
+            self._facts = Facts(seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing)
+        return self._facts
+
+    def _step(self, ranks: Ranks) -> int:
+        settings = self._settings
+        size = settings.global_batch_size or settings.batch_size * ranks.world
+        if size < ranks.world:
+            raise OptionError(f"global_batch_size={size} for {ranks.world} ranks: each must have a sample of each step")
+        return size
+
+    def _plan(self) -> EpochPlan:
+        """The next epoch, from its begin or from the state that was loaded."""
+        ranks, settings, pipeline = self._ranks or self._find_ranks(), self._settings, self._stream.pipeline()
+        facts = self._known_facts()
+        begin = State(epoch=self._epochs.number, cursor=self._epochs.carried, world=ranks.world)
+        order: Order | None = None
+        size = self._step(ranks)
+        is_counted = self._planning is not None
+        is_shared = is_counted and pipeline.keeps_count and settings.in_order
+        if self._loaded is not None:
+            begin, order = self._loaded.state, self._loaded.order
+        if self._planning is not None and order is None:
+            order = self._planning.order(begin.epoch)
+        if self._loaded is not None:
+            begin, size = self._gone_on(begin, ranks, size, is_shared, order)
+        steps = Steps(
+            begin.cursor,
+            ENDLESS if order is None else order.count,
+            size,
+            settings.tail if is_counted and pipeline.keeps_count else "short",
+            ranks.rank if is_counted else 0,
+            ranks.world if is_counted else 1,
+            1 if order is None else order.lanes,
+            np.array(begin.done, np.int64).reshape(-1, 2),
+        )
+        plan = EpochPlan(
+            begin=begin,
+            facts=facts,
+            order=order,
+            numbers=_no_numbers if self._planning is None else self._planning.numbers,
+            steps=steps,
+            rank=ranks.rank,
+            world=ranks.world,
+            batch_size=self._batch_size(ranks) if not pipeline.keeps_count else steps.batch,
+            keeps_count=pipeline.keeps_count,
+            is_shared=is_shared,
+            why_no_state=self._why_no_state(),
+        )
+        return plan if not self._skip else plan.skipped(self._skip)
+
+    def _batch_size(self, ranks: Ranks) -> int:
+        whole, rank = self._settings.global_batch_size, ranks.rank
+        if whole is None:
+            return self._settings.batch_size
+        return (rank + 1) * whole // ranks.world - rank * whole // ranks.world
+
+    def _key(self, plan: EpochPlan) -> int:
+        """From which, with positions, random numbers are made."""
+        key = sample_seed(self._settings.seed, plan.number)
+        if plan.order is None and plan.world > 1:  # then each rank counts its own samples
+            key ^= draw("rank", plan.rank)
+        return key
+
+    def _gone_on(
+        self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
+    ) -> tuple[State, int]:
+        """(where to go on, samples of a step) from a state that may be of other ranks, and other batches.
+
+        Raises:
+            StateMismatchError: it is of one of several other ranks, or of another global batch.
+        """
+        settings, keeps_count = self._settings, self._stream.pipeline().keeps_count
+        if begin.rank is not None:
+            is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
+            if is_mine and (order is None or begin.step == size or not keeps_count) and not is_shared:
+                return begin, begin.step
+            if begin.world > 1 or order is None:
+                raise StateMismatchError(
+                    f"the state is of rank {begin.rank} of {begin.world} alone, and this is rank {ranks.rank} of "
+                    f"{ranks.world}" + ("" if order is None else ": merge the states of all ranks by hr.merge_states"),
+                    field="world",
+                )
+            begin = replace(begin, cursor=merged([begin], order.count), done=(), rank=None)
+        if settings.global_batch_size is None and begin.step and ranks.world != begin.world:
+            if begin.step == settings.batch_size * begin.world:
+                size = begin.step  # the global batch stays, and each rank's share follows from that
+            elif begin.step != size:
+                raise StateMismatchError(
+                    f"the state is of global batches of {begin.step} samples, and batch_size={settings.batch_size} on "
+                    f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
+                    field="step",
+                )
+            if size < ranks.world:
+                raise StateMismatchError(f"global batches of {size} samples cannot be shared by {ranks.world} ranks")
+        if not is_shared:
+            begin = replace(begin, rank=ranks.rank, samples=begin.samples // ranks.world)
+        return begin, size
+
+    def _limit(self, plan: EpochPlan) -> int | None:
+        """How many samples that were left over there are to give at most, on this rank."""
+        limit, rank, world = self._stream.pipeline().limit, plan.rank, plan.world
+        if limit is None:
+            return None
+        return (rank + 1) * limit // world - rank * limit // world - plan.begin.samples
+
+    def _why_no_state(self) -> str | None:
+        if any(isinstance(o, Shuffle) and o.by == "buffer" for o in self._stream.pipeline().order):
+            return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
+        return None
+
+    def _skips(self, plan: EpochPlan) -> Skips | None:
         policy = self._settings.skips
         if policy is None:
             return None
-        return Skips(weakref.ref(policy), epoch, self._machinery.meters, packing.unpack_error, packing.pack_error)
+        meters = self._machinery.meters
+        return Skips(
+            weakref.ref(policy), plan.number, meters, packing.unpack_error, packing.pack_error, plan.begin.skipped
+        )
 
-    def _known_length(self) -> int | None:
-        try:
-            return self.length()
-        except TypeError:
-            return None
+
+class _Loaded(NamedTuple):
+    """A state that the next iterator goes on from."""
+
+    state: State
+    packed: dict[str, Any]
+    order: Order | None
+
+
+def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
+    return positions
 
 
 def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machinery], Awaitable[None]]:
@@ -153,13 +455,8 @@ class _Epochs:
 
     def __init__(self) -> None:
         self.number = 0
+        self.carried = Cursor.at()  # where it begins
 
-    def advance(self, finished: int) -> None:
-        self.number = max(self.number, finished + 1)
-
-
-def _world() -> int:
-    """How many ranks are running."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    def advance(self, finished: EpochPlan) -> None:
+        if finished.number >= self.number:
+            self.number, self.carried = finished.number + 1, finished.carried()

@@ -34,6 +34,16 @@ class Step:
     fn: Callable[[Any], Any]
     random: bool = False
 
+    @property
+    def keeps_count(self) -> bool:
+        """Whether one sample comes out for each that goes in."""
+        return self.kind == "map"
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether it can be told from what has come out how much has gone in, so that a state is exact."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -417,6 +427,13 @@ class Source(Protocol):
         """Put every sample, in any order where positions are known beforehand, and return."""
         ...
 
+    def mark(self, position: int) -> Any:
+        """Where to begin again for the samples from `position` on; None where positions themselves tell that.
+
+        Marks before it are not asked for again.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -434,6 +451,7 @@ class Delivery:
         holes: of "slots": which of the first slots, as many as the batch was to have, hold no sample.
         blob: the packed exception of "error", or the packed form of "slots".
         note: of "error": what is said on the exception besides.
+        after: what a state says once it has been received; None where nobody asks.
     """
 
     batch: int
@@ -447,6 +465,22 @@ class Delivery:
     holes: tuple[int, ...] = ()
     blob: bytes = b""
     note: str = ""
+    after: After | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """What a state says besides, once a batch has been received.
+
+    Attributes:
+        covers: ranges of the source's samples that are used up by it, and by those before it that were left out.
+        mark: where a source can be begun again whose samples have no numbers.
+        skipped: how many failed samples have been left out: (in all, right before this point).
+    """
+
+    covers: tuple[tuple[int, int], ...]
+    mark: Any = None
+    skipped: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

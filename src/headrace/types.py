@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Buffer = bytes | bytearray | memoryview
 Ints = NDArray[np.int64]
+
+Tail = Literal["short", "drop", "pad", "carry"]
+"""What becomes of an epoch's last step where it is short."""
+
+Ranges = tuple[tuple[int, int], ...]
+"""Numbers as ranges [start, stop) that ascend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +249,24 @@ running_charge: ContextVar[Charges | None] = ContextVar("headrace_running_charge
 
 While it waits, the read holds no place among the requests under way, and no time limit runs.
 """
+
+
+@dataclass(slots=True, eq=False)
+class RunningSample:
+    """The sample that a coroutine makes: its epoch's key and its position are those of its random numbers.
+
+    Attributes:
+        generator: what `hr.rng` gives in that coroutine and in the tasks that it starts; made when it is first asked
+            for.
+    """
+
+    key: int
+    position: int
+    generator: np.random.Generator | None = None
+
+
+running_sample: ContextVar[RunningSample | None] = ContextVar("headrace_running_sample", default=None)
+"""The sample that the coroutine we run in makes; None in workers, which make one at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,17 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.datasets.operators import (
     AsyncFieldFilter,
+    Drawn,
+    EpochOf,
     FieldFilter,
     Group,
     Pick,
+    Repeat,
     Select,
     Shuffle,
     Take,
@@ -42,29 +48,40 @@ class Operators:
 
     def shuffle(
         self,
-        by: Literal["auto", "window", "global"] = "auto",
+        by: Literal["auto", "shards", "within", "window", "global", "buffer"] = "auto",
         *,
         window: int | None = None,
+        buffer: int | None = None,
         seed: int | None = None,
     ) -> Stream:
         """Another order each epoch, a function of (seed, epoch) alone.
 
-        Data sets with keys are shuffled globally. Shards without an index are read in another order, and their
-        samples are exchanged within windows: a window holds `window` samples, or 64 MiB where that is less.
-
         Args:
-            by: "auto" chooses by the source.
-            window: samples in a window, by default 2,048.
+            by: "shards" gives whole shards in another order. "within" exchanges the samples of each shard; one at a
+                time is held in memory. "window" does both: shards come in another order, and samples are exchanged
+                within windows, each of which holds stretches of many shards (with an index) or one stretch of the
+                shards (without). "global" exchanges all samples, and reads each by itself. "buffer" draws from
+                samples that wait in a buffer: it needs nothing to be known, and states are refused. "auto" is
+                "window" for shards, and "global" for data sets with keys.
+            window: samples in a window. By default 16,384, or as many as have 128 MiB; without an index 2,048, or as
+                many as have 64 MiB. Twice as much is held in memory.
+            buffer: samples that wait, by default 4,096.
             seed: of the order; by default the loader's.
 
         Raises:
             OptionError: an argument is out of its bounds.
         """
-        if by not in ("auto", "window", "global"):
-            raise OptionError(f".shuffle(by={by!r}): one of 'auto', 'window', 'global' is meant")
-        if window is not None and window < 1:
-            raise OptionError(f".shuffle(window={window}): a window has 1 sample or more")
-        return self._with(Shuffle(by, window, seed))
+        names = ("auto", "shards", "within", "window", "global", "buffer")
+        if by not in names:
+            raise OptionError(f".shuffle(by={by!r}): one of {', '.join(map(repr, names))} is meant")
+        for name, value in (("window", window), ("buffer", buffer)):
+            if value is not None and value < 1:
+                raise OptionError(f".shuffle({name}={value}): a {name} has 1 sample or more")
+        if buffer is not None and by not in ("auto", "buffer"):
+            raise OptionError(f".shuffle(by={by!r}, buffer={buffer}): a buffer is for by='buffer'")
+        if window is not None and by not in ("auto", "window"):
+            raise OptionError(f".shuffle(by={by!r}, window={window}): a window is for by='window'")
+        return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
     def decode(
         self,
@@ -137,15 +154,52 @@ class Operators:
         chooses = functools.partial(_slice, start, stop, step)
         return self._with(Pick("slice", chooses))
 
-    def sample(self, sampler: Iterable[int]) -> Stream:
-        """The samples with the numbers that `sampler` gives, in its order; it is asked anew for each epoch.
+    def sample(
+        self,
+        sampler: Iterable[int] | None = None,
+        *,
+        weights: Sequence[float] | NDArray[Any] | None = None,
+        count: int | None = None,
+        replacement: bool = True,
+        seed: int | None = None,
+    ) -> Stream:
+        """The samples with the numbers that `sampler` gives, in its order; or samples that are drawn at random.
 
         Args:
-            sampler: one of torch's, or a list or array of numbers; a number may come several times.
+            sampler: one of torch's, or a list or array of numbers; a number may come several times. It is asked anew
+                for each epoch; one whose numbers are not the same in each process needs a fixed seed of its own.
+            weights: how likely each sample is to be drawn; by default all are as likely.
+            count: how many are drawn for an epoch; by default as many as there are.
+            replacement: whether a sample may be drawn several times.
+            seed: of the draws, which are a function of (seed, epoch, position); by default the loader's.
+
+        Raises:
+            OptionError: an argument is of no use.
         """
-        if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
-            raise OptionError(f".sample({sampler!r:.200}): a sampler, or a list or array of numbers is needed")
-        return self._with(Pick("sample", functools.partial(_all_of, sampler)))
+        if sampler is not None:
+            if weights is not None or count is not None or seed is not None or not replacement:
+                raise OptionError(".sample(): a sampler does its own drawing; give it alone")
+            if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
+                raise OptionError(f".sample({sampler!r:.200}): a sampler, or a list or array of numbers is needed")
+            return self._with(Pick("sample", functools.partial(_all_of, sampler)))
+        if count is not None and count < 0:
+            raise OptionError(f".sample(count={count}): 0 or more")
+        return self._with(Drawn(None if weights is None else np.asarray(weights, np.float64), count, replacement, seed))
+
+    def repeat(self, n: int | None = None) -> Stream:
+        """All samples `n` times an epoch, each time in another order where they are shuffled; None: without end."""
+        if n is not None and n < 1:
+            raise OptionError(f".repeat({n}): 1 or more")
+        return self._with(Repeat(n))
+
+    def epoch(self, *, samples: int) -> Stream:
+        """Epochs of `samples` samples, over all ranks together: the data are begun again, or left, where that is full.
+
+        Where samples are not counted beforehand each rank reads shards of its own, so that all make as many steps.
+        """
+        if samples < 1:
+            raise OptionError(f".epoch(samples={samples}): 1 or more")
+        return self._with(EpochOf(samples))
 
     def to_tuple(self, *names: str) -> Stream:
         """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.

@@ -9,22 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import FormatError, OptionError
 from headrace.tasks import Step
 from headrace.types import Ints
 
-WINDOW_SAMPLES = 2048
-WINDOW_BYTES = 64 * 2**20
-
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """Another order: of keys, or of shards and then of windows of samples."""
+    """Another order; it keeps positions, but for "buffer"."""
 
     by: str
     window: int | None
     seed: int | None
+    buffer: int | None = None
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether it follows from a sample's position which one it is."""
+        return self.by != "buffer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,20 @@ class Take:
     """The first `count` only."""
 
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """All samples several times, each time in another order where they are shuffled; None: without end."""
+
+    times: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOf:
+    """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
+
+    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +101,23 @@ class Pick:
         return numbers
 
 
-Operator = Shuffle | Take | Pick | Group | Step
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Samples drawn at random: a function of (seed, epoch, position).
+
+    Attributes:
+        weights: of each sample; None: all are as likely.
+        count: how many are drawn; None: as many as there are.
+        replacement: whether one may come several times.
+    """
+
+    weights: NDArray[np.float64] | None
+    count: int | None
+    replacement: bool
+    seed: int | None
+
+
+Operator = Shuffle | Take | Pick | Drawn | Repeat | EpochOf | Group | Step
 
 
 def is_async(function: Callable[..., Any]) -> bool:

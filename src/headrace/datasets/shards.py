@@ -53,6 +53,11 @@ class Shards:
     storage_options: Mapping[str, Any] | None = None
     limits: Limits = DEFAULTS
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether any of them can be read from its start only."""
+        return any(kind_of(url) is not None for url in self.urls)
+
 
 class IndexedShards(AsyncDataset):
     """The samples of tar shards by number, each got by one request: just its members, and those checked.
@@ -73,6 +78,7 @@ class IndexedShards(AsyncDataset):
     ) -> None:
         self.urls, self.index, self.storage_options, self.limits = urls, index, storage_options, limits
         self._readers = OwnReaders(storage_options, index.aclose)
+        self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by their ids, which live as long
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -92,6 +98,29 @@ class IndexedShards(AsyncDataset):
         if not self.index.is_open:
             blocking(self.aopen)
         return self.index.has_members
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether any of them can be read from its start only."""
+        return any(kind_of(url) is not None for url in self.urls)
+
+    @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample, with all its members; of the first shard where the index says it of each alone."""
+        if self._sample_bytes is None:
+            len(self)
+            self._sample_bytes = cast("float", blocking(self._mean_bytes))
+        return self._sample_bytes
+
+    async def _mean_bytes(self) -> float:
+        if self.index.mean_bytes is not None:
+            return self.index.mean_bytes
+        filled = np.flatnonzero(np.diff(self.index.starts))
+        if not len(filled):
+            return 0.0
+        async with self._readers.use():
+            shard = await self.index.shard(_reader(), int(filled[0]))
+        return float(shard.rows.size.sum()) / len(shard.rows)
 
     async def aopen(self) -> None:
         if not self.index.is_open:
@@ -148,12 +177,11 @@ class IndexedShards(AsyncDataset):
             raise
         return {"__key__": key, "__url__": url, **dict(zip([names[k] for k in kept], bodies, strict=True))}
 
-    async def members(self, ordinal: int, wanted: Wanted | None, keeps: Sequence[KeepsKey]) -> Members:
-        """The samples of one shard whose keys are wanted, with the members that are."""
+    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
+        """Some samples of one shard, by their numbers there, with the members that are wanted."""
         shard = await self.index.shard(_reader(), ordinal)
         rows, crc = shard.rows, shard.crc
-        if keeps:
-            chosen = await anyio.to_thread.run_sync(_passing, rows, keeps)
+        if len(chosen) < len(rows):
             crc = None if crc is None else crc[rows.members(chosen)]
             rows = rows.take(chosen)
         whole = None

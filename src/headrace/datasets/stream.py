@@ -14,9 +14,12 @@ import anyio.to_thread
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset, Operators, blocking
 from headrace.datasets.operators import (
+    Drawn,
+    EpochOf,
     Group,
     Operator,
     Pick,
+    Repeat,
     Select,
     Shuffle,
     Take,
@@ -40,7 +43,7 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 Source = Shards | AsyncDataset | AsyncIterableDataset
-Order = Shuffle | Take | Pick
+Order = Shuffle | Take | Pick | Drawn | Repeat | EpochOf
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Pipeline:
     """The operators of a stream, sorted by who carries them out.
 
     Attributes:
-        order: shuffles, takes and picks of the source's samples, in their order.
+        order: what decides which of the source's samples come, and when.
         keeps: of a source with an index, says of keys whether they are wanted.
         steps: for each sample.
         limit: how many samples come out of the steps at most, where that is not the source's business.
@@ -67,7 +70,20 @@ class Pipeline:
     @property
     def keeps_count(self) -> bool:
         """Whether each sample of the source becomes one sample of a batch."""
-        return self.limit is None and all(step.kind == "map" for step in self.steps)
+        return self.limit is None and all(step.keeps_count for step in self.steps)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The names of what leaves samples out, or may."""
+        names = [step.name for step in self.steps if not step.keeps_count]
+        return (*names, *(() if self.limit is None else (f"take({self.limit})",)))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the samples have numbers before they are read."""
+        if not isinstance(self.source, IndexedShards):
+            return isinstance(self.source, AsyncDataset)
+        return self.is_by_number or bool(self.keeps) or (self.source.has_members and not self.source.is_compressed)
 
     @property
     def is_by_number(self) -> bool:
@@ -76,7 +92,7 @@ class Pipeline:
             return isinstance(self.source, AsyncDataset)
         shuffles = [k for k, operator in enumerate(self.order) if isinstance(operator, Shuffle)]
         is_global = any(isinstance(o, Shuffle) and o.by == "global" for o in self.order)
-        return is_global or shuffles not in ([], [0]) or any(isinstance(o, Pick) for o in self.order)
+        return is_global or shuffles not in ([], [0]) or any(isinstance(o, Pick | Drawn) for o in self.order)
 
     @property
     def wanted(self) -> Wanted | None:
@@ -105,7 +121,7 @@ class Stream(Operators):
         pipeline = self.pipeline()
         if not isinstance(pipeline.source, AsyncDataset):
             raise TypeError(f"{self!r} has no length: its samples are counted while they are read")
-        if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.is_by_number):
+        if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.has_numbers):
             raise TypeError(f"{self!r} has no length: a filter says only later how many samples it keeps")
         count = len(pipeline.source)
         if isinstance(pipeline.source, IndexedShards) and pipeline.keeps:
@@ -113,6 +129,14 @@ class Stream(Operators):
         for operator in self.operators:
             if isinstance(operator, Take):
                 count = min(count, operator.count)
+            elif isinstance(operator, Drawn):
+                count = count if operator.count is None else operator.count
+            elif isinstance(operator, Repeat):
+                if operator.times is None and count:
+                    raise TypeError(f"{self!r} has no length: it is repeated without end")
+                count *= operator.times or 0
+            elif isinstance(operator, EpochOf):
+                count = operator.samples
             elif isinstance(operator, Pick):
                 count = operator.count(count)
             elif isinstance(operator, Group):
@@ -222,6 +246,9 @@ class Stream(Operators):
                 if limit is not None and operator.kind == "filter":
                     raise OptionError(f"{told} behind .filter() and .take(): filter before .take()")
                 (steps if group is None else after).append(operator)
+            elif isinstance(operator, EpochOf) and any(step.kind == "filter" for step in steps):
+                limit = operator.samples if limit is None else min(limit, operator.samples)
+                order.append(Repeat(None))
             elif isinstance(operator, Take) and any(step.kind == "filter" for step in steps):
                 limit = operator.count if limit is None else min(limit, operator.count)
             elif limit is not None:
@@ -242,22 +269,34 @@ class Stream(Operators):
         shuffles = [k for k, operator in enumerate(order) if isinstance(operator, Shuffle)]
         if len(shuffles) > 1:
             raise OptionError("the stream is shuffled twice; once does it")
-        if any(isinstance(operator, Pick) for operator in order) and any(
-            o.by == "window" for o in order if isinstance(o, Shuffle)
+        repeats = [k for k, operator in enumerate(order) if isinstance(operator, Repeat | EpochOf)]
+        if len(repeats) > 1:
+            raise OptionError("of .repeat() and .epoch() a stream can have one")
+        if repeats and not all(isinstance(operator, Take) for operator in order[repeats[0] + 1 :]):
+            raise OptionError(".repeat() and .epoch() come behind what decides the order: only .take() can follow")
+        if isinstance(self.source, AsyncDataset) and any(isinstance(o, Shuffle) and o.by == "buffer" for o in order):
+            raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
+        if any(isinstance(operator, Pick | Drawn) for operator in order) and any(
+            o.by in ("window", "shards", "within") for o in order if isinstance(o, Shuffle)
         ):
             raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
-        if not isinstance(self.source, AsyncDataset) and any(isinstance(operator, Pick) for operator in order):
+        if not isinstance(self.source, AsyncDataset) and any(isinstance(operator, Pick | Drawn) for operator in order):
             raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
         if not isinstance(self.source, AsyncDataset) and shuffles:
             if shuffles[0] > 0:
                 raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
-            if isinstance(self.source, AsyncIterableDataset):
-                raise OptionError(".shuffle() of an AsyncIterableDataset: it decides its order itself")
-            if order[0].by == "global":  # type: ignore[union-attr]
+            by = order[0].by  # type: ignore[union-attr]
+            if isinstance(self.source, AsyncIterableDataset) and by != "buffer":
                 raise OptionError(
-                    ".shuffle(by='global') of shards without an index: by='window' is what can be done, "
+                    ".shuffle() of an AsyncIterableDataset: it decides its order itself; by='buffer' can be done"
+                )
+            if by in ("global", "within"):
+                raise OptionError(
+                    f".shuffle(by={by!r}) of shards without an index: by='window' is what can be done, "
                     "or make an index: headrace index URL…, and hr.stream(…, index='auto')"
                 )
+        if isinstance(self.source, AsyncIterableDataset) and any(isinstance(o, Repeat) for o in order):
+            raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self.source, (*self.operators, operator))
@@ -274,6 +313,12 @@ def _told(operator: Operator) -> str:
         return f"shuffle({operator.by})"
     if isinstance(operator, Pick):
         return f"{operator.name}(…)"
+    if isinstance(operator, Drawn):
+        return "sample(…)"
+    if isinstance(operator, Repeat):
+        return f"repeat({operator.times})"
+    if isinstance(operator, EpochOf):
+        return f"epoch(samples={operator.samples})"
     return f"take({operator.count})" if isinstance(operator, Take) else f"batch({operator.size})"
 
 
@@ -343,6 +388,16 @@ def _index_of(
         return FileForEach([beside(url) for url in urls])
     files = expand(index)
     return OneFile(files[0]) if len(files) == 1 else FileForEach(files)
+
+
+def with_built_index(stream: Stream) -> Stream:
+    """The same stream, its shards with the index of this machine's cache, which is made where it is missing."""
+    source = stream.source
+    assert isinstance(source, Shards)
+    index = Index(
+        source.urls, BuiltFile(str(cache_path(source.urls, source.storage_options)), source.limits), source.limits
+    )
+    return Stream(IndexedShards(source.urls, index, source.storage_options, source.limits), stream.operators)
 
 
 class Files(AsyncDataset):

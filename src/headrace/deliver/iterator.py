@@ -17,8 +17,9 @@ import torch
 
 from headrace.deliver.ahead import Ahead
 from headrace.deliver.channel import ChannelFailedError
+from headrace.deliver.journey import Journey
 from headrace.deliver.slabs import Views
-from headrace.errors import LoaderClosedError, NotReady
+from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.tasks import Delivery
 from headrace.torch_compat import packing
 from headrace.torch_compat.collate import Spec
@@ -100,6 +101,7 @@ class BatchIterator(Generic[B]):
         name: what a profiler calls `next`.
         timeout_s: how long `next` waits at most; 0: for ever.
         count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
+        journey: told what has been given on; None: nobody asks for a state.
     """
 
     def __init__(
@@ -114,11 +116,12 @@ class BatchIterator(Generic[B]):
         name: str,
         timeout_s: float = 0,
         count: int | None = None,
+        journey: Journey | None = None,
     ) -> None:
-        self._owner, self._count = owner, count
+        self._owner, self._count, self._journey = owner, count, journey
         self._timeout_s, self._pid = timeout_s, os.getpid()
         self._receiver, self._opener, self._ahead = receiver, opener, ahead
-        self._staged: deque[int] = deque()  # for each batch that waits for `next`: how many samples
+        self._staged: deque[Delivery] = deque()  # those whose batches wait for `next`
         self._over: Exception | None = None  # what comes after the last of those
         self._exhausted: Callable[[], None] | None = exhausted
         self._meters, self._name = meters, name
@@ -126,8 +129,8 @@ class BatchIterator(Generic[B]):
         self._end.atexit = False
         self._lock = threading.Lock()
         self._tasks_lock: anyio.Lock | None = None
-        self._peeked: list[B] = []
-        self._is_exhausted = False
+        self._peeked: list[tuple[B, Delivery]] = []
+        self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
         self.batches = 0
 
@@ -176,13 +179,22 @@ class BatchIterator(Generic[B]):
     def peek(self) -> B:
         """The next batch, which the next `next` gives again."""
         if not self._peeked:
-            self.batches -= 1  # it counts when it is given on
+            self._is_peeking = True
             try:
-                self._peeked.append(self._next())
-            except BaseException:
-                self.batches += 1
-                raise
-        return self._peeked[0]
+                self._next()
+            finally:
+                self._is_peeking = False
+        return self._peeked[0][0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the loader after the batches that this has given so far.
+
+        Raises:
+            OptionError: there is none, and why.
+        """
+        if self._journey is None:
+            raise OptionError("this iterator has no state of its own; ask its loader")
+        return self._journey.state()
 
     def close(self) -> None:
         """End the epoch here; reads and workers stop, its memory is free."""
@@ -190,6 +202,11 @@ class BatchIterator(Generic[B]):
         self._end()
         self._peeked.clear()
         self._staged.clear()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more: it was closed, or all was given."""
+        return not self._end.alive
 
     async def aclose(self) -> None:
         """As `close`."""
@@ -206,9 +223,12 @@ class BatchIterator(Generic[B]):
                     raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
     def _take(self, began: float) -> B:
-        if self._peeked:
-            self._count_one()
-            return self._peeked.pop()
+        if self._peeked and not self._is_peeking:
+            made, delivery = self._peeked.pop()
+            self._given(delivery)
+            return made
+        if self._journey is not None:
+            self._journey.ask()
         if self._is_exhausted:
             raise StopIteration
         if self._pid != os.getpid():
@@ -216,18 +236,32 @@ class BatchIterator(Generic[B]):
         self._stage()
         if self._staged:
             batch = self._ahead.take(0)
-            samples = self._staged.popleft()
+            delivery = self._staged.popleft()
         elif self._over is None:
             raise anyio.WouldBlock
         else:
             self._end_with(self._over)
         now = time.perf_counter()
-        self._meters.count_next(samples, now - began, None if self._left is None else began - self._left)
+        self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
         try:
-            return batch()  # type: ignore[no-any-return]
-        finally:
+            made = batch()
+        except BaseException:
+            if self._journey is not None:
+                self._journey.fail(delivery)
             self._count_one()
+            raise
+        finally:
             self._left = time.perf_counter()
+        if self._is_peeking:
+            self._peeked.append((made, delivery))
+        else:
+            self._given(delivery)
+        return made
+
+    def _given(self, delivery: Delivery) -> None:
+        if self._journey is not None:
+            self._journey.receive(delivery)
+        self._count_one()
 
     def _count_one(self) -> None:
         self.batches += 1
@@ -249,7 +283,7 @@ class BatchIterator(Generic[B]):
             except Exception as error:
                 self._over = error
             else:
-                self._staged.append(delivery.count)
+                self._staged.append(delivery)
                 self._ahead.put(partial(self._opener.open, delivery))
 
     def _awaited(self) -> int:
@@ -262,6 +296,8 @@ class BatchIterator(Generic[B]):
             self._is_exhausted = True
             self._ahead.drain()
             self._end()
+            if self._journey is not None:
+                self._journey.end()
             self._use_up()
             raise StopIteration
         if isinstance(over, anyio.ClosedResourceError):

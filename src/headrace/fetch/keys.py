@@ -11,9 +11,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headrace.fetch.growth import Growth
+from headrace.fetch.shuffle_buffer import ShuffleBuffer
 from headrace.memory import Claim
 from headrace.tasks import Failure, Flow, PackedPart, Part, nobodys
-from headrace.types import running_charge
+from headrace.types import Ranges, running_charge
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
 _NO_WAIT_S = 0.002
@@ -77,7 +78,7 @@ class KeySource:
 
     Args:
         count: how many samples.
-        keys: the keys of positions [start, stop).
+        keys: (the keys, the positions in the epoch) of the samples from `start` up to `stop`.
         get: gives the sample of a key.
         get_many: gives the samples of several keys, if the data set can do that better.
         growth: how many samples are got at once.
@@ -88,7 +89,7 @@ class KeySource:
     def __init__(
         self,
         count: int,
-        keys: Callable[[int, int], Sequence[Any]],
+        keys: Callable[[int, int], tuple[Sequence[Any], Sequence[int]]],
         get: Callable[[Any], Awaitable[Any]],
         get_many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
         *,
@@ -106,6 +107,9 @@ class KeySource:
         self._outstanding = self._getters = 0
         self._less = asyncio.Event()
 
+    def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
+        return None
+
     async def run(self, flow: Flow) -> None:
         self._now = asyncio.get_running_loop().time
         self._growth.begin(self._now())
@@ -120,13 +124,13 @@ class KeySource:
                 if self._now() - asked_at > _NO_WAIT_S:
                     self._growth.begin(self._now())  # it was not for want of reads that fewer were made
                 try:
-                    keys = self._keys(position, position + count)
+                    keys, positions = self._keys(position, position + count)
                 except Exception as error:
                     error.add_note(f"stage: plan; keys of the samples from {position} of the epoch on")
                     failures = [Failure(nobodys(self._pack_error(error)))] * count
                     flow.put(position, flow.part_of(failures, charge.claim))
                 else:
-                    self._add(_Chunk(position, keys, charge))
+                    self._add(_Chunk(position, keys, positions, charge))
                 position += count
                 while self._outstanding > self._growth.level + self._chunk:
                     self._less = asyncio.Event()
@@ -185,7 +189,7 @@ class KeySource:
         except USERS_OWN as error:
             if is_ours(error):
                 raise
-            error.add_note(f"stage: fetch; sample {chunk.position + k} of the epoch; key {chunk.keys[k]!r}")
+            error.add_note(f"stage: fetch; sample {chunk.positions[k]} of the epoch; key {chunk.keys[k]!r}")
             return Failure(self._pack_error(error))
 
     async def _many(self, chunk: _Chunk) -> list[Any]:
@@ -199,14 +203,14 @@ class KeySource:
             if is_ours(error):
                 raise
             error.add_note(
-                f"stage: fetch; samples from {chunk.position} of the epoch on; keys {list(chunk.keys)!r:.200}"
+                f"stage: fetch; samples from {chunk.positions[0]} of the epoch on; keys {list(chunk.keys)!r:.200}"
             )
             return [Failure(self._pack_error(error))] * len(chunk.keys)
 
 
 class _Chunk:
-    def __init__(self, position: int, keys: Sequence[Any], charge: _Charge) -> None:
-        self.position, self.keys, self.charge = position, keys, charge
+    def __init__(self, position: int, keys: Sequence[Any], positions: Sequence[int], charge: _Charge) -> None:
+        self.position, self.keys, self.positions, self.charge = position, keys, positions, charge
         self.samples: list[Any] = [None] * len(keys)
         self.missing = 0
 
@@ -228,6 +232,9 @@ class KeyFeed:
         self._batches.append(keys)
         self._arrived.set()
 
+    def mark(self, position: int) -> None:  # noqa: ARG002 (nobody asks: whoever draws keys knows them)
+        return None
+
     async def run(self, flow: Flow) -> None:
         position = 0
         while True:
@@ -248,7 +255,11 @@ class IterSource:
 
     Args:
         samples: makes the iterator.
-        take: how many samples to take at most.
+        snapshot: says how far it has come; None where it cannot.
+        take: how many samples to take at most, with those that are done.
+        buffer: where samples wait until they are drawn.
+        begin: the position in the epoch of the first one.
+        done: which samples are left out, by their numbers from there on.
         batch_size, chunk: chunks of this size, cut where batches are cut.
         pack_error: an exception as bytes.
     """
@@ -257,50 +268,100 @@ class IterSource:
         self,
         samples: Callable[[], AsyncIterator[Any]],
         *,
+        snapshot: Callable[[], Any] | None,
         take: int | None,
+        buffer: ShuffleBuffer | None,
+        begin: int,
+        done: Ranges,
         batch_size: int,
         chunk: int,
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
-        self._samples, self._take = samples, take
+        self._samples, self._snapshot, self._take, self._buffer = samples, snapshot, take, buffer
+        self._begin, self._done = begin, deque(done)
         self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
         self._expected = _Expectation()
+        self._number = 0  # of the next sample, from `begin` on, with those that are done
+        self._snapshots: deque[tuple[int, Any]] = deque()
+        self._waiting: list[Any] = []  # in the buffer
+
+    def mark(self, position: int) -> tuple[Any, int] | None:
+        """The last snapshot before the sample with this number, and the number of the first sample after it."""
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
+            self._snapshots.popleft()
+        if not self._snapshots:
+            return None
+        at, state = self._snapshots[0]
+        return None if state is None else (state, at)
 
     async def run(self, flow: Flow) -> None:
         iterator = self._samples()
         position, is_over = 0, False
+        self._take_snapshot()
         try:
             while not is_over:
                 count = min(self._chunk, self._batch_size - position % self._batch_size)
-                if self._take is not None:
-                    count = min(count, self._take - position)
-                if not count:
-                    return
                 expected = self._expected.of(count)
                 charge = _Charge(flow, await flow.turn(expected, position), expected, position)
                 running_charge.set(charge)
-                samples, is_over = await self._some(iterator, count, position)
+                samples, is_over = await self._some(iterator, count)
                 part = flow.part_of(samples, charge.claim)
                 self._expected.learn(part, charge.charged)
                 flow.put(position, part)
                 position += len(samples)
                 del samples
+                self._take_snapshot()
         finally:
             close = getattr(iterator, "aclose", None)
             if close is not None:
                 with anyio.CancelScope(shield=True):
                     await close()
 
-    async def _some(self, iterator: AsyncIterator[Any], count: int, position: int) -> tuple[list[Any], bool]:
+    def _take_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshots.append((self._number, self._snapshot()))
+
+    async def _some(self, iterator: AsyncIterator[Any], count: int) -> tuple[list[Any], bool]:
+        """(the next samples, whether they are the last)."""
         samples: list[Any] = []
         try:
             while len(samples) < count:
-                samples.append(await anext(iterator))
+                if self._take is not None and self._number >= self._take:
+                    return self._last(samples), True
+                sample = await anext(iterator)
+                if self._counts():
+                    self._let_in(sample, samples)
         except StopAsyncIteration:
-            return samples, True
+            return self._last(samples), True
         except USERS_OWN as error:
             if is_ours(error):
                 raise
-            error.add_note(f"stage: fetch; sample {position + len(samples)} of the epoch")
-            return [*samples, Failure(nobodys(self._pack_error(error)))], True
+            error.add_note(f"stage: fetch; sample {self._begin + self._number} of the epoch")
+            return [*self._last(samples), Failure(nobodys(self._pack_error(error)))], True
         return samples, False
+
+    def _counts(self) -> bool:
+        """Whether the next sample is not done already."""
+        number, self._number = self._number, self._number + 1
+        while self._done and self._done[0][1] <= number:
+            self._done.popleft()
+        return not self._done or number < self._done[0][0]
+
+    def _let_in(self, sample: Any, samples: list[Any]) -> None:
+        if self._buffer is None:
+            samples.append(sample)
+            return
+        slot = self._buffer.slot()
+        if slot is None:
+            self._waiting.append(sample)
+        else:
+            samples.append(self._waiting[slot])
+            self._waiting[slot] = sample
+
+    def _last(self, samples: list[Any]) -> list[Any]:
+        """Samples and all that still wait."""
+        if self._buffer is None:
+            return samples
+        order = self._buffer.end()
+        waiting, self._waiting = self._waiting, []
+        return samples + [waiting[k] for k in order.tolist()]

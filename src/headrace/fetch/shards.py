@@ -1,9 +1,9 @@
-"""Samples of shards: ranges are read ahead, workers find the samples in them where no index tells, order is kept."""
+"""Samples of shards whose places are not known: ranges are read ahead, workers find the samples, order is kept."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple, Protocol
 
 import anyio
 import numpy as np
-from anyio.abc import TaskGroup
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from headrace.errors import not_as_indexed
-from headrace.fetch.members import Bounds, MemberReads, Members, PackedError
+from headrace.fetch.reading_ahead import Reader, ReadingAhead, Sends
 from headrace.fetch.shard_ranges import ShardRanges
+from headrace.fetch.shuffle_buffer import ShuffleBuffer
 from headrace.fetch.unpack import UNPACKED_MOST, Unpacks, unpacked
+from headrace.fetch.without import Without
 from headrace.memory import Lease
 from headrace.tasks import Failure, Flow, ListPart, Part, RawPart
-from headrace.types import Ints, Reads, Rows, Version
+from headrace.types import Ints, Ranges, Reads, Rows, Version
 
 SHARDS_AT_ONCE = 8
 SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
@@ -56,6 +56,21 @@ class Window:
     order: Callable[[int, int], Ints]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where shards can be begun again so that the same samples follow.
+
+    Attributes:
+        shard: the number of the shard in the order of the plan.
+        row: how many of its samples came before.
+        window: the number of the window that begins there.
+    """
+
+    shard: int = 0
+    row: int = 0
+    window: int = 0
+
+
 class Expected(NamedTuple):
     """What is known of a shard whose samples must be looked for: its version, and how many samples it has."""
 
@@ -67,82 +82,91 @@ class ShardSource:
     """Gives the samples of shards, in the order of the shards.
 
     Args:
-        urls: the shards, in the order of the plan.
+        shards: their numbers and addresses, in the order of the plan, from the one on that `begin` names.
         reader: reads their bytes.
         scanner: makes a scanner for a shard.
         unpacks: makes a decompressor for a shard; None where it is not compressed.
-        members: gives the samples of the shard with this number in `urls`; None: they must be looked for.
-        expected: what an index says of that shard otherwise; None: there is none.
-        bounds: what requests for members may get.
-        chosen: called, for a shard whose samples are known, with the bytes that are read of it, and its size.
+        expected: what an index says of the shard with this number; None: there is none.
         range_bytes: bytes of one request.
         window: how samples are shuffled.
-        take: how many samples to give at most.
+        buffer: the same, where they wait in a buffer instead.
+        take: how many samples to give at most, with those that are done.
+        begin: where to begin.
+        done: which of the samples from there on are left out.
         pack_error: an exception as bytes.
     """
 
     def __init__(
         self,
-        urls: Sequence[str],
+        shards: Iterable[tuple[int, str]],
         reader: Reads,
         scanner: Callable[[str], Scanner],
         unpacks: Callable[[str], Unpacks | None],
         *,
-        members: Callable[[int], Awaitable[Members]] | None,
         expected: Callable[[int], Awaitable[Expected]] | None,
-        bounds: Bounds,
-        chosen: Callable[[int, int], None],
         range_bytes: int,
         window: Window | None,
+        buffer: ShuffleBuffer | None,
         take: int | None,
+        begin: Mark,
+        done: Ranges,
         pack_error: Callable[[BaseException], bytes],
     ) -> None:
-        self._urls, self._reader, self._scanner, self._unpacks = urls, reader, scanner, unpacks
-        self._members, self._expected, self._bounds, self._chosen = members, expected, bounds, chosen
-        self._range_bytes, self._window, self._take = range_bytes, window, take
+        self._shards, self._reader, self._scanner, self._unpacks = iter(shards), reader, scanner, unpacks
+        self._expected, self._range_bytes = expected, range_bytes
+        self._window, self._buffer, self._take, self._done = window, buffer, take, done
         self._pack_error = pack_error
         self._next_address = 0
         self._largest = 0  # bytes of the largest shard seen
-        self._position = 0
-        self._windows = 0
+        self._first_shard = begin.shard
+        self._skip_rows = begin.row  # samples of the first shard that are not used
+        self._read = self._position = 0  # how many samples were read, and put, since `begin`
+        self._windows = begin.window
         self._pending: list[RawPart] = []
+        self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
+        self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
+
+    def mark(self, position: int) -> tuple[Mark, int]:
+        shards, windows = self._shard_starts, self._window_starts
+        while len(windows) > 1 and windows[1][0] <= position:
+            windows.popleft()
+        begin, window = windows[0] if self._window is not None else (position, 0)
+        while len(shards) > 1 and shards[1][0] <= begin:
+            shards.popleft()
+        at, shard, row = shards[0]
+        return Mark(shard, row + begin - at, window), begin
 
     async def run(self, flow: Flow) -> None:
-        if self._take == 0:
-            return
-        ahead: deque[MemoryObjectReceiveStream[Part]] = deque()
+        flow = Without(flow, self._done) if self._done else flow
+        begun: deque[int] = deque()
+
+        def readers() -> Iterator[Reader]:
+            for ordinal, url in self._shards:
+                begun.append(ordinal)
+                yield partial(self._read_shard, flow, ordinal, url)
+
+        ahead = ReadingAhead(readers(), lambda: SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST)
         try:
-            async with anyio.create_task_group() as group, aclosing(self._in_order(flow, group, ahead)) as parts:
-                async for part in parts:
-                    self._give(flow, part)
-                    if self._take is not None and self._position >= self._take:
-                        group.cancel_scope.cancel()
-                        return
+            async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
+                async for stream in streams:
+                    shard, skip = begun.popleft(), self._skip_rows
+                    self._skip_rows = 0
+                    self._shard_starts.append((self._read, shard, skip))
+                    async for given in stream:
+                        part: Part = ListPart([given]) if isinstance(given, Failure) else given
+                        if skip:
+                            skip, part = _without(part, skip)
+                        self._give(flow, part)
+                        if self._take is not None and self._position >= self._take:
+                            group.cancel_scope.cancel()
+                            return
             self._flush(flow)
         finally:
             for part in self._pending:
                 part.release()
-            for receive in ahead:  # nobody sends any more
-                while receive.statistics().current_buffer_used:
-                    receive.receive_nowait().release()
-                receive.close()
+            ahead.release()
 
-    async def _in_order(
-        self, flow: Flow, group: TaskGroup, ahead: deque[MemoryObjectReceiveStream[Part]]
-    ) -> AsyncGenerator[Part, None]:
-        """The parts of all shards, in order; some shards ahead are read already."""
-        todo = deque(enumerate(self._urls))
-        while todo or ahead:
-            while todo and len(ahead) < (SHARDS_AT_ONCE if self._largest or self._members else SHARDS_AT_FIRST):
-                ordinal, url = todo.popleft()
-                send, receive = anyio.create_memory_object_stream[Part](float("inf"))
-                ahead.append(receive)
-                group.start_soon(self._read_shard, flow, ordinal, url, send)
-            async for part in ahead[0]:
-                yield part
-            ahead.popleft().close()
-
-    async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: MemoryObjectSendStream[Part]) -> None:
+    async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: Sends) -> None:
         """Send the samples of a shard; what ends them early is sent in the place of the next one."""
         failure: Failure | None = None
         async with send:
@@ -150,42 +174,22 @@ class ShardSource:
             ranges: ShardRanges | None = None
             try:
                 async with group:
-                    members = None if self._members is None else await self._members(ordinal)
                     expected = None if self._expected is None else await self._expected(ordinal)
-                    version = members.version if members else expected.version if expected else None
+                    version = expected.version if expected else None
                     unpacks = self._unpacks(url)
                     ranges = ShardRanges(
                         self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None
                     )
-                    if members is not None:
-                        await self._send_members(flow, ranges, ordinal, url, members, send)
-                    else:
-                        failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
+                    failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
                     group.cancel_scope.cancel()
             except Exception as error:
                 first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                failure = first.failure if isinstance(first, PackedError) else Failure(self._pack_error(first))
+                failure = Failure(self._pack_error(first))
             finally:
                 if ranges is not None:
                     ranges.release()  # not before the last read has ended: it would write into what is others' by then
             if failure is not None:
-                send.send_nowait(ListPart([failure]))
-
-    async def _send_members(
-        self,
-        flow: Flow,
-        ranges: ShardRanges,
-        ordinal: int,
-        url: str,
-        members: Members,
-        send: MemoryObjectSendStream[Part],
-    ) -> None:
-        reads = MemberReads(flow, ranges, url, ordinal, members, self._bounds, self._pack_error)
-        self._chosen(reads.nbytes, members.size)
-        end = int((members.rows.offset + members.rows.size).max(initial=0))
-        async with aclosing(reads.parts(self._address(end))) as parts:
-            async for part in parts:
-                send.send_nowait(part)
+                send.send_nowait(failure)
 
     async def _scan_shard(
         self,
@@ -195,7 +199,7 @@ class ShardSource:
         url: str,
         unpacks: Unpacks | None,
         expected: Expected | None,
-        send: MemoryObjectSendStream[Part],
+        send: Sends,
     ) -> Failure | None:
         scanner: Any = self._scanner(url)
         base, count, spans = 0, 0, dict[int, Lease]()
@@ -236,7 +240,7 @@ class ShardSource:
         yet is asked for no more than the largest one so far had.
         """
         size = self._range_bytes
-        if ordinal == 0 and offset < size:
+        if ordinal == self._first_shard and offset < size:
             size = max(size // 4, offset)
         if offset == 0 and self._largest:
             size = min(size, self._largest)
@@ -249,7 +253,14 @@ class ShardSource:
         return address
 
     def _give(self, flow: Flow, part: Part) -> None:
-        if self._window is None:
+        self._read += part.count
+        if self._buffer is not None and isinstance(part, RawPart):
+            leave, stay = self._buffer.come(part.count)
+            whole = RawPart.concat([*self._pending, part])
+            self._pending = [whole.take(stay)]
+            self._put(flow, whole.take(leave))
+            whole.release()
+        elif self._window is None:
             self._put(flow, part)
         elif isinstance(part, RawPart):
             self._pending.append(part)
@@ -272,9 +283,14 @@ class ShardSource:
 
     def _flush(self, flow: Flow) -> None:
         pending, self._pending = self._pending, []
-        if self._window is not None and pending:
-            part = RawPart.concat(pending)
+        if not pending:
+            return
+        part = RawPart.concat(pending)
+        if self._window is not None:
             self._put_window(flow, self._window, part, part.count)
+        elif self._buffer is not None:
+            self._put(flow, part.take(self._buffer.end()))
+            part.release()
 
     def _put_window(self, flow: Flow, window: Window, part: RawPart, count: int) -> None:
         order = window.order(count, self._windows)
@@ -282,6 +298,7 @@ class ShardSource:
         shuffled = part.take(order)
         part.release()
         self._put(flow, shuffled)
+        self._window_starts.append((self._position, self._windows))
 
     def _put(self, flow: Flow, part: Part) -> None:
         if self._take is not None and self._position + part.count > self._take:
@@ -290,3 +307,10 @@ class ShardSource:
             part = kept
         start, self._position = self._position, self._position + part.count
         flow.put(start, part)
+
+
+def _without(part: Part, count: int) -> tuple[int, Part]:
+    """(how many are still to be left out, what is left) where the first `count` samples are left out."""
+    left = part.cut(min(count, part.count), part.count)
+    part.release()
+    return max(0, count - part.count), left

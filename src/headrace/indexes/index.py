@@ -33,12 +33,14 @@ class Opened(NamedTuple):
 
     Attributes:
         counts: how many samples each shard has.
+        mean_bytes: of a sample, with all its members; None: not known of all.
         load: tells where those of the shard with a number lie, or None where only how many there are is known; None:
             that is so of all shards.
     """
 
     counts: Ints
     load: Callable[[Reads, int], Awaitable[ShardIndex | None]] | None
+    mean_bytes: float | None = None
 
 
 class IndexFiles(Protocol):
@@ -86,6 +88,11 @@ class Index:
     def has_members(self) -> bool:
         """Whether it tells where samples lie; else a shard's headers are read for that. Once it is open."""
         return self._opened is not None and self._opened.load is not None
+
+    @property
+    def mean_bytes(self) -> float | None:
+        """The mean size of a sample, with all its members, where the index says it; once it is open."""
+        return None if self._opened is None else self._opened.mean_bytes
 
     @property
     def starts(self) -> Ints:
@@ -279,7 +286,9 @@ def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) ->
         check_block(block, check, what)
         return ShardIndex.unpack(block, what)
 
-    return Opened(directory.samples[order], load)
+    samples, nbytes = directory.samples[order], directory.nbytes[order]
+    mean = None if not nbytes.all() or not samples.sum() else float(nbytes.sum() / samples.sum())
+    return Opened(samples, load, mean)
 
 
 async def _always(shard: ShardIndex, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG001

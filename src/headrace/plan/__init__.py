@@ -1,13 +1,16 @@
 """Stage 1 of 4: takes (seed, epoch, position), gives which sample comes; pure, no reads, no hidden state."""
 
 from headrace.plan.cursor import Cursor
-from headrace.plan.order import ChosenOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder, Windows
+from headrace.plan.drawn import DrawnOrder
+from headrace.plan.lanes import Windows
+from headrace.plan.order import ChosenOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
 from headrace.plan.steps import Steps, Tail
 
 __all__ = [
     "ChosenOrder",
     "Cursor",
+    "DrawnOrder",
     "FirstOf",
     "Order",
     "Passes",

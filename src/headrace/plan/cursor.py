@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from headrace.types import Ints
+
+_LISTED_MOST = 256  # ranges: some KB
+_BITS_MOST = 2**26
+_FAR = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +61,7 @@ class Cursor:
             return self
         top = max(self.position, int(delivered.max()) + 1)
         planned = np.concatenate([expanded(self.holes), np.arange(self.position, top)])
-        left = np.setdiff1d(planned, delivered)
-        while len(left) and left[-1] == top - 1 and top > self.position:  # nobody has begun the highest ones
-            gap = np.flatnonzero(np.diff(left) != 1)
-            first = left[gap[-1] + 1] if len(gap) else left[0]
-            top = max(int(first), self.position)
-            left = left[left < top]
-        return Cursor(top, compressed(left))
+        return Cursor(top, compressed(np.setdiff1d(planned, delivered)))
 
 
 def expanded(ranges: Ints) -> Ints:
@@ -80,22 +81,46 @@ def compressed(numbers: Ints) -> Ints:
     return np.stack([starts, stops], axis=1)
 
 
-def pack_ranges(ranges: Ints) -> list[int]:
-    """Ranges as a flat list of small numbers: how far each begins behind the one before, and how long it is."""
-    if not len(ranges):
-        return []
-    before = np.concatenate([[0], ranges[:-1, 1]])
-    return [int(x) for x in np.stack([ranges[:, 0] - before, ranges[:, 1] - ranges[:, 0]], axis=1).ravel()]
+def pack_ranges(ranges: Ints) -> list[int] | str:
+    """Ascending ranges that do not touch, as JSON: `unpack_ranges` makes them again.
+
+    A list of small numbers: how far each range begins behind the one before, and how long it is. Many ranges near one
+    another are shorter as a text: which numbers are in them, a bit for each.
+    """
+    before = np.concatenate([[0], ranges[:-1, 1]])[: len(ranges)]
+    numbers: list[int] = np.stack([ranges[:, 0] - before, ranges[:, 1] - ranges[:, 0]], axis=1).ravel().tolist()
+    if len(ranges) <= _LISTED_MOST or ranges[-1, 1] - ranges[0, 0] > _BITS_MOST:
+        return numbers
+    first = int(ranges[0, 0])
+    bits = np.zeros(int(ranges[-1, 1]) - first, bool)
+    bits[expanded(ranges) - first] = True
+    text = f"{first}:" + base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
+    return text if len(text) < len(str(numbers)) else numbers
 
 
-def unpack_ranges(packed: Sequence[int]) -> Ints:
+def unpack_ranges(packed: Sequence[int] | str) -> Ints:
     """The reverse of `pack_ranges`.
 
     Raises:
-        ValueError: these are no such numbers.
+        ValueError: these are no such ranges.
     """
-    pairs = np.array(packed, np.int64).reshape(-1, 2)
-    if (pairs[:, 1] < 1).any() or (pairs[1:, 0] < 1).any():
+    if isinstance(packed, str):
+        return _unpack_bits(packed)
+    if len(packed) % 2 or not all(type(number) is int and abs(number) < _FAR for number in packed):
+        raise ValueError("ranges must be pairs of whole numbers")
+    ends = list(accumulate(packed))
+    if any(size < 1 for size in packed[1::2]) or any(gap < 1 for gap in packed[2::2]) or (ends and ends[-1] >= _FAR):
         raise ValueError("ranges must ascend, and hold something")
-    stops = np.cumsum(pairs.sum(axis=1))
-    return np.stack([stops - pairs[:, 1], stops], axis=1)
+    return np.array(ends, np.int64).reshape(-1, 2)
+
+
+def _unpack_bits(text: str) -> Ints:
+    first, _, coded = text.partition(":")
+    try:
+        unzip = zlib.decompressobj()
+        data = unzip.decompress(base64.b64decode(coded, validate=True), _BITS_MOST // 8 + 1)
+    except zlib.error as error:
+        raise ValueError(f"ranges cannot be unpacked: {error}") from error
+    if unzip.unconsumed_tail or not unzip.eof or abs(int(first)) >= _FAR:
+        raise ValueError("ranges are cut off, or too many")
+    return compressed(np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8))) + int(first))

@@ -6,12 +6,12 @@ All of it belongs to order 1, and never changes: see docs/reference/order.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.plan.permutation import draw, permutation
+from headrace.plan.lanes import LaneBlocks, Windows, mixed
+from headrace.plan.permutation import draw, numbers, permutation
 from headrace.types import Ints
 
 ORDER_VERSION = 1
@@ -48,33 +48,6 @@ class Order(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """How a pass is mixed by windows: `lanes` stretches of the data at once, each shuffled by blocks of `block`.
-
-    A window holds `lanes * block` samples, and a shard's samples are near one another in one lane: it is read once.
-    """
-
-    lanes: int
-    block: int
-
-    @staticmethod
-    def of(window: int, stretch: int) -> Windows:
-        """Windows of about so many samples.
-
-        Args:
-            window: samples in a window.
-            stretch: samples that are worth a read of their own.
-        """
-        lanes = 1
-        while lanes < _LANES_MOST and 2 * lanes * max(1, stretch) <= window:
-            lanes *= 2
-        return Windows(lanes, max(1, window // lanes))
-
-
-_LANES_MOST = 256
-
-
 class ShardOrder:
     """Shards one after the other, or shuffled: by shards, within each, or by windows.
 
@@ -86,50 +59,39 @@ class ShardOrder:
     """
 
     def __init__(self, sizes: Ints, by: str, key: tuple[int, ...], windows: Windows | None = None) -> None:
-        self._by, self._key = by, key
-        self._shards = None
+        sizes = np.asarray(sizes, np.int64)
+        self._by, self._shards = by, None
         if by in ("shards", "windows"):
             self._shards = permutation(np.arange(len(sizes)), len(sizes), draw("shards", *key))
             sizes = sizes[self._shards]
-        self._starts = np.concatenate([[0], np.cumsum(sizes)])
+        self._starts = np.zeros(len(sizes) + 1, np.int64)
+        np.cumsum(sizes, out=self._starts[1:])
         self.count = int(self._starts[-1])
-        self._windows = windows if by == "windows" else None
-        self.lanes = 1 if self._windows is None else max(1, min(self._windows.lanes, self.count))
+        self._key = draw("within", *key)
+        self._blocks = None
+        if by == "windows" and windows is not None:
+            self._blocks = LaneBlocks(self.count, windows, key)
+        self.lanes = 1 if self._blocks is None else self._blocks.lanes
 
     def locate(self, positions: Ints) -> Places:
         base = np.asarray(positions, np.int64)
-        if self._windows is not None:
-            base = self._within_blocks(base, self._windows.block)
+        if self._blocks is not None:
+            base = self._blocks.places(base)
         shards = np.searchsorted(self._starts, base, side="right") - 1
         rows = base - self._starts[shards]
         if self._by == "within":
-            sizes = np.diff(self._starts)
-            rows = _each(shards, rows, lambda k, row: permutation(row, int(sizes[k]), draw("within", *self._key, k)))
+            rows = mixed(rows, self._starts[shards + 1] - self._starts[shards], numbers(shards, self._key))
         return Places(shards if self._shards is None else self._shards[shards], rows)
 
     def window_end(self, position: int) -> int:
-        if self._windows is not None:
-            size = self.lanes * self._windows.block
-        elif self._by == "within":
-            return int(self._starts[np.searchsorted(self._starts, position, side="right")])
-        else:
-            size = _SEQUENTIAL_WINDOW
-        return (position // size + 1) * size
-
-    def _within_blocks(self, positions: Ints, block: int) -> Ints:
-        """The places in the sequence of shards, of which each lane has a stretch, shuffled by blocks."""
-        lanes = self.lanes
-        length, longer = divmod(self.count, lanes)
-        lane, offset = positions % lanes, positions // lanes
-        number, inside = offset // block, offset % block
-
-        def shuffled(which: int, inside: Ints) -> Ints:
-            number, lane = divmod(which, lanes)
-            size = min(block, length + (lane < longer) - number * block)
-            return permutation(inside, size, draw("block", *self._key, lane, number))
-
-        inside = _each(number * lanes + lane, inside, shuffled)
-        return np.asarray(lane * length + np.minimum(lane, longer) + number * block + inside, np.int64)
+        if self._blocks is not None:
+            return (position // self._blocks.window + 1) * self._blocks.window
+        if self._by == "within":  # small shards are taken together, else each would be a window of its own
+            first = self._starts[np.searchsorted(self._starts, position, side="right") - 1]
+            cell = int(first) // _SEQUENTIAL_WINDOW
+            ends = np.searchsorted(self._starts, (cell + 1) * _SEQUENTIAL_WINDOW)
+            return max(position + 1, int(self._starts[min(int(ends), len(self._starts) - 1)]))
+        return sequential_end(position)
 
 
 class ChosenOrder:
@@ -149,7 +111,7 @@ class ChosenOrder:
         return self._inner.locate(self._chosen[positions])
 
     def window_end(self, position: int) -> int:
-        return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW
+        return sequential_end(position)
 
 
 class FirstOf:
@@ -172,7 +134,7 @@ class ShuffledOrder:
         return self._inner.locate(permutation(positions, self.count, self._draw))
 
     def window_end(self, position: int) -> int:
-        return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW
+        return sequential_end(position)
 
 
 class Passes:
@@ -203,7 +165,7 @@ class Passes:
         return Places(shards, rows)
 
     def window_end(self, position: int) -> int:
-        number, inside = divmod(position, self.pass_count)
+        number, inside = divmod(position, max(1, self.pass_count))
         end = min(self.of(number).window_end(inside), self.pass_count)
         return number * self.pass_count + end
 
@@ -211,21 +173,15 @@ class Passes:
         """The order of one pass; negative numbers are those of the epoch before."""
         if number == 0:
             return self._first
-        if self._made[0] != number:
-            self._made = number, self._make(number)
-        return self._made[1]
+        made = self._made
+        if made[0] != number:
+            made = self._made = number, self._make(number)  # looked at once: other threads may want another pass
+        return made[1]
 
 
 ENDLESS = 2**62
 
 
-def _each(groups: Ints, values: Ints, give: Callable[[int, Ints], Ints]) -> Ints:
-    """For each group of equal numbers what `give` makes of the values there."""
-    if not len(groups):
-        return values
-    order = np.argsort(groups, kind="stable")
-    ends = np.flatnonzero(np.diff(groups[order])) + 1
-    result = np.empty_like(values)
-    for mine in np.split(order, ends):
-        result[mine] = give(int(groups[mine[0]]), values[mine])
-    return result
+def sequential_end(position: int) -> int:
+    """Where the window ends of an order that has no windows of its own."""
+    return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from headrace.errors import OptionError
-from headrace.plan.cursor import Cursor, compressed, expanded
+from headrace.plan.cursor import Cursor, compressed
+from headrace.plan.lanes import lane_turns
 from headrace.types import Ints
 
 Tail = Literal["short", "drop", "pad", "carry"]
-
-_OFFSETS_MOST = 4_000_000  # numbers held
 
 
 @dataclass(slots=True)
@@ -32,11 +30,11 @@ class Steps:
             ranks, the last two steps share what is left. "drop" leaves it out, "pad" fills it with the epoch's first
             samples, "carry" leaves it to the next epoch.
         rank, world: which share of each step is meant.
-        lanes: positions of a step are sorted by their remainders by this.
-        done: [k, 2]: ranges of this rank's samples, counted from `begin`, that have been delivered already.
+        lanes: positions of a step are sorted by the lane that their remainder by this has, see `lane_turns`.
+        done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered already.
 
     Raises:
-        OptionError: there are fewer samples than ranks.
+        OptionError: a step, or all that is left, has fewer samples than there are ranks.
     """
 
     begin: Cursor
@@ -49,9 +47,17 @@ class Steps:
     done: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
     full: int = field(init=False)
     last: tuple[int, ...] = field(init=False)
-    _offsets: OrderedDict[tuple[int, int], Ints] = field(init=False, default_factory=OrderedDict)
+    _lane: Ints = field(init=False)  # of each turn
+    _turn: Ints = field(init=False)  # of each lane
 
     def __post_init__(self) -> None:
+        if self.size < self.world:
+            raise OptionError(
+                f"a step of {self.size} samples has none for some of {self.world} ranks: it must have at least "
+                "one for each"
+            )
+        self._lane = lane_turns(self.lanes)
+        self._turn = np.argsort(self._lane)
         left = self.left
         self.full, rest = divmod(left, self.size)
         self.last = ()
@@ -122,25 +128,11 @@ class Steps:
 
     def positions(self, start: int, stop: int) -> Ints:
         """The positions in the epoch of this rank's samples, from the `start`-th up to the `stop`-th to come."""
-        if not len(self.done):
-            return self._at(start, stop)
-        starts = np.concatenate([[0], self.done[:, 1]])
-        stops = np.concatenate([self.done[:, 0], [self.whole]])
-        before = np.concatenate([[0], np.cumsum(stops - starts)])  # of those to come, before each gap
-        pieces = []
-        for k in range(len(starts)):
-            low, high = max(start, int(before[k])), min(stop, int(before[k + 1]))
-            if low < high:
-                shift = int(starts[k] - before[k])
-                pieces.append(self._at(low + shift, high + shift))
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        return self._at(self._numbers(start, stop))
 
     def original(self, start: int, stop: int) -> Ints:
         """The same samples as ranges of numbers that count from `begin`, with those that are done."""
-        if not len(self.done):
-            return np.array([[start, stop]], np.int64)
-        coming = compressed(np.setdiff1d(np.arange(int(self.done[-1, 1]) + stop), expanded(self.done))[start:stop])
-        return coming
+        return compressed(self._numbers(start, stop))
 
     def after(self, steps: int) -> Cursor:
         """What is to come once so many steps have been delivered on all ranks."""
@@ -151,61 +143,78 @@ class Steps:
     def _share(self, size: int) -> tuple[int, int]:
         return self.rank * size // self.world, (self.rank + 1) * size // self.world
 
-    def _at(self, start: int, stop: int) -> Ints:
-        """The same as `positions`, of this rank's samples with those that are done."""
-        pieces = []
+    def _numbers(self, start: int, stop: int) -> Ints:
+        """This rank's samples from the `start`-th up to the `stop`-th to come, counted with those that are done."""
+        coming = np.arange(start, stop)
+        if not len(self.done):
+            return coming
+        gaps = np.concatenate([[0], self.done[:, 1]])  # where those begin that are not done
+        before = gaps - np.concatenate([[0], np.cumsum(self.done[:, 1] - self.done[:, 0])])  # of those to come
+        gap = np.searchsorted(before, coming, side="right") - 1
+        return np.asarray(coming + (gaps - before)[gap], np.int64)
+
+    def _at(self, numbers: Ints) -> Ints:
+        """The positions of this rank's samples with these ascending numbers, counted with those that are done."""
+        if len(numbers) and numbers[-1] >= self.whole:
+            raise IndexError(f"sample {numbers[-1]} of {self.whole}")
         batch, edge = self.batch, self.full * self.batch
-        while start < stop:
-            if start < edge:
-                step, inside = divmod(start, batch)
-                begin, size, mine = step * self.size, self.size, batch
-            else:
-                begin, at = self.full * self.size, edge
-                for size in self.last:
-                    low, high = self._share(size)
-                    mine, inside = high - low, start - at
-                    if inside < mine:
-                        break
-                    begin, at = begin + size, at + mine
-                else:
-                    raise IndexError(start)
-            here = min(stop - start, mine - inside)
-            pieces.append(self._of_step(begin, size)[inside : inside + here])
-            start += here
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+        mine = numbers[: numbers.searchsorted(edge)]
+        step = mine // batch
+        positions = self._in_steps(step * self.size, self.size, mine - step * batch)
+        if len(mine) == len(numbers):
+            return positions
+        pieces, begin = [positions], self.full * self.size
+        for size in self.last:
+            low, high = self._share(size)
+            mine = numbers[numbers.searchsorted(edge) : numbers.searchsorted(edge + high - low)]
+            pieces.append(self._in_steps(np.full(len(mine), begin), size, mine - edge))
+            begin, edge = begin + size, edge + high - low
+        return np.concatenate(pieces)
 
-    def _of_step(self, begin: int, size: int) -> Ints:
-        """This rank's positions in the step that consists of the `begin`-th and following ones to come."""
-        low, high = self._share(size)
-        first = self.begin.position + begin - self.begin.hole_count
-        is_whole = begin >= self.begin.hole_count and first + size <= self.end
-        if is_whole:
-            return first + self._offsets_of(first % self.lanes, size)
-        left = self.left
-        positions = self.begin.coming(begin, min(begin + size, left))
-        if begin + size > left:  # filled up, with those that came first
-            again = np.arange(begin + size - left) % max(1, self.end)
-            positions = np.concatenate([positions, again])
-        return positions[np.lexsort((positions // self.lanes, positions % self.lanes))][low:high]
+    def _in_steps(self, begins: Ints, size: int, inside: Ints) -> Ints:
+        """The positions of these samples of this rank's batches.
 
-    def _offsets_of(self, phase: int, size: int) -> Ints:
-        """This rank's places in a step of so many successive positions, of which the first one is in lane `phase`."""
-        known = self._offsets.get((phase, size))
-        if known is None:
-            known = self._offsets[phase, size] = _by_lanes(phase, size, self.lanes, *self._share(size))
-            while len(self._offsets) > 1 and sum(map(len, self._offsets.values())) > _OFFSETS_MOST:
-                self._offsets.popitem(last=False)
-        return known
+        Args:
+            begins: ascending: where each one's step begins among all samples to come.
+            size: of these steps.
+            inside: where each one lies in its batch.
+        """
+        inside = inside + self._share(size)[0]
+        if not len(inside):
+            return inside
+        held = self.begin.hole_count
+        if begins[-1] + size > self.end - self.begin.position + held:  # a last one that is filled up
+            return self._by_sorting(begins, size, inside)
+        edge = int(begins.searchsorted(held))
+        after = self._by_counting(self.begin.position - held + begins[edge:], size, inside[edge:])
+        return np.concatenate([self._by_sorting(begins[:edge], size, inside[:edge]), after]) if edge else after
 
+    def _by_counting(self, firsts: Ints, size: int, inside: Ints) -> Ints:
+        """Of steps of successive positions from `firsts` on, sorted by lanes, the ones at `inside`.
 
-def _by_lanes(phase: int, count: int, lanes: int, start: int, stop: int) -> Ints:
-    """The `start`-th up to the `stop`-th of range(count), sorted by (k + phase) % lanes; in time for these alone."""
-    index = np.arange(start, stop)
-    if lanes == 1:
-        return index
-    rounds, more = divmod(count, lanes)
-    first = (np.arange(lanes) - phase) % lanes  # of each lane
-    sizes = rounds + (first < more)
-    ends = np.cumsum(sizes)
-    lane = np.searchsorted(ends, index, side="right")
-    return np.asarray(first[lane] + (index - (ends - sizes)[lane]) * lanes, np.int64)
+        In time for these alone, and for the lanes: what a rank of 8,000 needs of a step is a small part of it.
+        """
+        if self.lanes == 1 or not len(firsts):
+            return firsts + inside
+        phases, phase = firsts[:1] % self.lanes, np.zeros(1, np.int64)
+        if size % self.lanes and firsts[-1] != firsts[0]:
+            phases, phase = np.unique(firsts % self.lanes, return_inverse=True)
+        rounds, more = divmod(size, self.lanes)
+        ahead = (self._turn - phases[:, None]) % self.lanes  # [phases, lanes]: of a lane's first position in the step
+        sizes = rounds + (ahead < more)
+        ends = np.cumsum(sizes, axis=1)
+        rows = np.arange(len(phases))[:, None] * size
+        lane = (ends + rows).ravel().searchsorted(inside + phase * size, side="right")
+        return np.asarray(firsts + ahead.ravel()[lane] + (inside - (ends - sizes).ravel()[lane]) * self.lanes, np.int64)
+
+    def _by_sorting(self, begins: Ints, size: int, inside: Ints) -> Ints:
+        """The same of steps that have holes or are filled up."""
+        first, stop = int(begins[0]), int(begins[-1]) + size
+        positions = self.begin.coming(first, min(stop, self.left))
+        if stop > self.left:
+            again = np.arange(stop - self.left)  # what comes first in the epoch, or where it is empty, of what is left
+            again = again % self.end if self.end else self.begin.coming(0, self.left)[again % self.left]
+            positions = np.sort(np.concatenate([positions, again]))
+        steps = positions.reshape(-1, size)
+        order = np.argsort(self._lane[steps % self.lanes].astype(np.uint16), axis=1, kind="stable")
+        return np.take_along_axis(steps, order, axis=1)[(begins - first) // size, inside]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from headrace.scheduler.cuts import Cuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.recipe import Recipe, Slabs
 from headrace.scheduler.skips import Skips
+from headrace.scheduler.track import Track
 from headrace.scheduler.turns import Turns
 from headrace.tasks import Delivery, Finish, Part, Reply, Task, nobodys, owned
 from headrace.types import EpochMeters, Sender
@@ -69,6 +71,7 @@ class Assembly:
         sender: where batches go; its credits say how many may be begun.
         meters: where batches are counted.
         finished: called when the last batch of the epoch was delivered.
+        track: where in the epoch samples are, and what a state says after a batch.
         skips: says which failed samples are left out; None: none is.
     """
 
@@ -83,11 +86,12 @@ class Assembly:
         sender: Sender,
         meters: EpochMeters,
         finished: Callable[[], None],
+        track: Track,
         skips: Skips | None = None,
     ) -> None:
         self._recipe, self._cuts, self._key, self._dispatch = recipe, cuts, key, dispatch
         self._slabs, self._budget, self._sender, self._meters = slabs, budget, sender, meters
-        self._finished, self._skips = finished, skips
+        self._finished, self._track, self._skips = finished, track, skips
         self._batches: dict[int, Batch] = {}
         self._next_delivery = 0
         self._not_sent = 0  # batches that were due, and of which no sample was left
@@ -184,7 +188,8 @@ class Assembly:
         recipe = self._recipe
         count = part.count
         task = Task(recipe.chain, self._key, batch.number, Finish.SLOTS, [part])
-        task.position, task.slot, task.capacity = batch.position + slot, slot, batch.capacity
+        self._track.place(task, batch.position + slot, count)
+        task.slot, task.capacity = slot, batch.capacity
         try:
             await batch.admitted.wait()
             batch.use_slots = batch.use_slots and (recipe.use_slots or batch.slab is not None)
@@ -263,7 +268,8 @@ class Assembly:
 
     async def _make(self, batch: Batch, slot: int, part: Part) -> None:
         """Have workers make a part of a batch, to be collated afterwards."""
-        task = Task(self._recipe.chain, self._key, batch.number, Finish.SAMPLES, [part], batch.position + slot)
+        task = Task(self._recipe.chain, self._key, batch.number, Finish.SAMPLES, [part])
+        self._track.place(task, batch.position + slot, part.count)
         task.slot = slot
         try:
             await batch.admitted.wait()
@@ -291,7 +297,8 @@ class Assembly:
         batch.parts, batch.made = {}, {}
         batch.errors.clear()  # of the attempt to write them into slots: they are made anew
         finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
-        task = Task(recipe.chain, self._key, batch.number, finish, parts, batch.position)
+        task = Task(recipe.chain, self._key, batch.number, finish, parts)
+        self._track.place(task, batch.position, batch.expected)
         if batch.slab is not None:
             task.place = batch.slab.retain()
 
@@ -357,7 +364,10 @@ class Assembly:
 
     def _ruled(self, batch: Batch) -> Delivery | None:
         """What is sent of a batch that is due; None: nothing, for none of its samples is left."""
-        raised = None if self._skips is None else self._skips.rule(batch.position, batch.expected, batch.errors)
+        raised = None
+        if self._skips is not None:
+            positions = partial(self._track.in_batches, batch.position, batch.position + batch.expected)
+            raised = self._skips.rule(positions, batch.expected, batch.errors)
         if raised is None:
             return batch.delivery
         self._release_slab(batch)
@@ -376,13 +386,15 @@ class Assembly:
             del self._batches[batch.number]
             self._next_delivery += 1
             batch.state = BatchState.DELIVERED
+            self._track.cover(batch.number, batch.position, batch.position + batch.expected, self._cuts)
             if delivery is None:
                 self._not_sent += 1
                 self._admit()
                 continue
             if batch.slab is not None:
                 self._slabs.hand_out(batch.slab)
-            self._sender.send(delivery)
+            skipped = (0, 0) if self._skips is None else self._skips.counts
+            self._sender.send(replace(delivery, after=self._track.after(self._cuts, skipped)))
             self._dispatch.has_begun = True
         self._meters.set_depths(
             ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)

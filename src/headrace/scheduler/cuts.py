@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from array import array
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -24,19 +26,35 @@ class Cuts(Protocol):
 
 
 class EvenCuts:
-    """All batches are of one size."""
+    """All batches are of one size; where an epoch's end is known, its last ones are of others.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
+    Args:
+        size: of the batches.
+        count: how many are of that size; None: all.
+        last: the sizes of those that follow.
+    """
+
+    def __init__(self, size: int, count: int | None = None, last: Sequence[int] = ()) -> None:
+        self._size, self._count, self._last = size, count, tuple(last)
+        self._starts = [0]
+        if count is not None:
+            self._starts = [count * size, *(count * size + end for end in itertools.accumulate(self._last))]
 
     def find(self, position: int) -> tuple[int, int]:
-        return divmod(position, self._size)
+        if self._count is None or position < self._starts[0]:
+            return divmod(position, self._size)
+        at = bisect.bisect_right(self._starts, position) - 1
+        return self._count + at, position - self._starts[at]
 
     def start(self, number: int) -> int:
-        return number * self._size
+        if self._count is None or number <= self._count:
+            return number * self._size
+        return self._starts[min(number - self._count, len(self._last))]
 
-    def size(self, number: int) -> int:  # noqa: ARG002 (they are all of one size)
-        return self._size
+    def size(self, number: int) -> int:
+        if self._count is None or number < self._count:
+            return self._size
+        return self._last[number - self._count]
 
 
 class ToldCuts:

@@ -13,11 +13,12 @@ from headrace.errors import LoaderClosedError
 from headrace.memory import Arena, Claim, Lease
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.budget import Budget
-from headrace.scheduler.cuts import Cuts, EvenCuts, ToldCuts
+from headrace.scheduler.cuts import Cuts, ToldCuts
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.recipe import LoopStage, Recipe, Slabs, Works
 from headrace.scheduler.skips import Skips
+from headrace.scheduler.track import Track
 from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task, nobodys
 from headrace.types import EpochMeters, Rows, Sender, running_charge
 
@@ -35,6 +36,8 @@ class Epoch:
         wrap: makes a part of Python objects.
         copies: how many copies of those objects' bytes there are while it does.
         pack_error: an exception as bytes.
+        cuts: where the samples are cut into batches.
+        track: where in the epoch they are.
         skips: says which failed samples are left out; None: none is.
     """
 
@@ -52,6 +55,8 @@ class Epoch:
         wrap: Callable[[list[Any]], Part],
         copies: int,
         pack_error: Callable[[BaseException], bytes],
+        cuts: Cuts,
+        track: Track,
         skips: Skips | None = None,
     ) -> None:
         self._source, self._recipe, self._key = source, recipe, key
@@ -59,9 +64,9 @@ class Epoch:
         self._sender, self._meters = sender, meters
         self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
         self._dispatch = Dispatch(works, budget, arena)
-        self._cuts: Cuts = ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)
+        self._cuts, self._track = cuts, track
         self._assembly = Assembly(
-            recipe, self._cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, skips
+            recipe, cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, track, skips
         )
         self._frontier = 0  # positions below are past the inner stages (where those may change the count)
         self._put = 0  # the positions that the source has put end here
@@ -69,7 +74,7 @@ class Epoch:
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
         self._loading: set[object] = set()  # what brings bytes without needing more memory: reads, and who unpacks
-        self._inner_done: dict[int, tuple[int, Part]] = {}
+        self._inner_done: dict[int, tuple[int, Part, Sequence[int]]] = {}
         self._inner_under_way = 0
         self._inside = 0  # samples in the inner stages
         self._turns: dict[Claim, int] = {}  # claims of what the source reads, and the positions they are for
@@ -94,7 +99,7 @@ class Epoch:
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
                 self._sender.fail(self._pack_error(closed))
             self._assembly.drop()
-            for _, part in self._inner_done.values():
+            for _, part, _ in self._inner_done.values():
                 part.release()
             if not is_exiting():
                 self._sender.close()
@@ -200,7 +205,7 @@ class Epoch:
         self._put = max(self._put, start + part.count)
         self._count += part.count
         if self._recipe.keeps_count and not self._recipe.inner:
-            self._arrive(start, part)
+            self._arrive(start, part, range(start, start + part.count))
             return
         assert self._group is not None
         chunk = self._recipe.chunk(self._recipe.batch_size or part.count)
@@ -251,44 +256,49 @@ class Epoch:
     async def _through_inner(self, start: int, part: Part) -> None:
         running_charge.set(None)  # it was the source's, in whose task we were begun
         count = part.count
-        positions: Sequence[int] = range(start, start + count)
+        numbers: Sequence[int] = range(start, start + count)
+        positions = self._track.positions(start, start + count)
         for stage in self._recipe.inner:
             if isinstance(stage, LoopStage):
-                part, positions = await stage.run(part, positions)
+                part, kept = await stage.run(part, positions)
             else:
-                part, positions = await self._through_workers(stage.chain, start, part, positions)
+                part, kept = await self._through_workers(stage.chain, start, part, positions)
+            if len(kept) < len(numbers):
+                numbers, positions = [numbers[k] for k in kept], [positions[k] for k in kept]
         self._inner_under_way -= 1
         self._inside -= count
         self._budget.changed()
         if self._recipe.keeps_count:
-            self._arrive(start, part)
+            self._arrive(start, part, numbers)
             self._check_end()
             return
-        self._inner_done[start] = count, part
+        self._inner_done[start] = count, part, numbers
         while self._frontier in self._inner_done:
-            count, part = self._inner_done.pop(self._frontier)
+            count, part, numbers = self._inner_done.pop(self._frontier)
             self._frontier += count
-            self._arrive(self._cut, part)
+            self._arrive(self._cut, part, numbers)
         self._budget.changed()  # the next one is urgent now
         self._check_end()
 
     async def _through_workers(
         self, chain: int, start: int, part: Part, positions: Sequence[int]
     ) -> tuple[Part, Sequence[int]]:
+        """(what a chain makes of samples, which of them are left)."""
         task = Task(chain, self._key, self._cuts.find(start)[0], Finish.SAMPLES, [part], start, positions)
         is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
         reply, made = await self._dispatch.samples(task, is_urgent)
         if made is not None:
-            return made, [positions[k] for k in reply.kept]
-        return ListPart([Failure(nobodys(reply.errors[0][1]))] * len(positions)), positions
+            return made, reply.kept
+        return ListPart([Failure(nobodys(reply.errors[0][1]))] * len(positions)), range(len(positions))
 
-    def _arrive(self, start: int, part: Part) -> None:
-        """Samples that count, as far as there is no limit to them."""
+    def _arrive(self, start: int, part: Part, numbers: Sequence[int]) -> None:
+        """Samples that count, as far as there is no limit to them; they have these numbers in the source."""
         limit = self._recipe.limit
         if limit is not None and start + part.count > limit:
             kept = part.cut(0, max(0, limit - start))
             part.release()
             part = kept
+        self._track.arrived(start, numbers)
         self._cut += part.count
         self._assembly.add(start, part)
 
@@ -319,7 +329,7 @@ class Epoch:
         """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
         recipe = self._recipe
         if self._sender.depth:
-            done = sum(part.count for _, part in self._inner_done.values())
+            done = sum(part.count for _, part, _ in self._inner_done.values())
             ahead = self._cut + self._inside + done - self._cuts.start(self._assembly.granted)
             return position is not None and ahead >= recipe.look_ahead
         return position is None or position >= self._cuts.start(self._assembly.granted)

@@ -48,7 +48,7 @@ class WorkStage:
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps that the event loop does: all samples of a part, with their positions, at once."""
+    """Steps that the event loop does: all samples of a part, with their positions, at once; says which are left."""
 
     run: Callable[[Part, Sequence[int]], Awaitable[tuple[Part, Sequence[int]]]]
 

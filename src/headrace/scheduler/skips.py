@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,6 +46,7 @@ class Skips:
         meters: where samples that are left out are counted.
         unpack: a packed exception's exception.
         pack: the reverse.
+        before: how many were left out in this epoch before: (in all, right before what comes now).
     """
 
     def __init__(
@@ -55,27 +56,34 @@ class Skips:
         meters: SkipMeters,
         unpack: Callable[[bytes], BaseException],
         pack: Callable[[BaseException], bytes],
+        before: tuple[int, int] = (0, 0),
     ) -> None:
         self._policy, self._epoch, self._meters = policy, epoch, meters
         self._unpack, self._pack = unpack, pack
-        self._in_all = self._in_a_row = 0
+        self._in_all, self._in_a_row = before
 
-    def rule(self, position: int, count: int, errors: Mapping[int, bytes]) -> Raised | None:
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many samples have been left out: (in all, right before what is delivered next)."""
+        return self._in_all, self._in_a_row
+
+    def rule(self, positions: Callable[[], Sequence[int]], count: int, errors: Mapping[int, bytes]) -> Raised | None:
         """What is raised in the place of a batch; None: its samples that failed are left out of it.
 
         To be called for every batch, in the order in which they are delivered.
 
         Args:
-            position: of the batch's first sample.
+            positions: gives those of the batch's samples.
             count: how many samples it has, failed ones too.
             errors: the packed exceptions of those that failed, by slot.
         """
         following = 0
+        at = positions() if errors else ()
         for slot in sorted(errors):
             if slot > following:
                 self._in_a_row = 0
             following = slot + 1
-            raised = self._rule_on(position + slot, errors[slot])
+            raised = self._rule_on(int(at[slot]), errors[slot])
             if raised is not None:
                 return raised
         if following < count:

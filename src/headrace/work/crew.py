@@ -12,7 +12,7 @@ import selectors
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from headrace.memory import Segment
 from headrace.torch_compat import packing
 from headrace.wakeup import Wakeup
 from headrace.work.hands import Hand, Starter
-from headrace.work.job import Job, Result
+from headrace.work.job import Job, Result, Start
 from headrace.work.orders import DEATHS, told
 from headrace.work.places import Places
 from headrace.work.serve import WORDS
@@ -50,6 +50,7 @@ class _Worker:
         self.known: set[int] = set()  # segments that it has mapped
         self.tasks: dict[int, _Task] = {}  # in the order in which it works on them
         self.spec = b""
+        self.start: Start | None = None  # where another one would go on in its place
         self.made: Segment | None = None  # a place that it has made, and not yet said what for
         self.failure: bytes | None = None  # why it is not started again
         self.is_mourned = False  # that was told
@@ -58,12 +59,17 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What came of a batch: its number, its worker's, what the worker answered, and the form of its samples."""
+    """What came of a batch: its number, its worker's, what the worker answered, and the form of its samples.
+
+    And of the worker's copy of the data set afterwards: its state, where that was told, and whether it is over.
+    """
 
     batch: int
     worker: int
     result: Result
     spec: bytes
+    blob: bytes | None = None
+    is_over: bool = False
 
 
 class Crew:
@@ -76,6 +82,7 @@ class Crew:
 
     Attributes:
         places: where batches lie in shared memory.
+        begun: of each worker, once it is known: the state in which its copy of the data set began this epoch.
     """
 
     def __init__(self, job: Job, starter: Starter, limit: int) -> None:
@@ -90,6 +97,7 @@ class Crew:
         self._is_receiving = self._is_closed = False
         self._serials = itertools.count(1)
         self._workers = [_Worker(number) for number in range(job.num_workers)]
+        self.begun: list[tuple[bytes | None] | None] = [None] * job.num_workers
         self.places = Places(job.num_workers, limit, self._forget)
         self._words = Segment.create(8 * (1 + WORDS * job.num_workers))
         self._numbers = self._words.view.cast("q")
@@ -143,6 +151,29 @@ class Crew:
                 self._close_selector()
         return self._inbox.popleft() if self._inbox else None
 
+    def go_on(self, starts: Sequence[Start]) -> None:
+        """Have each worker go on somewhere; before the first batch is sent."""
+        with self._lock:
+            for worker, start in zip(self._workers, starts, strict=True):
+                worker.start = start
+                self._tell(worker, ("start", self._epoch, start))
+
+    def ask_begun(self) -> None:
+        """Wait until `begun` is known of all workers that can still tell."""
+        with self._lock:
+            for worker in self._workers:
+                if self.begun[worker.number] is None:
+                    self._tell(worker, ("begin",))
+        self._is_receiving = True
+        try:
+            while not self._is_closed and any(
+                self.begun[worker.number] is None and worker.wire is not None for worker in self._workers
+            ):
+                self._wait(None)
+        finally:
+            self._is_receiving = False
+            self._close_selector()
+
     def reset(self, shared_seed: int | None) -> None:
         """Have the workers begin another epoch.
 
@@ -150,13 +181,14 @@ class Crew:
         """
         with self._lock:
             self._epoch += 1
+            self.begun = [None] * len(self._workers)
             while self._inbox:
                 self.drop(self._inbox.popleft())
             for worker in self._workers:
                 if worker.wire is None and self._job.is_iterable:
-                    worker.failure, worker.is_mourned = None, False
+                    worker.failure, worker.is_mourned, worker.start = None, False, None
                     self._start(worker)
-                self._tell(worker, ("reset", shared_seed))
+                self._tell(worker, ("reset", shared_seed, self._epoch))
 
     def close(self) -> None:
         """Have all workers end after what they are in the middle of; that is not waited for."""
@@ -202,6 +234,8 @@ class Crew:
         self._tell(worker, ("words", self._words.size, 1 + WORDS * worker.number), [self._words.fd])
         for message, descriptors in self._starter.greeting:
             self._tell(worker, message, descriptors)
+        if self._epoch or worker.start is not None:
+            self._tell(worker, ("start", self._epoch, worker.start))
         self._watch(worker)
 
     def _on_event_of(self, worker: _Worker, do: Callable[[_Worker], None]) -> Callable[[], None]:
@@ -270,14 +304,26 @@ class Crew:
                 self._on_made(worker, *rest)
             elif kind == "spec":
                 (worker.spec,) = rest
+            elif kind == "begun":
+                self._on_begun(worker, *rest)
             else:
                 number, size = rest
                 worker.made = Segment(number, worker.wire.take_descriptor(), size)
                 self.places.add(worker.made)
                 worker.known.add(number)
 
-    def _on_made(self, worker: _Worker, serial: int, result: Result) -> None:
+    def _on_begun(self, worker: _Worker, epoch: int, blob: bytes | None) -> None:
+        if epoch == self._epoch:
+            self.begun[worker.number] = self.begun[worker.number] or (blob,)
+        if blob is not None:
+            worker.start = Start(blob)
+
+    def _on_made(
+        self, worker: _Worker, serial: int, result: Result, state: tuple[bytes | None, bool] = (None, False)
+    ) -> None:
         task = worker.tasks.pop(serial)
+        if state[0] is not None:
+            worker.start = Start(*state)
         worker.idle_deaths = 0
         used = result[1] if result[0] in ("slots", "packed") else None
         made, worker.made = worker.made, None
@@ -287,7 +333,7 @@ class Crew:
             self._leave_place(worker, task, is_too_small=used is not None)
         if used is not None:
             self.places.filled(used, worker.number)
-        self._answer(worker, task, result)
+        self._answer(worker, task, result, state)
 
     def _leave_place(self, worker: _Worker, task: _Task, *, is_too_small: bool = False) -> None:
         """The task has no use for the place that it was given, or for the right to make one."""
@@ -297,8 +343,10 @@ class Crew:
             self.places.unused(task.place, worker.number, is_too_small=is_too_small)
         task.place = None
 
-    def _answer(self, worker: _Worker, task: _Task, result: Result) -> None:
-        made = Made(task.batch, worker.number, result, worker.spec)
+    def _answer(
+        self, worker: _Worker, task: _Task, result: Result, state: tuple[bytes | None, bool] = (None, False)
+    ) -> None:
+        made = Made(task.batch, worker.number, result, worker.spec, *state)
         if task.epoch == self._epoch:
             self._inbox.append(made)
         else:

@@ -18,6 +18,7 @@ from headrace.errors import WorkerDiedError
 from headrace.torch_compat import packing, worker_info
 from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
 from headrace.torch_compat.errors import pack_worker_error
+from headrace.torch_compat.stateful import is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 from headrace.work.shelf import Shelf
 
@@ -49,6 +50,26 @@ class Job:
     init_fn: Callable[[int], Any] | None
     num_workers: int
     shared_seed: int | None
+    every: int = 1  # after so many of its batches a worker says its state; 0: never
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a worker goes on.
+
+    Attributes:
+        blob: the states of the data set and its iterator, packed; None where they have none.
+        is_over: the data set has no more samples.
+        made: how many batches of this epoch the worker had made.
+        again: indices of batches that were made after that state, and how often each: they are made, and dropped.
+        is_finished: the epoch was over: the next one is begun.
+    """
+
+    blob: bytes | None = None
+    is_over: bool = False
+    made: int = 0
+    again: tuple[tuple[Any, int], ...] = ()
+    is_finished: bool = False
 
 
 class _Ended(Exception):
@@ -64,6 +85,10 @@ class Maker:
         place: gives (its number, memory of at least so many bytes) for the batch that is being made.
         tell_spec: makes the form of samples known in which slots are filled from now on.
         progress: memory of one number: there the index of the sample in its batch is told that is begun, -1 for none.
+        start: where to go on; None: begin.
+
+    Attributes:
+        is_stateful: whether the data set, or what iterates over it, can say its state.
     """
 
     def __init__(
@@ -75,6 +100,7 @@ class Maker:
         place: Callable[[int], tuple[int, memoryview]],
         tell_spec: Callable[[bytes], None],
         progress: memoryview,
+        start: Start | None = None,
     ) -> None:
         self._job, self._number, self._shelf = job, number, shelf
         self._place, self._tell_spec, self._progress = place, tell_spec, progress
@@ -85,9 +111,11 @@ class Maker:
         self._are_small = False  # the last samples were, so that they are not worth writing one by one
         self._spec: Spec | None = None
         self._iterator: Iterator[Any] | None = None
-        self._is_over = False
+        self._is_over = self._has_told_end = False
+        self._made = 0
         self._collates_plainly = job.collate_fn is default_collate
-        self._begin()
+        self.is_stateful = False
+        self._begin(start)
 
     def reset(self, shared_seed: int | None) -> None:
         """Begin another epoch with the same data set."""
@@ -119,11 +147,25 @@ class Maker:
         finally:
             self._progress[0] = -1
 
-    def _begin(self) -> None:
+    def state(self) -> bytes | None:
+        """The states of this worker's copy of the data set and of its iterator; None where they have none."""
+        return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
+
+    def state_after(self, result: Result) -> tuple[bytes | None, bool] | None:
+        """What is to be told with a result: the states, and whether the data set is over; None: nothing."""
+        if result[0] == "end":
+            is_due, self._has_told_end = not self._has_told_end, True
+        else:
+            self._made += 1
+            is_due = self._is_over or (self._job.every > 0 and self._made % self._job.every == 0)
+        is_due = is_due and self._has_begun
+        return (self.state(), self._is_over) if is_due and (self.is_stateful or self._is_over) else None
+
+    def _begin(self, start: Start | None) -> None:
         job = self._job
         with self._kept_error():
-            if self._shelf is not None and isinstance(self._dataset, IterDataPipe | MapDataPipe):
-                self._dataset = packing.copied(self._dataset)  # each worker shards its own
+            if self._shelf is not None and _needs_a_copy(self._dataset):
+                self._dataset = packing.copied(self._dataset)  # each worker shards its own, and has its own state
             set_info = worker_info.set_in_process if self._shelf is None else worker_info.set_in_thread
             set_info(self._number, job.num_workers, job.base_seed, self._dataset)
             if self._seed_pipes(job.shared_seed):
@@ -132,6 +174,22 @@ class Maker:
             if job.init_fn is not None:
                 job.init_fn(self._number)
             self._has_begun = True
+            if start is None:
+                self._open()
+            else:
+                self._go_on(start)
+
+    def _go_on(self, start: Start) -> None:
+        states = unpacked_states(start.blob)
+        load(self._dataset, states, "dataset")
+        self._open()
+        load(self._iterator, states, "iterator")
+        self._is_over, self._made = start.is_over, start.made
+        for index, times in start.again:
+            for _ in range(times):
+                with contextlib.suppress(Exception):  # it was told when the batch was made first
+                    self._collate(self._list(index) if self._job.auto_collation else self._one(index))
+        if start.is_finished:
             self._open()
 
     def _seed_pipes(self, shared_seed: int | None) -> bool:
@@ -143,10 +201,12 @@ class Maker:
         return True
 
     def _open(self) -> None:
-        self._is_over = False
+        self._is_over = self._has_told_end = False
+        self._made = 0
         self._iterator = None
         if self._job.is_iterable:
             self._iterator = iter(self._dataset)
+        self.is_stateful = is_stateful(self._dataset) or is_stateful(self._iterator)
 
     @contextlib.contextmanager
     def _kept_error(self) -> Iterator[None]:
@@ -273,6 +333,10 @@ class Maker:
             return "inline", [bytes(part) for part in parts]
         segment, view = self._place(size)
         return "packed", segment, packing.write(parts, view)
+
+
+def _needs_a_copy(dataset: Any) -> bool:
+    return isinstance(dataset, IterDataPipe | MapDataPipe) or is_stateful(dataset)
 
 
 def _item(dataset: Any, key: Any) -> Any:

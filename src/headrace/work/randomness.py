@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import operator
@@ -9,19 +10,36 @@ import pickle
 import random
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from headrace.types import running_sample
+
 _MASK = 2**64 - 1
+_MASK_32 = 2**32 - 1
+
+EVERY_GENERATOR = frozenset({"random", "numpy", "torch"})
+"""The global random number generators of a process: Python's, numpy's and torch's."""
 
 
 class _Current(threading.local):
+    """The sample that a worker makes in this thread, and the generator that all samples of the thread use in turn."""
+
     def __init__(self) -> None:
         self.bits: np.random.Philox | None = None
         self.generator: np.random.Generator | None = None
         self.key: tuple[int, int] | None = None
+        self.key_words = np.zeros(2, np.uint64)
+        self.state: Any = {
+            "bit_generator": "Philox",
+            "state": {"counter": np.zeros(4, np.uint64), "key": self.key_words},
+            "buffer": np.zeros(4, np.uint64),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
 
 
 _current = _Current()
@@ -31,32 +49,34 @@ def rng() -> np.random.Generator:
     """The random generator of the sample that is being made.
 
     Its numbers depend on the loader's seed, the epoch and the sample's position in the epoch, and on nothing else: they
-    are the same for any number of workers. Outside a loader it is seeded by the system, once for each thread.
+    are the same for any number of workers. In a coroutine that makes a sample it is that coroutine's own, and of the
+    tasks that it starts. Outside a loader it is seeded by the system, once for each thread.
 
     Examples:
         >>> import headrace as hr
         >>> def flip(image):
         ...     return image[:, ::-1] if hr.rng().random() < 0.5 else image
     """
+    running = running_sample.get()
+    if running is not None:
+        if running.generator is None:
+            running.generator = np.random.Generator(np.random.Philox(key=_philox_key(running.key, running.position)))
+        return running.generator
     if _current.generator is None:
         _current.bits = np.random.Philox()
         _current.generator = np.random.Generator(_current.bits)
     if _current.key is not None:
         key, position = _current.key
         assert _current.bits is not None
-        _current.bits.state = {
-            "bit_generator": "Philox",
-            "state": {
-                "counter": np.zeros(4, np.uint64),
-                "key": np.array([key & _MASK, position & _MASK], np.uint64),
-            },
-            "buffer": np.zeros(4, np.uint64),
-            "buffer_pos": 4,
-            "has_uint32": 0,
-            "uinteger": 0,
-        }
+        _current.key_words[0], _current.key_words[1] = key & _MASK, position & _MASK
+        _current.bits.state = _current.state
         _current.key = None
     return _current.generator
+
+
+def _philox_key(key: int, position: int) -> int:
+    """The two words of a key as one number, the first one lowest."""
+    return key & _MASK | (position & _MASK) << 64
 
 
 def key_number(key: Any) -> int:
@@ -114,20 +134,57 @@ def _integer(key: Any) -> int | None:
     return None
 
 
-def begin_sample(key: int, position: int, *, everywhere: bool) -> None:
+def begin_sample(key: int, position: int, *, everywhere: bool, generators: Collection[str] = EVERY_GENERATOR) -> None:
     """Set the generators for the sample at `position` of the epoch whose key is `key`.
 
     Args:
         position: or the number of the sample's own key, where there are no positions.
         everywhere: set Python's, numpy's and torch's global generators too. Only in a process of our own: in the
             trainer's they are the trainer's.
+        generators: which of them, where the others are not drawn from.
     """
     _current.key = (key, position)
-    if everywhere:
-        seed = (key ^ (position * 0x9E3779B97F4A7C15)) & _MASK
-        seed = ((seed ^ (seed >> 31)) * 0xBF58476D1CE4E5B9) & _MASK
-        import torch
+    if everywhere and generators:
+        seed = seed_of(key, position)
+        for name in generators:
+            _SEED[name](seed)
 
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 (users' functions draw from it)
+
+def seed_of(key: int, position: int) -> int:
+    """32 random bits for a sample: numpy's and torch's generators take no more.
+
+    For one key no two of the positions below 2^32 have the same. Between two words of the key, position is mixed by
+    Wellons' "lowbias32" (https://nullprogram.com/blog/2018/07/31/), a permutation, which makes another of each key.
+    """
+    first, second = _words(key, position >> 32)
+    mixed = (position ^ first) & _MASK_32
+    mixed = (mixed ^ mixed >> 16) * 0x7FEB352D & _MASK_32
+    mixed = (mixed ^ mixed >> 15) * 0x846CA68B & _MASK_32
+    return mixed ^ mixed >> 16 ^ second
+
+
+@functools.lru_cache(16)
+def _words(key: int, high: int) -> tuple[int, int]:
+    """Two words for a key and the high half of a position: keys may be small numbers, and near each other."""
+    digest = hashlib.blake2b(struct.pack("<QQ", key & _MASK, high & _MASK), digest_size=8).digest()
+    first, second = struct.unpack("<II", digest)
+    return first, second
+
+
+def _seed_numpy(seed: int) -> None:
+    np.random.seed(seed)  # noqa: NPY002 (users' functions draw from it)
+
+
+def _seed_torch(seed: int) -> None:
+    # `torch.manual_seed` looks for accelerators, too. numpy's generator is of the same kind: another seed for this one.
+    _torch_generator().manual_seed(seed ^ _MASK_32)
+
+
+@functools.cache
+def _torch_generator() -> Any:
+    from torch import default_generator  # not before it is needed: the import takes long
+
+    return default_generator
+
+
+_SEED: dict[str, Callable[[int], None]] = {"random": random.seed, "numpy": _seed_numpy, "torch": _seed_torch}

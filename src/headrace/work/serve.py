@@ -8,12 +8,13 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from headrace.memory import Segment, keep_freed_memory, mapped, mapped_privately
 from headrace.torch_compat import packing
 from headrace.torch_compat.errors import pack_worker_error
-from headrace.work.job import Job, Maker, Result
+from headrace.work.job import Job, Maker, Result, Start
 from headrace.work.shelf import Shelf
 from headrace.work.wire import BlockingWire
 
@@ -36,6 +37,9 @@ class Server:
         self._wire = BlockingWire(sock)
         self._number, self._job, self._shelf = number, job, shelf
         self._maker: Maker | None = None
+        self._start: Start | None = None
+        self._epoch = 0
+        self._has_told_start = False
         self._error: bytes | None = None
         self._descriptors: list[int] = []
         self._segments: dict[int, memoryview] = {}
@@ -75,9 +79,24 @@ class Server:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _on_reset(self, shared_seed: int | None) -> None:
+    def _on_start(self, epoch: int, start: Start | None) -> None:
+        """The number of the iterator's epoch, and where the worker goes on in it."""
+        self._epoch, self._start = epoch, start
+
+    def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
+        self._epoch, self._has_told_start = epoch, False
         if self._maker is not None:
             self._maker.reset(shared_seed)
+            self._tell_start()
+        elif self._start is not None:
+            self._start = replace(self._start, is_finished=True)
+
+    def _on_begin(self) -> None:
+        """Somebody wants to know the state in which this worker begins."""
+        if self._maker is None and self._error is None:
+            self._guarded(self._begin)
+        if not self._has_told_start:
+            self._wire.send(("begun", self._epoch, None))
 
     def _on_segment(self, number: int, size: int) -> None:
         self._segments[number] = self._map(size)
@@ -97,7 +116,8 @@ class Server:
             self._given = place
             result = self._maker.make(packing.unpack_bytes(index) if isinstance(index, bytes) else index)
         self._words[self._first_word] = 0
-        self._wire.send(("made", task, result))
+        state = None if self._maker is None else self._maker.state_after(result)
+        self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
     # What the maker needs.
 
@@ -110,7 +130,16 @@ class Server:
             place=self._place,
             tell_spec=lambda spec: self._wire.send(("spec", spec)),
             progress=self._words[self._first_word + 1 :],
+            start=self._start,
         )
+        self._tell_start()
+
+    def _tell_start(self) -> None:
+        """The state in which the worker begins an epoch: while there is none, nobody waits for it."""
+        assert self._maker is not None
+        if self._maker.is_stateful or self._job is None or self._job.is_iterable:
+            self._wire.send(("begun", self._epoch, self._maker.state()))
+            self._has_told_start = True
 
     def _place(self, size: int) -> tuple[int, memoryview]:
         if self._given is not None and self._given[1] >= size:

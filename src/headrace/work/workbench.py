@@ -13,7 +13,8 @@ from headrace.errors import CollateError, StageError
 from headrace.tasks import Chain, Description, Failure, Finish, Made, Part, Reply, Step
 from headrace.torch_compat import collate, packing
 from headrace.work.inputs import Inputs
-from headrace.work.randomness import begin_sample, key_number
+from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number
+from headrace.work.uses_random import generators_of, is_plain
 
 # A task as workers see it: leases have become (segment's number, offset, size).
 Order = dict[str, Any]
@@ -38,6 +39,7 @@ class Workbench:
         self._inputs = Inputs()
         self._chains: dict[int, Callable[[], Chain]] = {}
         self._begun: dict[int, weakref.ref[Chain]] = {}
+        self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
         self._specs: dict[int, tuple[collate.Spec, bytes]] = {}
         self._held: dict[int, tuple[Order, Any]] = {}
 
@@ -226,7 +228,7 @@ class Workbench:
                 yield Failure(failures[index])
                 continue
             self._progress(index)
-            yield self._apply(chain, chain.steps, sample, key, position, busy)
+            yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order["chain"]])
         self._progress(-1)  # what follows is no sample's doing
 
     def _make_many(
@@ -256,7 +258,14 @@ class Workbench:
         return [key if isinstance(key, Failure) else next(made) for key in keys]
 
     def _apply(
-        self, chain: Chain, steps: Sequence[Step], sample: Any, key: int, position: int, busy: dict[str, float]
+        self,
+        chain: Chain,
+        steps: Sequence[Step],
+        sample: Any,
+        key: int,
+        position: int,
+        busy: dict[str, float],
+        generators: frozenset[str] = EVERY_GENERATOR,
     ) -> Any:
         if isinstance(sample, Failure):
             return sample
@@ -269,7 +278,9 @@ class Workbench:
                 name = step.name
                 if step.random and not is_begun:
                     number = key_number(source) if chain.by_key else position
-                    begin_sample(key, number, everywhere=self._everywhere)
+                    if generators != EVERY_GENERATOR and not is_plain(sample):
+                        generators = EVERY_GENERATOR
+                    begin_sample(key, number, everywhere=self._everywhere, generators=generators)
                     is_begun = True
                 began = time.perf_counter()
                 result = _call(step, sample)
@@ -293,20 +304,23 @@ class Workbench:
         if chain.collate is not None:
             began = time.perf_counter()
             key = stage_key(order["key"], _COLLATE)
-            begin_sample(key, order["position"], everywhere=self._everywhere)
+            begin_sample(key, _first_position(order), everywhere=self._everywhere)
             try:
                 batch = _quietly(chain.collate, kept, "collate_fn")
             except Exception as error:
                 return Failure(self._pack(chain, _collate_error(error, chain.collate, kept, order["batch"])))
             finally:
                 busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
-        return self._apply(chain, chain.after, batch, stage_key(order["key"], _AFTER), order["position"], busy)
+        return self._apply(chain, chain.after, batch, stage_key(order["key"], _AFTER), _first_position(order), busy)
 
     def _begin(self, number: int, chain: Chain) -> None:
         begun = self._begun.get(number)
-        if chain.begin is not None and (begun is None or begun() is not chain):
+        if begun is not None and begun() is chain:
+            return
+        if chain.begin is not None:
             chain.begin(self._number)
-            self._begun[number] = weakref.ref(chain)
+        self._generators[number] = _generators(chain.steps) if self._everywhere else EVERY_GENERATOR
+        self._begun[number] = weakref.ref(chain)
 
     def _pack(self, chain: Chain, error: BaseException) -> bytes:
         return packing.pack_error(error) if chain.pack_error is None else chain.pack_error(error, self._number)
@@ -331,6 +345,16 @@ class Workbench:
         return sample
 
 
+def _generators(steps: Sequence[Step]) -> frozenset[str]:
+    """Which generators the steps may draw from that have random numbers, where the first of them gets a plain sample.
+
+    What is between them counts too: the next one must get nothing that is not understood.
+    """
+    numbers = [k for k, step in enumerate(steps) if step.random]
+    between = steps[numbers[0] : numbers[-1] + 1] if numbers else ()
+    return frozenset[str]().union(*(generators_of(step.fn) for step in between))
+
+
 def _failed(made: Sequence[Any], order: Order) -> list[tuple[int, bytes]]:
     """(slot, packed exception) of each sample that could not be made."""
     return [(order["slot"] + k, sample.blob) for k, sample in enumerate(made) if isinstance(sample, Failure)]
@@ -350,6 +374,12 @@ def _remember(parts: Sequence[Description], made: Sequence[Any]) -> None:
     if kind == "list":
         samples, start, stop = rest
         samples[start:stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
+
+
+def _first_position(order: Order) -> int:
+    """The position of the first sample of a task."""
+    positions = order["positions"]
+    return order["position"] if positions is None or not len(positions) else int(positions[0])
 
 
 def stage_key(key: int, chain: int) -> int:

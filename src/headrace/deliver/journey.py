@@ -1,0 +1,127 @@
+"""What a trainer has received of an epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import OptionError
+from headrace.tasks import After, Delivery
+from headrace.types import Ranges
+
+_REMEMBERED = 16  # batches before the last one whose states can be asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has been received, since an epoch was begun or gone on with.
+
+    Attributes:
+        batches, samples: how many, on this rank.
+        covers: which of the source's samples are used up by that.
+        mark: where the source can be begun again.
+        skipped: how many failed samples were left out: (in all, right before what comes next).
+        is_over: whether it was said that there is no more.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    covers: Ranges = ()
+    mark: Any = None
+    skipped: tuple[int, int] = (0, 0)
+    is_over: bool = False
+
+
+class Journey:
+    """The trainer's way through one epoch; asked from any thread.
+
+    Args:
+        begin: how it stands at first.
+        save: makes a state of it.
+    """
+
+    def __init__(self, begin: Received, save: Callable[[Received], dict[str, Any]]) -> None:
+        self._save = save
+        self._lock = threading.Lock()
+        self._steps = deque([begin], maxlen=_REMEMBERED + 1)
+        self._failed: tuple[After | None, int] | None = None
+        self.is_live = True
+
+    @property
+    def received(self) -> Received:
+        """What has been received so far."""
+        with self._lock:
+            return self._steps[-1]
+
+    def state(self, batches: int | None = None) -> dict[str, Any]:
+        """The state after what was received so far, or after so many batches of the epoch.
+
+        Raises:
+            OptionError: that is too long ago, or still to come.
+        """
+        with self._lock:
+            steps = [step for step in self._steps if batches is None or (step.batches == batches and not step.is_over)]
+            if not steps:
+                first, last = self._steps[0].batches, self._steps[-1].batches
+                raise OptionError(f"state_dict(batches={batches}): states after {first} to {last} batches are known")
+            step = steps[-1]
+        return self._save(step)
+
+    def receive(self, delivery: Delivery) -> None:
+        """A batch is given to the trainer."""
+        with self._lock:
+            self._pass_failed()
+            self._add(delivery.after, delivery.count)
+
+    def fail(self, delivery: Delivery) -> None:
+        """An error is raised in the place of a batch, which is used up once the next one is asked for."""
+        with self._lock:
+            self._pass_failed()
+            self._failed = delivery.after, 0
+
+    def ask(self) -> None:
+        """The next batch is asked for."""
+        if self._failed is not None:
+            with self._lock:
+                self._pass_failed()
+
+    def end(self) -> None:
+        """The epoch is over, and the trainer was told so."""
+        with self._lock:
+            self._pass_failed()
+            self._steps.append(replace(self._steps[-1], is_over=True))
+
+    def _pass_failed(self) -> None:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            self._add(*failed)
+
+    def _add(self, after: After | None, samples: int) -> None:
+        last = self._steps[-1]
+        if after is None:
+            return
+        self._steps.append(
+            Received(
+                last.batches + 1,
+                last.samples + samples,
+                _with(last.covers, after.covers),
+                after.mark,
+                after.skipped,
+            )
+        )
+
+
+def _with(covers: Ranges, more: Ranges) -> Ranges:
+    """Ranges and some more of them; mostly those follow the last one."""
+    if len(covers) <= 1 and len(more) == 1 and more[0][0] == (covers[0][1] if covers else 0):
+        return ((covers[0][0] if covers else 0, more[0][1]),)
+    result: list[tuple[int, int]] = []
+    for start, stop in sorted((*covers, *more)):
+        if result and start <= result[-1][1]:
+            result[-1] = result[-1][0], max(result[-1][1], stop)
+        elif start < stop:
+            result.append((start, stop))
+    return tuple(result)

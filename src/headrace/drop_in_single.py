@@ -1,0 +1,112 @@
+"""The iterator of the torch regime without workers: torch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from headrace.deliver.ahead import mover_of
+from headrace.drop_in_state import Book, Copy, Resumable
+from headrace.torch_compat.stateful import load, packed_states
+
+
+class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
+    """Batches that are made in the caller's thread, inside `next` (`num_workers=0`): torch's own iterator.
+
+    Only a StopIteration that a data set's `__getitem__` or a collate_fn raises does not end the epoch in silence.
+    """
+
+    def __init__(self, loader: Any, book: Book) -> None:
+        self._prepare(loader, book)
+        states = self._told["copies"][0]["states"] if self._told is not None and self._told["copies"] else None
+        if not self._goes_on:  # what a data set carries on from an epoch into the next
+            load(loader.dataset, states, "dataset")
+            if states and "iterator" in states:
+                load(iter(loader.dataset), states, "iterator")
+        self._states = states if self._goes_on else None
+        super().__init__(loader)
+        fetcher = self._dataset_fetcher
+        load(getattr(fetcher, "dataset_iter", None), self._states, "iterator")
+        if self._goes_on and self._told is not None and hasattr(fetcher, "ended"):
+            fetcher.ended = self._told["copies"][0]["is_over"]
+        self._open_run(self._before)
+        if self._is_stateful:
+            self._run.copy_now = functools.partial(_copy_now, fetcher)
+        self._make_again()
+        self._mover = mover_of(loader)
+        if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
+            fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
+
+    def _open_data(self) -> None:
+        load(self._dataset, self._states, "dataset")
+
+    def _first_copies(self) -> tuple[Copy, ...]:
+        fetcher = self._dataset_fetcher
+        blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
+        self._is_stateful = blob is not None
+        is_counted = self._is_stateful or self._dataset_kind == _DatasetKind.Iterable
+        return (Copy(blob=blob),) if is_counted else ()
+
+    def _make_again(self) -> None:
+        """What was given after the state of the data set was made, so that it is where it was."""
+        known, *_ = *self._run.copies, Copy()
+        if self._dataset_kind == _DatasetKind.Iterable:
+            indices = [next(self._sampler_iter)] * (known.batches - known.known)
+        else:
+            drawn = self._indices_until(self._run.due)
+            indices = [index for number, index in drawn if known.known <= number < known.batches]
+        for index in indices:
+            with contextlib.suppress(Exception):  # it was told when the batch was made first
+                self._dataset_fetcher.fetch(index)
+
+    def _next_data(self) -> Any:
+        try:
+            batch = self._made()
+            if self._mover is not None:
+                batch = self._mover.finish(self._mover.start(batch))
+        except StopIteration:
+            self._run.is_finished = True
+            raise
+        except Exception:
+            self._receive(self._num_yielded)
+            raise
+        self._receive(self._num_yielded + 1)
+        return batch
+
+    def _receive(self, given: int) -> None:
+        run, fetcher = self._run, self._dataset_fetcher
+        if run.indices is not None and run.indices.drawn == run.due:
+            return  # it was the sampler that has failed
+        blob = None
+        if self._is_stateful and self._every and (run.copies[0].batches + 1) % self._every == 0:
+            blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
+        run.receive(run.due, 0, given, blob=blob, is_over=getattr(fetcher, "ended", False), died=False)
+
+    def _made(self) -> Any:
+        if self._dataset_kind == _DatasetKind.Iterable:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        index = self._next_index()  # type: ignore[no-untyped-call]
+        self._sampler_iter, rest = iter([index]), self._sampler_iter
+        try:
+            return super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration as error:
+            raise RuntimeError(f"the data set or collate_fn raised StopIteration for {index!r:.200}") from error
+        finally:
+            self._sampler_iter = rest
+
+
+def _copy_now(fetcher: Any, received: Copy) -> Copy:
+    """Nothing is made here before it is received."""
+    blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
+    return Copy(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
+
+
+def _quietly(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+    try:
+        return collate_fn(samples)
+    except StopIteration as error:
+        raise RuntimeError("collate_fn raised StopIteration") from error

@@ -1,0 +1,371 @@
+"""How far an iterator of the torch regime has come, and how that is saved: of what the trainer has received."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+from torch.utils.data.graph_settings import apply_random_seed
+
+from headrace.errors import OptionError, StateMismatchError
+from headrace.torch_compat import packing
+from headrace.torch_compat.stateful import Draws, Indices, unpacked_states
+
+VERSION = 1
+_POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
+
+log = logging.getLogger("headrace")
+
+State = dict[str, Any]
+
+
+class Copy(NamedTuple):
+    """A worker's copy of the data set: what the trainer has received of it.
+
+    Its state is known from `known` batches on, of which `batches` were received: those between are made again.
+    """
+
+    batches: int = 0
+    known: int = 0
+    is_over: bool = False
+    blob: bytes | None = None
+
+
+class Point(NamedTuple):
+    """Where the trainer is.
+
+    Attributes:
+        given: how many batches it was given; one for which it got an error is none.
+        due: the number of the first batch that it got neither of.
+        beyond: the numbers of those after it that it got nevertheless, where order is not kept.
+        turn: the worker that is asked next.
+        copies: of each worker's data set.
+    """
+
+    given: int
+    due: int
+    beyond: frozenset[int]
+    turn: int
+    copies: tuple[Copy, ...]
+
+
+class Run:
+    """One run of an iterator over the data, as far as the trainer has received it. It outlives the iterator.
+
+    Args:
+        common: what is the same in all states of this run.
+        indices: what the sampler gives; None where it gives nothing of interest.
+        draws: where random numbers come from.
+        point: where it begins.
+    """
+
+    def __init__(self, common: State, indices: Indices | None, draws: Draws, point: Point) -> None:
+        self._common, self._draws = common, draws
+        self.indices = indices
+        self._points = deque([point], _POINTS)
+        self.is_finished = False
+        self.begun: list[tuple[bytes | None] | None] = []  # the states with which workers' copies began
+        self.ask_begun: Callable[[], None] | None = None
+        self.copy_now: Callable[[Copy], Copy] | None = None  # of the trainer's own data set, where no worker has one
+
+    @property
+    def given(self) -> int:
+        """How many batches the trainer was given."""
+        return self._points[-1].given
+
+    @property
+    def due(self) -> int:
+        """The number of the next batch that it has neither been given nor got an error for."""
+        return self._points[-1].due
+
+    @property
+    def point(self) -> Point:
+        """Where the trainer is."""
+        return self._points[-1]
+
+    @property
+    def copies(self) -> tuple[Copy, ...]:
+        """Of each worker's data set, as far as it was received."""
+        return self._points[-1].copies
+
+    def receive(
+        self,
+        number: int,
+        worker: int,
+        given: int,
+        *,
+        blob: bytes | None = None,
+        is_over: bool = False,
+        died: bool = False,
+    ) -> None:
+        """The trainer has got batch `number`, or its error.
+
+        Args:
+            given: how many batches it was given by then.
+            blob: the state of the worker's copy afterwards, where one was made.
+            is_over: the copy has no more samples.
+            died: no worker could make it.
+        """
+        last = self._points[-1]
+        due, beyond = last.due, last.beyond
+        if number == due and not beyond:
+            due += 1
+        else:
+            beyond |= {number}
+            while due in beyond:
+                beyond -= {due}
+                due += 1
+        copies = last.copies
+        if copies:
+            old = copies[worker]
+            count = old.batches + 1
+            known = count if blob is not None or died else old.known
+            new = Copy(count, known, is_over, old.blob if blob is None else blob)
+            copies = (*copies[:worker], new, *copies[worker + 1 :])
+        turn = (worker + 1) % max(1, len(copies) or self._common["num_workers"])
+        self._add(Point(given, due, beyond, turn, copies))
+
+    def end_copy(self, worker: int, blob: bytes | None) -> None:
+        """A worker's copy has said that it has no more samples."""
+        last = self._points[-1]
+        old = last.copies[worker]
+        known = old.known if blob is None else old.batches
+        new = old._replace(known=known, is_over=True, blob=old.blob if blob is None else blob)
+        self._add(last._replace(copies=(*last.copies[:worker], new, *last.copies[worker + 1 :])))
+
+    def _add(self, point: Point) -> None:
+        if self._points[-1].given == point.given:
+            self._points[-1] = point
+        else:
+            self._points.append(point)
+        if self.indices is not None:
+            self.indices.forget(self._first_needed(self._points[0]))
+
+    def _first_needed(self, point: Point) -> int:
+        """The number of the first batch that is drawn again to go on from a point."""
+        if not self._common["is_map"]:
+            return point.due
+        n = max(1, len(point.copies))
+        again = (copy.known * n + worker for worker, copy in enumerate(point.copies) if copy.known < copy.batches)
+        return min(again, default=point.due)
+
+    def state(self, batches: int | None = None) -> State:
+        """All that is needed to go on after what the trainer has received; its own objects, for ever.
+
+        Args:
+            batches: go on after so many batches instead.
+
+        Raises:
+            OptionError: how it was then is not known any more, or not yet.
+        """
+        point = self._points[-1]
+        if batches is not None and batches != point.given:
+            found = [known for known in self._points if known.given == batches]
+            if not found:
+                there = ", ".join(str(known.given) for known in self._points)
+                raise OptionError(f"batches={batches}: the states after {there} batches of this epoch are there")
+            point = found[0]
+        elif self.copy_now is not None and (batches is None or not self.is_finished):
+            point = point._replace(copies=(self.copy_now(point.copies[0]),))
+        if self.ask_begun is not None:
+            self.ask_begun()
+        is_finished = self.is_finished and batches is None  # who counts batches is not at the end with the last one
+        first = self._first_needed(point)
+        sampler = None if self.indices is None else self.indices.after(first, is_finished=is_finished)
+        return {
+            **copy.deepcopy(self._common),
+            "is_finished": is_finished,
+            "batches": point.given,
+            "due": point.due,
+            "beyond": sorted(point.beyond),
+            "turn": point.turn,
+            "generators": self._draws.now(),
+            "sampler": sampler,
+            "copies": [self._told(worker, known) for worker, known in enumerate(point.copies)],
+        }
+
+    def _told(self, worker: int, known: Copy) -> State:
+        blob = known.blob
+        if blob is None and known.known == 0 and worker < len(self.begun):
+            (blob,) = self.begun[worker] or (None,)
+        return {
+            "batches": known.batches,
+            "known": known.known,
+            "is_over": known.is_over,
+            "states": unpacked_states(blob),
+        }
+
+
+class Book:
+    """What a loader remembers of its newest run, and of a state that the next one begins with.
+
+    Args:
+        loader: it is not kept.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._draws = Draws(loader.generator, loader._index_sampler)
+        self.told: State | None = None
+        self.run: Run | None = None
+        self._has_warned = False
+
+    def draws_of(self, loader: Any) -> Draws:
+        """Where the loader's random numbers come from."""
+        if self._draws.base.generator is not loader.generator:
+            self._draws = Draws(loader.generator, loader._index_sampler)
+        return self._draws
+
+    def take(self) -> State | None:
+        """The state that the run which now begins goes on from."""
+        told, self.told = self.told, None
+        if told is not None and not told["is_map"] and not told["is_finished"]:
+            again = sum(known["batches"] - known["known"] for known in told["copies"] if known["states"] is None)
+            if again and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "neither the data set nor its iterator has state_dict and load_state_dict: to go on, %d batches "
+                    "are read once more, and dropped",
+                    again,
+                )
+        return told
+
+
+def check(loader: Any, state: Any, *, force: bool) -> State:
+    """A copy of a state, if the loader can go on from it.
+
+    Args:
+        force: for map-style data, take one of another number of workers; what their copies had as state is left out.
+
+    Raises:
+        StateMismatchError: it cannot; says which field differs.
+    """
+    if not isinstance(state, dict) or state.get("regime") != "torch":
+        regime = state.get("regime", "headrace") if isinstance(state, dict) else type(state).__name__
+        raise StateMismatchError(f"regime: the state is of {regime!r}, and the loader's is 'torch'", field="regime")
+    if state.get("version") != VERSION:
+        raise StateMismatchError(
+            f"version: the state's is {state.get('version')!r}, and {VERSION} can be read", field="version"
+        )
+    told: State = copy.deepcopy(state)
+    ours = _common(loader)
+    for name in ("is_map", "economic"):
+        if told[name] != ours[name]:
+            raise StateMismatchError(f"{name}: {told[name]} in the state, {ours[name]} in the loader", field=name)
+    if told["num_workers"] != loader.num_workers and not loader.economic:
+        if not (force and told["is_map"]):
+            raise StateMismatchError(
+                f"num_workers: {told['num_workers']} in the state, {loader.num_workers} in the loader; each worker's "
+                "copy of the data set has a state of its own",
+                field="num_workers",
+            )
+        told.update(num_workers=loader.num_workers, copies=[], turn=told["due"] % max(1, loader.num_workers))
+    return told
+
+
+def _common(loader: Any) -> State:
+    return {
+        "version": VERSION,
+        "regime": "torch",
+        "is_map": loader._dataset_kind == _DatasetKind.Map,
+        "economic": getattr(loader, "economic", True),
+        "num_workers": loader.num_workers,
+    }
+
+
+class Resumable(_BaseDataLoaderIter):
+    """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
+
+    torch's own draws are made where torch makes them. One that goes on draws nothing that was drawn before the state
+    was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
+    """
+
+    def _prepare(self, loader: Any, book: Book) -> None:
+        """Before `__init__`, which torch's own classes call with the loader alone."""
+        self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
+        every = getattr(loader, "snapshot_every_n_steps", 1)
+        self._every = min(1, every) if loader.num_workers and not loader.in_order else every
+        self._common = _common(loader)
+        self._goes_on = self._told is not None and not self._told["is_finished"]
+
+    def __init__(self, loader: Any) -> None:
+        told, draws = self._told, self._draws
+        if told is not None and not self._goes_on:
+            if told["sampler"] is not None and told["sampler"]["states"] is not None:
+                Indices.resumed(loader._index_sampler, draws.sampler, told["sampler"], self._every)
+            draws.go_on(told["generators"])
+        was_drawn = told is not None and (self._goes_on or loader.persistent_workers)
+        self._before = draws.sampler.now()
+        with draws.kept() if was_drawn else draws.base.drawing():
+            super().__init__(loader)
+        if was_drawn and told is not None:
+            self._base_seed, self._shared_seed = told["base_seed"], told["shared_seed"]
+            if isinstance(self._dataset, IterDataPipe):
+                generator = torch.Generator()
+                generator.manual_seed(self._shared_seed or 0)
+                self._dataset = apply_random_seed(self._dataset, generator)
+        self._common |= {"base_seed": int(self._base_seed), "shared_seed": self._shared_seed}
+        self._open_data()
+
+    def _open_data(self) -> None:
+        """Give a data set that no worker has a copy of its state."""
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        before = self._draws.sampler.now()
+        with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
+            super()._reset(loader, first_iter)
+        self._open_run(before)
+
+    def _open_run(self, before: torch.Tensor) -> None:
+        """Begin to count; `self._sampler_iter` was opened by torch's own code, and random numbers were there before."""
+        told = self._told if self._goes_on else None
+        if told is not None:
+            self._draws.go_on(told["generators"])
+        source, every = self._draws.sampler, self._every
+        is_map = self._common["is_map"]
+        indices = None
+        if is_map and told is not None:
+            indices = Indices.resumed(self._index_sampler, source, told["sampler"], every)
+        elif is_map:
+            indices = Indices(self._index_sampler, self._sampler_iter, source, before, every)
+        if indices is not None:
+            self._sampler_iter = indices
+        copies = self._first_copies()
+        point = Point(0, 0, frozenset(), 0, copies)
+        if told is not None:
+            copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
+            point = Point(told["batches"], told["due"], frozenset(told["beyond"]), told["turn"], copies)
+            self._num_yielded = told["batches"]
+        self._run = self._book.run = Run(self._common, indices, self._draws, point)
+
+    def _first_copies(self) -> tuple[Copy, ...]:
+        """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
+        return ()
+
+    def _indices_until(self, due: int) -> list[tuple[int, Any]]:
+        """The numbers and indices of the batches up to number `due` that a resumed sampler is to be asked for again."""
+        indices = self._run.indices
+        if indices is None:
+            return []
+        found = []
+        for number in range(indices.drawn, due):
+            try:
+                found.append((number, next(indices)))
+            except StopIteration:
+                break
+        return found
+
+    def state_dict(self, batches: int | None = None) -> State:
+        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
+        return self._run.state(batches)
+
+
+def copy_of(told: State) -> Copy:
+    """A worker's copy of the data set, as a state tells of it."""
+    blob = None if told["states"] is None else packing.pack_bytes(told["states"])
+    return Copy(told["batches"], told["known"], told["is_over"], blob)

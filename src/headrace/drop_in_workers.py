@@ -1,0 +1,363 @@
+"""The iterator of the torch regime with workers: whole batches, made as torch's workers make them.
+
+Base seed and indices are drawn in the caller's thread, in `iter` and `next`, exactly as torch's loader draws them. No
+thread and no event loop stands between the caller and the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
+
+from headrace.deliver.ahead import Ahead, ahead_of, mover_of
+from headrace.deliver.iterator import Opener, readable
+from headrace.deliver.slabs import Views
+from headrace.drop_in_state import Book, Copy, Resumable, State, copy_of
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady
+from headrace.tasks import Delivery
+from headrace.torch_compat import packing
+from headrace.torch_compat.errors import unpack_worker_error
+from headrace.torch_compat.stateful import is_stateful
+from headrace.work.crew import Crew, Made
+from headrace.work.hands import ContextStarter, HelperStarter, Starter, ThreadStarter
+from headrace.work.job import Job, Start
+
+
+class WorkerIterator(Resumable):
+    """Batches that workers make, each a whole one: batch k is worker k mod n's, as long as batches come in order.
+
+    Args:
+        loader: the torch loader whose data they are; its `workers` says what they are.
+        book: the loader's.
+    """
+
+    def __init__(self, loader: Any, book: Book) -> None:
+        self._prepare(loader, book)
+        super().__init__(loader)
+        self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        if self._prefetch_factor <= 0:
+            raise LateOptionError(f"prefetch_factor must be greater than 0, and is {self._prefetch_factor}")
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        job = Job(
+            dataset=self._dataset,
+            is_iterable=self._dataset_kind == _DatasetKind.Iterable,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            init_fn=init_fn,
+            num_workers=self._num_workers,
+            shared_seed=self._shared_seed,
+            every=self._every,
+        )
+        self._ahead = ahead_of(loader, mover_of(loader))
+        self._crew = Crew(job, _starter(loader, job), self._prefetch_factor * self._num_workers)
+        places = self._crew.places
+        places.unlock_pages = self._ahead.unlock_pages
+        self._end = weakref.finalize(self, _end, self._crew, self._ahead)
+        self._end.atexit = False
+        views = Views(places.segments, places.give_back, places.retire, self._ahead.lock_pages, self._ahead.depth)
+        self._opener = Opener(views)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._tasks_lock: anyio.Lock | None = None
+        self._is_polling = False
+        self._staged: deque[Made] = deque()
+        try:
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def _workers(self) -> list[Any]:
+        """As torch's iterators have it; people and tests reach for it."""
+        return self._crew.hands
+
+    def _shutdown_workers(self) -> None:
+        """The same."""
+        self.close()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._check_process()
+        if not first_iter:
+            while self._staged:
+                with contextlib.suppress(Exception):
+                    self._taken()[0]()
+            for made in self._arrived.values():
+                self._crew.drop(made)
+        told, point = self._told, self._run.point
+        self._sent, self._beyond = point.due, set(point.beyond)
+        self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
+        self._arrived: dict[int, Made] = {}
+        self._staged = deque()  # those that were due, and wait for `next`
+        self._arrived_of = [0] * self._num_workers  # how many have arrived, and `next` has not given
+        self._ends: dict[int, bytes | None] = {}  # of copies of the data set that have ended before all was given
+        self._is_active = [True] * self._num_workers
+        self._loads = [0] * self._num_workers
+        self._turns = itertools.cycle(range(self._num_workers))
+        next(itertools.islice(self._turns, point.turn, point.turn), None)
+        if not first_iter:
+            self._crew.reset(self._shared_seed)
+        elif told is not None and told["copies"] and (self._goes_on or self._persistent_workers):
+            self._crew.go_on(self._starts(told))
+        went_on, self._told, self._goes_on = self._goes_on, None, False
+        if point.copies and not went_on:
+            self._run.begun = self._crew.begun
+            self._run.ask_begun = functools.partial(_ask_begun, weakref.ref(self))
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _first_copies(self) -> tuple[Copy, ...]:
+        is_asked = self._dataset_kind == _DatasetKind.Iterable or is_stateful(self._dataset)
+        return (Copy(),) * self._num_workers if is_asked else ()
+
+    def _starts(self, told: State) -> list[Start]:
+        """Where the workers go on."""
+        again: list[list[tuple[Any, int]]] = [[] for _ in range(self._num_workers)]
+        is_finished = told["is_finished"]
+        copies = [copy_of(known) for known in told["copies"]]
+        if self._dataset_kind == _DatasetKind.Iterable:
+            index = next(iter(self._index_sampler))
+            for worker, known in enumerate(copies):
+                if known.blob is not None or not (known.is_over or is_finished):
+                    again[worker].append((index, known.batches - known.known))
+        elif not is_finished:
+            for number, index in self._indices_until(self._run.due):
+                worker = number % self._num_workers
+                if number // self._num_workers >= copies[worker].known:
+                    again[worker].append((index, 1))
+        return [
+            Start(known.blob, known.is_over, known.batches, tuple(again[worker]), is_finished)
+            for worker, known in enumerate(copies)
+        ]
+
+    def _try_put_index(self) -> None:
+        """Have one more batch made, if there is one, and a worker for it."""
+        try:
+            index = self._next_index()  # type: ignore[no-untyped-call]
+            while self._sent in self._beyond:  # it was given already
+                self._beyond.discard(self._sent)
+                self._sent += 1
+                index = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+        most = self._prefetch_factor * self._num_workers
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if self._is_active[worker] and (self._in_order or self._loads[worker] < most // sum(self._is_active)):
+                self._crew.send(self._sent, worker, index)
+                self._under_way[self._sent] = worker
+                self._loads[worker] += 1
+                self._sent += 1
+                return
+
+    def __next__(self) -> Any:
+        if self._dataset_kind == _DatasetKind.Iterable or torch._C._autograd._profiler_enabled():
+            return super().__next__()
+        batch = self._next_data()  # without the mark for a profiler, which takes longer than all the rest
+        self._num_yielded += 1
+        return batch
+
+    def _next_data(self) -> Any:
+        with self._lock:
+            self._check_process()
+            while not self._stage():
+                if not self._under_way:
+                    self._run.is_finished = True
+                    if not self._persistent_workers:
+                        self.close()
+                    raise StopIteration
+                self._take_in(self._receive())
+            batch, made = self._taken()
+            given = self._num_yielded
+            try:
+                self._try_put_index()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    batch()  # its place is free again
+                self._receive_from(made, given)
+                raise
+            try:
+                value = batch()
+                given += 1
+            finally:
+                self._receive_from(made, given)
+            return value
+
+    def _receive_from(self, made: Made, given: int) -> None:
+        """The trainer has a batch now, or its error."""
+        died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
+        self._arrived_of[made.worker] -= 1
+        if is_map or not died:
+            number = made.batch if is_map else self._run.due  # those of workers that have ended are none
+            self._run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
+        if made.worker in self._ends and not self._arrived_of[made.worker]:
+            self._run.end_copy(made.worker, self._ends.pop(made.worker))
+
+    def _take_in(self, made: Made) -> None:
+        """Something has come from a worker."""
+        if made.result[0] != "end":
+            self._arrived[made.batch] = made
+            self._arrived_of[made.worker] += 1
+            return
+        self._loads[self._under_way.pop(made.batch)] -= 1
+        if self._is_active[made.worker]:
+            self._is_active[made.worker] = False
+            if self._arrived_of[made.worker]:
+                self._ends[made.worker] = made.blob
+            else:
+                self._run.end_copy(made.worker, made.blob)
+            self._try_put_index()
+
+    def _stage(self) -> bool:
+        """Begin what is done to batches before they are given on, with those that are due; whether there are any."""
+        if self._ahead.depth > 1:  # while the trainer is busy nobody takes in what comes
+            while (made := self._crew.receive(0)) is not None:
+                self._take_in(made)
+        while len(self._staged) < self._ahead.depth:
+            due = next(iter(self._under_way if self._in_order else self._arrived), None)
+            if due not in self._arrived:
+                break
+            del self._under_way[due]
+            made = self._arrived.pop(due)
+            self._staged.append(made)
+            self._ahead.put(functools.partial(_open, self._opener, made))
+        return bool(self._staged)
+
+    def _taken(self) -> tuple[Callable[[], Any], Made]:
+        """The first of the batches that are staged."""
+        batch = self._ahead.take(0 if self._is_polling else None)
+        made = self._staged.popleft()
+        self._loads[made.worker] -= 1
+        return batch, made
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise LoaderClosedError("the iterator belongs to the process that this one was forked from")
+
+    def _receive(self) -> Made:
+        """What came of some batch.
+
+        Raises:
+            RuntimeError: nothing came in time.
+            anyio.WouldBlock: nothing has come yet, and this is not to wait.
+            LoaderClosedError: the iterator was closed by another thread.
+        """
+        limit_s = 0 if self._is_polling else self._timeout or math.inf
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                made = self._crew.receive(None if limit_s == math.inf else max(0.0, deadline - time.monotonic()))
+            except EOFError:
+                raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)") from None
+            if made is not None:
+                return made
+            if time.monotonic() >= deadline:
+                if self._is_polling:
+                    raise anyio.WouldBlock
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def try_next(self) -> Any:
+        """The next batch if it is ready.
+
+        Raises:
+            NotReady: it is not; nothing was lost, ask again.
+            StopIteration: the epoch is over.
+        """
+        with self._lock:
+            self._is_polling = True
+            try:
+                return next(self)
+            except anyio.WouldBlock:
+                raise NotReady("no batch is ready yet") from None
+            finally:
+                self._is_polling = False
+
+    def ask_begun(self) -> None:
+        """Wait until it is known in which states workers have begun."""
+        with self._lock:
+            self._crew.ask_begun()
+
+    def state_dict(self, batches: int | None = None) -> State:
+        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
+        with self._lock:
+            return super().state_dict(batches)
+
+    def close(self) -> None:
+        """End the epoch, and the workers."""
+        self._ahead.drain()
+        self._end()
+
+    # The same for `async for`, under any event loop that anyio knows.
+
+    def __aiter__(self) -> WorkerIterator:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._tasks_lock is None:
+            self._tasks_lock = anyio.Lock()
+        async with self._tasks_lock:
+            while True:
+                try:
+                    return self.try_next()
+                except NotReady:
+                    pass  # waiting in here would show it in the traceback of a cancellation
+                except StopIteration:
+                    raise StopAsyncIteration from None
+                await readable(self._ahead.fileno() if self._staged else self._crew.fileno(), self._timeout)
+
+
+def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
+    """Where the iterator is gone, so are its workers: what they had is not known, or is what a new one begins with."""
+    iterator = reference()
+    if iterator is not None:
+        iterator.ask_begun()
+
+
+def _end(crew: Crew, ahead: Ahead) -> None:
+    ahead.close()
+    crew.close()
+
+
+def _open(opener: Opener, made: Made) -> Any:
+    """The batch that a worker has made, or the exception that it has told instead."""
+    kind, *rest = made.result
+    if kind == "inline":
+        return packing.unpack_parts(*rest)
+    if kind == "object":
+        return rest[0]
+    if kind == "error":
+        raise unpack_worker_error(rest[0])
+    if kind == "died":
+        raise packing.unpack_error(rest[0])
+    if kind == "packed":
+        segment, lengths = rest
+        return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
+    segment, count, capacity, columns = rest
+    form = {"columns": tuple(columns), "capacity": capacity, "blob": made.spec}
+    return opener.open(Delivery(made.batch, count, 0, "slots", segment, **form))
+
+
+def _starter(loader: Any, job: Job) -> Starter:
+    if loader.workers == "thread":
+        return ThreadStarter(job)
+    if loader.multiprocessing_context is not None:
+        return ContextStarter(loader.multiprocessing_context, job)
+    return HelperStarter(job)

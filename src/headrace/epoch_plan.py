@@ -1,0 +1,232 @@
+"""One epoch of a loader as it was planned: what comes on this rank, from which state on, and what is saved of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headrace.deliver.journey import Received
+from headrace.errors import OptionError, StateMismatchError
+from headrace.plan import Cursor, Order, Steps
+from headrace.plan.cursor import compressed
+from headrace.plan.order import ENDLESS
+from headrace.plan.ranges import among_left, united
+from headrace.scheduler.cuts import Cuts, EvenCuts
+from headrace.scheduler.track import Track, as_numbers
+from headrace.state import Facts, State, check_of, last_positions
+from headrace.types import Ints, Ranges
+
+Numbers = Callable[[Order, Ints], Ints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan:
+    """What one iterator goes through.
+
+    Attributes:
+        begin: the state that it begins with.
+        facts: what states of it agree about.
+        order: which samples come; None: they have no numbers.
+        numbers: of the samples at some positions of that.
+        steps: this rank's way through the positions.
+        rank, world: which part of the data is this process's; where samples have no numbers, `steps` are its own.
+        batch_size: samples of a batch.
+        keeps_count: whether each sample of the source comes in a batch.
+        is_shared: whether all ranks receive the same steps, so that one state is that of all.
+        why_no_state: why states of it are refused; None: they are not.
+    """
+
+    begin: State
+    facts: Facts
+    order: Order | None
+    numbers: Numbers
+    steps: Steps
+    rank: int
+    world: int
+    batch_size: int
+    keeps_count: bool
+    is_shared: bool
+    why_no_state: str | None = None
+
+    @property
+    def number(self) -> int:
+        """The epoch's."""
+        return self.begin.epoch
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches are to come; None: it is not known."""
+        if self.order is None or not self.keeps_count or self.steps.end >= ENDLESS:
+            return None
+        _, count, last = self.steps.sizes()
+        return count + len(last)
+
+    def cuts(self) -> Cuts:
+        """Where samples are cut into batches."""
+        if self.batches is None:
+            return EvenCuts(self.batch_size)
+        return EvenCuts(*self.steps.sizes())
+
+    def track(self, mark: Callable[[int], Any] | None) -> Track:
+        """Where samples are.
+
+        Args:
+            mark: of the source.
+        """
+        positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
+        kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
+        if mark is not None:
+            ask = mark
+            mark = lambda number: ask(_original(number, self._done))
+        return Track(positions, kept_from, mark)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether samples have the positions that the source counts."""
+        steps, cursor = self.steps, self.steps.begin
+        is_at_start = not cursor.position and not len(cursor.holes) and not len(steps.done)
+        return is_at_start and steps.world == 1 and steps.lanes == 1
+
+    @property
+    def _done(self) -> Ranges:
+        return tuple((int(a), int(b)) for a, b in self.steps.done)
+
+    def received(self) -> Received:
+        """What has been received at its begin."""
+        samples = self.begin.samples
+        if self.is_shared:
+            samples = samples // self.world
+        return Received(self.begin.batches, samples, skipped=self.begin.skipped)
+
+    def digest(self) -> int:
+        """What all ranks must agree about at its begin."""
+        steps = self.steps
+        told = replace(self.begin, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world)
+        if not self.is_shared:
+            told = replace(told, done=(), samples=0, batches=0, mark=None)
+        told = replace(told, skipped=(0, 0))
+        return int(check_of(told.pack(self.facts, _NONE), _NONE), 16)
+
+    def save(self, received: Received) -> dict[str, Any]:
+        """A state.
+
+        Raises:
+            OptionError: there is none, and why.
+        """
+        if self.why_no_state is not None:
+            raise OptionError(self.why_no_state)
+        state = self.after(received)
+        return state.pack(self.facts, self.last_numbers(state))
+
+    def after(self, received: Received) -> State:
+        """What is to come after some batches."""
+        steps = self.steps
+        state = replace(
+            self.begin,
+            step=steps.size,
+            lanes=steps.lanes,
+            tail=steps.tail,
+            world=self.world,
+            rank=None if self.is_shared else self.rank,
+            batches=received.batches,
+            skipped=received.skipped,
+        )
+        if received.is_over:
+            return replace(
+                state,
+                epoch=self.number + 1,
+                cursor=self.carried(),
+                done=(),
+                batches=0,
+                samples=0,
+                skipped=(0, 0),
+                mark=self._next_mark(received.mark),
+            )
+        if self.is_shared:
+            used = sum(stop - start for start, stop in received.covers)
+            cursor = steps.after(EvenCuts(*steps.sizes()).find(used)[0])
+            return replace(state, cursor=cursor, samples=self.begin.samples + steps.left - _left(cursor, steps.end))
+        done = united([*self._done, *(r for a, b in received.covers for r in among_left(a, b, self._done))])
+        samples = received.samples
+        if self.order is not None or not received.batches - self.begin.batches:
+            return replace(state, done=done, samples=samples)
+        if received.mark is None:
+            raise OptionError(
+                "the data set gives no state: an AsyncIterableDataset, or the iterator that its aiter() gives, needs "
+                "state_dict() and load_state_dict(state)"
+            )
+        mark, at = received.mark
+        cursor = Cursor.at(self.begin.cursor.position + at)
+        done = united((max(a - at, 0), b - at) for a, b in done if b > at)
+        return replace(state, cursor=cursor, done=done, mark=told(mark), samples=samples)
+
+    def _next_mark(self, mark: Any) -> Any:
+        """Where the epoch after this one begins: with the data set as this one has left it."""
+        state = None if mark is None else mark[0]
+        return {"dataset": state["dataset"]} if isinstance(state, dict) and "dataset" in state else None
+
+    def skipped(self, batches: int) -> EpochPlan:
+        """The same epoch, from so many batches further on."""
+        steps, begin = self.steps, self.begin
+        if self.is_shared:
+            cursor = steps.after(min(batches, steps.steps))
+            samples = begin.samples + steps.left - _left(cursor, steps.end)
+            begin = replace(begin, cursor=cursor, batches=begin.batches + batches, samples=samples)
+            return replace(self, begin=begin, steps=replace(steps, begin=cursor))
+        count = batches * self.batch_size
+        if self.batches is not None:
+            count = min(count, steps.count)
+        done = united([*self._done, *among_left(0, count, self._done)])
+        begin = replace(begin, done=done, batches=begin.batches + batches, samples=begin.samples + count)
+        return replace(self, begin=begin, steps=replace(steps, done=np.array(done, np.int64).reshape(-1, 2)))
+
+    def carried(self) -> Cursor:
+        """Where the next epoch begins: with what this one leaves to it."""
+        steps = self.steps
+        if steps.tail != "carry" or self.order is None:
+            return Cursor.at()
+        left = steps.after(steps.steps)
+        positions = left.coming(0, _left(left, steps.end))
+        if not len(positions):
+            return Cursor.at()
+        return Cursor(0, compressed(positions) - steps.end)
+
+    def last_numbers(self, state: State) -> Ints:
+        """The numbers of the samples right before a state."""
+        if self.order is None or state.epoch != self.number:
+            return _NONE
+        return self.numbers(self.order, last_positions(state))
+
+    def check(self, packed: dict[str, Any]) -> None:
+        """Whether the samples before the state that it goes on from are those of this plan.
+
+        Raises:
+            StateMismatchError: they are not.
+        """
+        told = packed.get("check")
+        if told and told != check_of(packed, self.last_numbers(State.unpack(packed))):
+            raise StateMismatchError(
+                "the samples before this state are not those of this loader's order: the data or a sampler have "
+                "changed, or the state was edited",
+                field="check",
+            )
+
+
+def told(mark: Any) -> Any:
+    """A mark as JSON."""
+    return list(astuple(mark)) if is_dataclass(mark) and not isinstance(mark, type) else mark
+
+
+def _left(cursor: Cursor, end: int) -> int:
+    return max(0, end - cursor.position) + cursor.hole_count
+
+
+def _original(number: int, done: Ranges) -> int:
+    """What a source calls the sample that is called `number` without those that are done."""
+    return among_left(number, number + 1, done)[0][0]
+
+
+_NONE = np.zeros(0, np.int64)

@@ -1,0 +1,277 @@
+"""States: what is saved of a loader's way through its data, and what of it must agree with the loader that goes on.
+
+`docs/reference/state.md` specifies the fields.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import StateMismatchError
+from headrace.plan import Cursor, Steps, Tail
+from headrace.plan.cursor import pack_ranges, unpack_ranges
+from headrace.plan.order import ORDER_VERSION
+from headrace.plan.ranges import united
+from headrace.types import Ints, Ranges
+
+VERSION = 1
+_OLDEST = 1
+_NUMBERS = ("epoch", "position", "step", "lanes", "world", "batches", "samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a state must agree about with the loader that goes on from it.
+
+    Attributes:
+        seed: of the loader.
+        data: tells this data from other data.
+        count: samples of an epoch; None: not known.
+        order: the operators that make the order.
+        steps: the operators that may leave samples out.
+    """
+
+    seed: int
+    data: str
+    count: int | None
+    order: tuple[str, ...]
+    steps: tuple[str, ...]
+
+    def compare(self, state: Mapping[str, Any]) -> None:
+        """Compare with those of a state.
+
+        Raises:
+            StateMismatchError: one is another; it is named.
+        """
+        for name in ("data", "count", "order", "steps", "seed"):
+            mine, saved = getattr(self, name), state[name]
+            if isinstance(mine, tuple):
+                mine = list(mine)
+            if saved != mine:
+                raise StateMismatchError(f"{_MEANING[name]}: the state has {saved!r}, this loader {mine!r}", field=name)
+
+
+_MEANING = {
+    "data": "the data are others (names and numbers of samples of the shards)",
+    "count": "the number of samples of an epoch differs",
+    "order": "the order is another one",
+    "steps": "the operators that leave samples out are others",
+    "seed": "the seed is another one",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A state that was read, or will be written.
+
+    Attributes:
+        epoch: its number.
+        cursor: what of it is to come, as far as all ranks have received the same steps.
+        done: what this rank has received besides, as ranges of numbers that count from there.
+        step: samples of a global batch.
+        lanes, tail: how steps are divided among ranks, and how the epoch ends; see `headrace.plan.Steps`.
+        rank, world: whose state it is; rank is None where it is that of all ranks.
+        batches: received of this epoch, on each rank.
+        samples: the same, on all ranks together; where the state is one rank's, on that.
+        mark: where a source can be begun again that has no numbers.
+        skipped: failed samples that were left out: (in all, right before what comes).
+    """
+
+    epoch: int = 0
+    cursor: Cursor
+    done: Ranges = ()
+    step: int = 0
+    lanes: int = 1
+    tail: Tail = "short"
+    rank: int | None = None
+    world: int = 1
+    batches: int = 0
+    samples: int = 0
+    mark: Any = None
+    skipped: tuple[int, int] = (0, 0)
+
+    def pack(self, facts: Facts, last: Ints) -> dict[str, Any]:
+        """The state as JSON.
+
+        Args:
+            facts: of the loader.
+            last: numbers of the samples right before it.
+        """
+        packed: dict[str, Any] = {
+            "version": VERSION,
+            "regime": "headrace",
+            "order_version": ORDER_VERSION,
+            "seed": facts.seed,
+            "data": facts.data,
+            "count": facts.count,
+            "order": list(facts.order),
+            "steps": list(facts.steps),
+            "epoch": self.epoch,
+            "position": self.cursor.position,
+            "step": self.step,
+            "lanes": self.lanes,
+            "tail": self.tail,
+            "world": self.world,
+            "batches": self.batches,
+            "samples": self.samples,
+        }
+        if len(self.cursor.holes):
+            packed["holes"] = pack_ranges(self.cursor.holes)
+        if self.done:
+            packed["done"] = pack_ranges(np.array(self.done, np.int64))
+        if self.rank is not None:
+            packed["rank"] = self.rank
+        if self.mark is not None:
+            packed["mark"] = copy.deepcopy(self.mark)
+        if any(self.skipped):
+            packed["skipped"] = list(self.skipped)
+        packed["check"] = check_of(packed, last)
+        return packed
+
+    @staticmethod
+    def unpack(packed: Mapping[str, Any]) -> State:
+        """A state that was saved.
+
+        Raises:
+            StateMismatchError: it is none, or of another regime or release.
+        """
+        check_kind(packed, "headrace")
+        order = packed.get("order_version")
+        if order != ORDER_VERSION:
+            raise StateMismatchError(
+                f"the state follows order {order}, and this release knows order {ORDER_VERSION}", field="order_version"
+            )
+        try:
+            number = {name: int(packed[name]) for name in _NUMBERS}
+            done = unpack_ranges(packed.get("done", ()))
+            in_all, in_a_row = packed.get("skipped", (0, 0))
+            rank = packed.get("rank")
+            return State(
+                epoch=number["epoch"],
+                cursor=Cursor(number["position"], unpack_ranges(packed.get("holes", ()))),
+                done=tuple((int(a), int(b)) for a, b in done),
+                step=number["step"],
+                lanes=number["lanes"],
+                tail=packed["tail"],
+                rank=None if rank is None else int(rank),
+                world=number["world"],
+                batches=number["batches"],
+                samples=number["samples"],
+                mark=copy.deepcopy(packed.get("mark")),
+                skipped=(int(in_all), int(in_a_row)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
+
+
+def check_kind(packed: Mapping[str, Any], regime: str) -> None:
+    """Whether a state is of this regime and of a release that is understood.
+
+    Raises:
+        StateMismatchError: it is not.
+    """
+    if not hasattr(packed, "get") or "version" not in packed:
+        raise StateMismatchError(f"{packed!r:.200} is no state of a headrace loader", field="version")
+    version = packed["version"]
+    if not isinstance(version, int) or not _OLDEST <= version <= VERSION:
+        raise StateMismatchError(
+            f"the state has version {version!r}, and this release reads {_OLDEST} to {VERSION}", field="version"
+        )
+    if packed.get("regime") != regime:
+        raise StateMismatchError(
+            f"the state is of the {packed.get('regime')!r} regime, and this loader's is {regime!r}: "
+            "the data set is of another kind",
+            field="regime",
+        )
+
+
+def check_of(packed: Mapping[str, Any], last: Ints) -> str:
+    """A hash of a state and of the numbers of the samples right before it."""
+    told = {name: value for name, value in packed.items() if name not in ("check", "mark")}
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(last, "<i8").tobytes())
+    return digest.hexdigest()
+
+
+def last_positions(state: State) -> Ints:
+    """The positions whose samples go into the check."""
+    end = state.cursor.position
+    return np.arange(max(0, end - min(1024, max(1, state.step))), end)
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state for any number of ranks, out of the states that all ranks have saved after the same step.
+
+    It is needed where ranks' states differ: with `in_order=False`, or with operators that leave samples out. Samples
+    that no rank has received come first after that.
+
+    Args:
+        states: of every rank, in any order.
+
+    Raises:
+        StateMismatchError: they are not of one run, or one is missing or there twice.
+    """
+    packed = list(states)
+    if not packed:
+        raise StateMismatchError("there are no states to merge", field="rank")
+    first = packed[0]
+    parts = [State.unpack(one) for one in packed]
+    for one in packed[1:]:
+        for name in (
+            "seed",
+            "data",
+            "count",
+            "order",
+            "steps",
+            "epoch",
+            "position",
+            "holes",
+            "step",
+            "lanes",
+            "tail",
+            "world",
+        ):
+            if one.get(name) != first.get(name):
+                raise StateMismatchError(
+                    f"the states are of different runs: {name} is {first.get(name)!r} and {one.get(name)!r}", field=name
+                )
+    if all(part.rank is None for part in parts):
+        return dict(first)
+    ranks, world = sorted(-1 if part.rank is None else part.rank for part in parts), parts[0].world
+    if ranks != list(range(world)):
+        raise StateMismatchError(f"one state of each of {world} ranks is needed; these are of {ranks}", field="rank")
+    if any(part.mark is not None for part in parts):
+        raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
+    cursor = merged(parts, int(first["count"]))
+    whole = State(
+        epoch=parts[0].epoch,
+        cursor=cursor,
+        step=parts[0].step,
+        lanes=parts[0].lanes,
+        tail=parts[0].tail,
+        world=world,
+        batches=max(part.batches for part in parts),
+        samples=sum(part.samples for part in parts),
+        skipped=(sum(part.skipped[0] for part in parts), 0),
+    )
+    names = ("seed", "data", "count")
+    facts = Facts(**{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"]))
+    result = whole.pack(facts, np.zeros(0, np.int64))
+    result["check"] = ""  # who merges has no order to take it from
+    return result
+
+
+def merged(parts: Sequence[State], end: int) -> Cursor:
+    """What is to come once all that some ranks' states name was received."""
+    received = [np.zeros(0, np.int64)]
+    for part in parts:
+        steps = Steps(part.cursor, end, part.step, part.tail, part.rank or 0, part.world, part.lanes)
+        received += [steps.positions(start, stop) for start, stop in united(part.done)]
+    return parts[0].cursor.without(np.concatenate(received))
