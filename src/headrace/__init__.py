@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from headrace.formats.limits import Limits
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
+    from headrace.state import merge_states
     from headrace.work.randomness import rng
 
 _HOMES = {
@@ -84,6 +85,7 @@ _HOMES = {
     "headrace.formats.limits": ("Limits",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
+    "headrace.state": ("merge_states",),
     "headrace.work.randomness": ("rng",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -122,6 +124,7 @@ __all__ = [
     "files",
     "from_iterable",
     "from_map",
+    "merge_states",
     "packed",
     "read",
     "register_store",

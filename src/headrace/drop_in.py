@@ -82,7 +82,7 @@ class Torch:
         if self._book.run is None:
             self._made = self.iterate(loader, None)
         assert self._book.run is not None
-        return self._book.run.state(batches) | {"epoch": self._epoch_of_samplers()}
+        return self._book.run.state(batches)
 
     def load_state_dict(self, loader: Any, state: Any, force: bool = False) -> None:
         """Have the next `iter` go on from a state; an empty one: begin anew. Iterators that live are let go of.
@@ -93,18 +93,12 @@ class Torch:
         told = drop_in_state.check(loader, state, force=force) if state != {} else None
         self._book.run, self._book.told = None, told
         self._made = loader._iterator = None
-        if told is not None and told["epoch"] is not None:
+        if told is None:
+            return
+        if told["epoch"] is not None:
             self.set_epoch(told["epoch"])
-        if told is not None and self._economy is not None:
+        if self._economy is not None:
             self._economy.epoch = told["epoch_of_samples"] + told["is_finished"]
-
-    def _epoch_of_samplers(self) -> int | None:
-        """What was last told to samplers that know epochs."""
-        for sampler in self._samplers:
-            epoch = getattr(sampler, "epoch", self._epoch)
-            if isinstance(epoch, int):
-                return epoch
-        return None
 
     @property
     def epoch(self) -> int:

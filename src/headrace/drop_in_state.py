@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -70,9 +71,14 @@ class Run:
         self.indices = indices
         self._points = deque([point], _POINTS)
         self.is_finished = False
+        self.lock: Any = threading.RLock()  # or the iterator's, which holds it while it changes anything here
         self.begun: list[tuple[bytes | None] | None] = []  # the states with which workers' copies began
         self.ask_begun: Callable[[], None] | None = None
         self.copy_now: Callable[[Copy], Copy] | None = None  # of the trainer's own data set, where no worker has one
+
+    def add(self, **fields: Any) -> None:
+        """Have these in all states of this run, too."""
+        self._common |= fields
 
     @property
     def given(self) -> int:
@@ -164,6 +170,10 @@ class Run:
         Raises:
             OptionError: how it was then is not known any more, or not yet.
         """
+        with self.lock:
+            return self._state(batches)
+
+    def _state(self, batches: int | None) -> State:
         point = self._points[-1]
         if batches is not None and batches != point.given:
             found = [known for known in self._points if known.given == batches]
@@ -275,7 +285,15 @@ def _common(loader: Any) -> State:
         "is_map": loader._dataset_kind == _DatasetKind.Map,
         "economic": getattr(loader, "economic", True),
         "num_workers": loader.num_workers,
+        "epoch": _epoch_of(loader),
     }
+
+
+def _epoch_of(loader: Any) -> int | None:
+    """The last number that a sampler was given which knows epochs; None where none does."""
+    samplers = (sampler for sampler in (loader.sampler, loader.batch_sampler) if hasattr(sampler, "set_epoch"))
+    epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
+    return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
 
 
 class Resumable(_BaseDataLoaderIter):
@@ -288,7 +306,7 @@ class Resumable(_BaseDataLoaderIter):
     def _prepare(self, loader: Any, book: Book) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
         self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
-        every = getattr(loader, "snapshot_every_n_steps", 1)
+        every = getattr(loader, "snapshot_every_n_steps", 1)  # torch's own loaders have none
         self._every = min(1, every) if loader.num_workers and not loader.in_order else every
         self._common = _common(loader)
         self._goes_on = self._told is not None and not self._told["is_finished"]
@@ -319,6 +337,7 @@ class Resumable(_BaseDataLoaderIter):
         before = self._draws.sampler.now()
         with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
             super()._reset(loader, first_iter)
+        self._common |= {"epoch": _epoch_of(loader)}
         self._open_run(before)
 
     def _open_run(self, before: torch.Tensor) -> None:
@@ -341,7 +360,7 @@ class Resumable(_BaseDataLoaderIter):
             copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
             point = Point(told["batches"], told["due"], frozenset(told["beyond"]), told["turn"], copies)
             self._num_yielded = told["batches"]
-        self._run = self._book.run = Run(self._common, indices, self._draws, point)
+        self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
 
     def _first_copies(self) -> tuple[Copy, ...]:
         """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""

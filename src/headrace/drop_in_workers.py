@@ -104,6 +104,7 @@ class WorkerIterator(Resumable):
             for made in self._arrived.values():
                 self._crew.drop(made)
         told, point = self._told, self._run.point
+        self._run.lock = self._lock
         self._sent, self._beyond = point.due, set(point.beyond)
         self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
         self._arrived: dict[int, Made] = {}
@@ -294,11 +295,6 @@ class WorkerIterator(Resumable):
         """Wait until it is known in which states workers have begun."""
         with self._lock:
             self._crew.ask_begun()
-
-    def state_dict(self, batches: int | None = None) -> State:
-        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
-        with self._lock:
-            return super().state_dict(batches)
 
     def close(self) -> None:
         """End the epoch, and the workers."""

@@ -209,7 +209,7 @@ class EconomicIterator(Resumable):
         """From which, with their own keys, the random numbers of this run's samples are made."""
         economy = self._economy
         epoch, economy.epoch = economy.epoch, economy.epoch + 1
-        self._common |= {"epoch_of_samples": epoch, "run": self._run_number}
+        self._run.add(epoch_of_samples=epoch, run=self._run_number)
         if economy.seed is not None:
             return sample_seed(economy.seed, epoch)
         return sample_seed(

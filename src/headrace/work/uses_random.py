@@ -4,7 +4,7 @@ Setting all three for each sample costs more than many functions do, so what a f
 rule is a closed world: a function is understood if all that its code names, holds and can be given is understood, and
 only what is understood can come out of it then. Whatever is not, counts as drawing from all of them:
 
-* functions written in C, unless listed here; types written in C; classes with a metaclass or with slots,
+* functions written in C, unless listed here; types written in C; classes with a metaclass or with slots;
 * imports, assignments to globals, class definitions in a function; modules that are used other than as `module.name`,
 * `getattr`, `eval`, `globals` and their like, and names such as `__globals__` or `tb_frame`, which lead anywhere,
 * samples that hold anything but numbers, text, bytes and arrays: what their methods do nobody can tell.
@@ -236,7 +236,7 @@ class _Look:
 
     def _at_namespace(self, found: type, instance_of: type | None = None) -> None:
         """Look at what a class defines; for an instance that exists, what makes others is left out if none can be."""
-        if type(found) is not type or not found.__flags__ & _HEAP_TYPE or "__slots__" in vars(found):
+        if type(found) is not type or not found.__flags__ & _HEAP_TYPE:
             raise _NotUnderstoodError
         for name, value in vars(found).items():
             if name == "__get__":
