@@ -43,8 +43,8 @@ from headrace.planning import Planning
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
-from headrace.types import Ints, running_charge, running_reader
-from headrace.work.workbench import note_origin, open_part
+from headrace.types import Ints, RunningSample, running_charge, running_reader, running_sample
+from headrace.work.workbench import note_origin, open_part, stage_key
 
 _FINAL = 1  # the number of the chain that makes batches
 _PLANNED_AT_ONCE = 4096
@@ -70,7 +70,7 @@ class Blueprint:
         self._growth = Growth(settings.first_reads, settings.fetch_concurrency)
         self._prefix, self.chains, inner = _stages(pipeline, settings)
         self.recipe = Recipe(
-            inner=tuple(self._inner_stage(stage) for stage in inner),
+            inner=tuple(self._inner_stage(number, stage) for number, stage in enumerate(inner, _FINAL + 1)),
             chain=_FINAL,
             batch_size=settings.batch_size,
             workers=max(1, settings.num_workers),
@@ -106,11 +106,11 @@ class Blueprint:
         """How many bytes a source must be able to hold: two windows of a shuffle."""
         return 2 * WINDOW_BYTES if self._is_by_shard else 0
 
-    def _inner_stage(self, stage: int | tuple[Step, ...]) -> WorkStage | LoopStage:
-        return WorkStage(stage) if isinstance(stage, int) else LoopStage(partial(self._through_loop, stage))
+    def _inner_stage(self, number: int, stage: int | tuple[Step, ...]) -> WorkStage | LoopStage:
+        return WorkStage(stage) if isinstance(stage, int) else LoopStage(partial(self._through_loop, number, stage))
 
     async def _through_loop(
-        self, steps: Sequence[Step], part: Part, positions: Sequence[int]
+        self, number: int, steps: Sequence[Step], part: Part, positions: Sequence[int], key: int
     ) -> tuple[Part, Sequence[int]]:
         """All samples of a part through asynchronous steps, at once; which of them are left."""
         samples: list[Any] = open_part(part)
@@ -118,6 +118,7 @@ class Blueprint:
         kept = [True] * len(samples)
 
         async def one(k: int) -> None:
+            running_sample.set(RunningSample(stage_key(key, number), positions[k]))
             samples[k], kept[k] = await _apply(steps, samples[k], positions[k])
 
         async with anyio.create_task_group() as group:

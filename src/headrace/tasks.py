@@ -357,7 +357,13 @@ class Reply:
 
 
 class Flow(Protocol):
-    """What a source is given: the right to read ahead, and somewhere to put what it has read."""
+    """What a source is given: the right to read ahead, and somewhere to put what it has read.
+
+    Attributes:
+        key: from which, with their positions, the samples' random numbers are made.
+    """
+
+    key: int
 
     @property
     def is_starved(self) -> bool:

@@ -262,7 +262,7 @@ def test_who_waits_for_an_index_can_be_cancelled(server: FaultServer) -> None:
 def test_an_index_block_that_fails_says_so_to_each_sample_once(server: FaultServer, order: str) -> None:
     data = ORDERS[order](serve_index_with_a_late_block(server, "status:code=403"))
     errors = outcomes(data)
-    assert len(errors) == (TOTAL if order == "by number" else 1)
+    assert len(errors) == TOTAL  # each in its own place
     for k, error in enumerate(errors):
         assert isinstance(error, hr.AccessDeniedError)
         notes = [note for note in getattr(error, "__notes__", []) if "of the epoch" in note]

@@ -42,7 +42,11 @@ CLASSES = list(dict.fromkeys(tree()))
 def make(cls: type[errors.HeadraceError]) -> errors.HeadraceError:
     """An error of this class in which every attribute has a value that is not its default."""
     has_own = any("__init__" in vars(c) for c in cls.__mro__ if issubclass(c, errors.HeadraceError))
-    named = [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "message")] if has_own else []
+    named = (
+        [p for p in inspect.signature(cls.__init__).parameters if p not in ("self", "message", "args")]
+        if has_own
+        else []
+    )
     error = cls(VALUES["message"], **{name: VALUES[name] for name in named})
     for name in named:
         assert getattr(error, name) == VALUES[name], f"{cls.__name__} does not keep {name}"

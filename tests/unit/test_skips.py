@@ -35,7 +35,7 @@ class Bench:
     def rule(self, position: int, count: int, *bad: int) -> bool:
         """Whether a batch is raised."""
         errors = {slot: pack_error(ValueError(f"slot {slot}")) for slot in bad}
-        return self.skips.rule(position, count, errors) is not None
+        return self.skips.rule(lambda: range(position, position + count), count, errors) is not None
 
 
 @given(
@@ -75,7 +75,7 @@ def test_row_goes_on_over_batches_and_ends_with_one_that_is_whole() -> None:
 def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
     bench = Bench()
     blob = pack_error(ValueError("the source"))
-    raised = bench.skips.rule(0, 2, {0: nobodys(blob)})
+    raised = bench.skips.rule(lambda: range(2), 2, {0: nobodys(blob)})
     assert raised is not None
     assert raised.blob == blob
     assert bench.meters.skipped == 0
@@ -88,7 +88,7 @@ def test_mark_of_what_is_nobodys_is_made_once_and_taken_off() -> None:
 
 @pytest.mark.parametrize("error", [OptionError("nosuch://"), OptionError("")])
 def test_wrong_option_is_no_samples_fault(error: Exception) -> None:
-    assert Bench().skips.rule(0, 1, {0: pack_error(error)}) is not None
+    assert Bench().skips.rule(lambda: range(1), 1, {0: pack_error(error)}) is not None
 
 
 def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
@@ -98,7 +98,7 @@ def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
 
 
 def test_exception_that_does_not_come_back_is_raised_where_it_is_opened() -> None:
-    raised = Bench().skips.rule(0, 1, {0: b"no pickle"})
+    raised = Bench().skips.rule(lambda: range(1), 1, {0: b"no pickle"})
     assert raised is not None
     assert raised.blob == b"no pickle"
 
@@ -122,7 +122,7 @@ def noted(error: Exception, note: str) -> Exception:
 )
 def test_skipped_sample_is_named_by_what_its_error_tells(error: Exception, name: str) -> None:
     bench = Bench()
-    assert bench.skips.rule(8, 2, {1: pack_error(error)}) is None
+    assert bench.skips.rule(lambda: range(8, 10), 2, {1: pack_error(error)}) is None
     (skipped,) = bench.meters.skipped_samples
     assert (skipped.epoch, skipped.position, skipped.name) == (3, 9, name)
     assert skipped.error == f"{type(error).__name__}: {error}"
@@ -135,14 +135,14 @@ class Mute(Exception):
 
 def test_an_error_without_a_text_is_counted_like_others() -> None:
     bench = Bench()
-    assert bench.skips.rule(0, 2, {1: pack_error(Mute())}) is None
+    assert bench.skips.rule(lambda: range(2), 2, {1: pack_error(Mute())}) is None
     ((_, position, _, text),) = bench.meters.skipped_samples
     assert (position, text) == (1, "Mute")
 
 
 def test_the_text_of_an_error_is_kept_as_far_as_it_is_of_use() -> None:
     bench = Bench()
-    assert bench.skips.rule(0, 1, {0: pack_error(ValueError("x" * 10**6))}) is None
+    assert bench.skips.rule(lambda: range(1), 1, {0: pack_error(ValueError("x" * 10**6))}) is None
     assert len(bench.meters.skipped_samples[0].error) == 1000
 
 

@@ -14,7 +14,7 @@ from headrace.fetch.growth import Growth
 from headrace.fetch.shuffle_buffer import ShuffleBuffer
 from headrace.memory import Claim
 from headrace.tasks import Failure, Flow, PackedPart, Part, nobodys
-from headrace.types import Ranges, running_charge
+from headrace.types import Ranges, RunningSample, running_charge, running_sample
 
 _EXPECTED_BYTES = 65536  # of a sample, before any has been seen
 _NO_WAIT_S = 0.002
@@ -167,6 +167,7 @@ class KeySource:
                 await event.wait()
             chunk, k = self._todo.popleft()
             running_charge.set(chunk.charge)
+            running_sample.set(RunningSample(flow.key, chunk.positions[k]))
             if self._get_many is not None:
                 chunk.samples = await self._many(chunk)
             else:
@@ -304,7 +305,7 @@ class IterSource:
                 expected = self._expected.of(count)
                 charge = _Charge(flow, await flow.turn(expected, position), expected, position)
                 running_charge.set(charge)
-                samples, is_over = await self._some(iterator, count)
+                samples, is_over = await self._some(iterator, count, flow.key)
                 part = flow.part_of(samples, charge.claim)
                 self._expected.learn(part, charge.charged)
                 flow.put(position, part)
@@ -321,13 +322,14 @@ class IterSource:
         if self._snapshot is not None:
             self._snapshots.append((self._number, self._snapshot()))
 
-    async def _some(self, iterator: AsyncIterator[Any], count: int) -> tuple[list[Any], bool]:
+    async def _some(self, iterator: AsyncIterator[Any], count: int, key: int) -> tuple[list[Any], bool]:
         """(the next samples, whether they are the last)."""
         samples: list[Any] = []
         try:
             while len(samples) < count:
                 if self._take is not None and self._number >= self._take:
                     return self._last(samples), True
+                running_sample.set(RunningSample(key, self._begin + self._number))
                 sample = await anext(iterator)
                 if self._counts():
                     self._let_in(sample, samples)

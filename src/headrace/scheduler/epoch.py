@@ -59,7 +59,7 @@ class Epoch:
         track: Track,
         skips: Skips | None = None,
     ) -> None:
-        self._source, self._recipe, self._key = source, recipe, key
+        self._source, self._recipe, self.key = source, recipe, key
         self._slabs, self._arena, self._budget = slabs, arena, budget
         self._sender, self._meters = sender, meters
         self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
@@ -260,7 +260,7 @@ class Epoch:
         positions = self._track.positions(start, start + count)
         for stage in self._recipe.inner:
             if isinstance(stage, LoopStage):
-                part, kept = await stage.run(part, positions)
+                part, kept = await stage.run(part, positions, self.key)
             else:
                 part, kept = await self._through_workers(stage.chain, start, part, positions)
             if len(kept) < len(numbers):
@@ -284,7 +284,7 @@ class Epoch:
         self, chain: int, start: int, part: Part, positions: Sequence[int]
     ) -> tuple[Part, Sequence[int]]:
         """(what a chain makes of samples, which of them are left)."""
-        task = Task(chain, self._key, self._cuts.find(start)[0], Finish.SAMPLES, [part], start, positions)
+        task = Task(chain, self.key, self._cuts.find(start)[0], Finish.SAMPLES, [part], start, positions)
         is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
         reply, made = await self._dispatch.samples(task, is_urgent)
         if made is not None:

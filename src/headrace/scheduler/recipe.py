@@ -48,9 +48,13 @@ class WorkStage:
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps that the event loop does: all samples of a part, with their positions, at once; says which are left."""
+    """Steps that the event loop does: all samples of a part at once; says which are left.
 
-    run: Callable[[Part, Sequence[int]], Awaitable[tuple[Part, Sequence[int]]]]
+    Attributes:
+        run: takes a part, the positions of its samples, and the key of their random numbers.
+    """
+
+    run: Callable[[Part, Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
 
 
 @dataclass(slots=True)

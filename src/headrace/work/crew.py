@@ -13,63 +13,20 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import WorkerDiedError
 from headrace.memory import Segment
 from headrace.torch_compat import packing
 from headrace.wakeup import Wakeup
-from headrace.work.hands import Hand, Starter
+from headrace.work.hands import Starter
 from headrace.work.job import Job, Result, Start
 from headrace.work.orders import DEATHS, told
 from headrace.work.places import Places
+from headrace.work.roster import Made, Member, Task, death
 from headrace.work.serve import WORDS
 from headrace.work.wire import PolledWire
 
 _END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
-
-
-@dataclass(slots=True)
-class _Task:
-    batch: int
-    epoch: int
-    index: Any
-    place: Segment | None = None
-    deaths: dict[int, int] = field(default_factory=dict)  # workers that ended at it, by the sample's index in it
-
-
-class _Worker:
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.starts = 0
-        self.idle_deaths = 0  # one after the other, in no batch
-        self.hand: Hand | None = None
-        self.wire: PolledWire | None = None
-        self.sentinel = -1
-        self.known: set[int] = set()  # segments that it has mapped
-        self.tasks: dict[int, _Task] = {}  # in the order in which it works on them
-        self.spec = b""
-        self.start: Start | None = None  # where another one would go on in its place
-        self.made: Segment | None = None  # a place that it has made, and not yet said what for
-        self.failure: bytes | None = None  # why it is not started again
-        self.is_mourned = False  # that was told
-        self.awaits_writing = False
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What came of a batch: its number, its worker's, what the worker answered, and the form of its samples.
-
-    And of the worker's copy of the data set afterwards: its state, where that was told, and whether it is over.
-    """
-
-    batch: int
-    worker: int
-    result: Result
-    spec: bytes
-    blob: bytes | None = None
-    is_over: bool = False
 
 
 class Crew:
@@ -96,7 +53,7 @@ class Crew:
         self._epoch = 0
         self._is_receiving = self._is_closed = False
         self._serials = itertools.count(1)
-        self._workers = [_Worker(number) for number in range(job.num_workers)]
+        self._workers = [Member(number) for number in range(job.num_workers)]
         self.begun: list[tuple[bytes | None] | None] = [None] * job.num_workers
         self.places = Places(job.num_workers, limit, self._forget)
         self._words = Segment.create(8 * (1 + WORDS * job.num_workers))
@@ -126,7 +83,7 @@ class Crew:
             if self._is_closed:
                 return
             worker = self._workers[number]
-            task = _Task(batch, self._epoch, index if _is_plain(index) else packing.pack_bytes(index))
+            task = Task(batch, self._epoch, index if _is_plain(index) else packing.pack_bytes(index))
             if worker.failure is not None:
                 self._answer(worker, task, self._death_of(worker))
                 return
@@ -224,7 +181,7 @@ class Crew:
 
     # Starting.
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: Member) -> None:
         worker.hand, sock = self._starter.start(worker.number, worker.starts)
         worker.starts += 1
         worker.known, worker.spec, worker.made = set(), b"", None
@@ -238,12 +195,12 @@ class Crew:
             self._tell(worker, ("start", self._epoch, worker.start))
         self._watch(worker)
 
-    def _on_event_of(self, worker: _Worker, do: Callable[[_Worker], None]) -> Callable[[], None]:
+    def _on_event_of(self, worker: Member, do: Callable[[Member], None]) -> Callable[[], None]:
         """What to call at an event: of one death two may tell at once, and by the second the worker is another."""
         wire = worker.wire
         return lambda: do(worker) if worker.wire is wire else None
 
-    def _watch(self, worker: _Worker) -> None:
+    def _watch(self, worker: Member) -> None:
         """Hear of its end also where somebody else holds its socket open."""
         if worker.sentinel < 0 and worker.wire is not None and worker.hand is not None and worker.hand.sentinel >= 0:
             worker.sentinel = os.dup(worker.hand.sentinel)
@@ -257,7 +214,7 @@ class Crew:
 
     # Sending.
 
-    def _give(self, worker: _Worker, serial: int, task: _Task) -> None:
+    def _give(self, worker: Member, serial: int, task: Task) -> None:
         if task.place is None:
             task.place = self.places.free_for(worker.number)
         place = None
@@ -268,13 +225,13 @@ class Crew:
                 self._tell(worker, ("segment", *place), [task.place.fd])
         self._tell(worker, ("make", serial, task.index, place))
 
-    def _tell(self, worker: _Worker, message: Any, descriptors: Any = ()) -> None:
+    def _tell(self, worker: Member, message: Any, descriptors: Any = ()) -> None:
         if worker.wire is not None and not worker.wire.send(message, descriptors) and not worker.awaits_writing:
             worker.awaits_writing = True
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
             self._selector.modify(worker.wire, both, self._on_event_of(worker, self._on_writable))
 
-    def _on_writable(self, worker: _Worker) -> None:
+    def _on_writable(self, worker: Member) -> None:
         assert worker.wire is not None
         if worker.wire.flush():
             worker.awaits_writing = False
@@ -290,14 +247,14 @@ class Crew:
 
     # Receiving.
 
-    def _on_readable(self, worker: _Worker) -> None:
+    def _on_readable(self, worker: Member) -> None:
         assert worker.wire is not None
         try:
             self._take_in(worker, worker.wire.receive())
         except EOFError:
             self._on_death(worker)
 
-    def _take_in(self, worker: _Worker, messages: list[Any]) -> None:
+    def _take_in(self, worker: Member, messages: list[Any]) -> None:
         assert worker.wire is not None
         for kind, *rest in messages:
             if kind == "made":
@@ -312,14 +269,14 @@ class Crew:
                 self.places.add(worker.made)
                 worker.known.add(number)
 
-    def _on_begun(self, worker: _Worker, epoch: int, blob: bytes | None) -> None:
+    def _on_begun(self, worker: Member, epoch: int, blob: bytes | None) -> None:
         if epoch == self._epoch:
             self.begun[worker.number] = self.begun[worker.number] or (blob,)
         if blob is not None:
             worker.start = Start(blob)
 
     def _on_made(
-        self, worker: _Worker, serial: int, result: Result, state: tuple[bytes | None, bool] = (None, False)
+        self, worker: Member, serial: int, result: Result, state: tuple[bytes | None, bool] = (None, False)
     ) -> None:
         task = worker.tasks.pop(serial)
         if state[0] is not None:
@@ -335,7 +292,7 @@ class Crew:
             self.places.filled(used, worker.number)
         self._answer(worker, task, result, state)
 
-    def _leave_place(self, worker: _Worker, task: _Task, *, is_too_small: bool = False) -> None:
+    def _leave_place(self, worker: Member, task: Task, *, is_too_small: bool = False) -> None:
         """The task has no use for the place that it was given, or for the right to make one."""
         if task.place is None:
             self.places.settled()
@@ -344,7 +301,7 @@ class Crew:
         task.place = None
 
     def _answer(
-        self, worker: _Worker, task: _Task, result: Result, state: tuple[bytes | None, bool] = (None, False)
+        self, worker: Member, task: Task, result: Result, state: tuple[bytes | None, bool] = (None, False)
     ) -> None:
         made = Made(task.batch, worker.number, result, worker.spec, *state)
         if task.epoch == self._epoch:
@@ -359,7 +316,7 @@ class Crew:
 
     # Deaths.
 
-    def _on_death(self, worker: _Worker) -> None:
+    def _on_death(self, worker: Member) -> None:
         assert worker.wire is not None
         assert worker.hand is not None
         with contextlib.suppress(EOFError):  # what it has sent before counts
@@ -374,15 +331,15 @@ class Crew:
         self._numbers[first], self._numbers[first + 1] = 0, -1
         lost = worker.tasks
         if self._job.is_iterable:
-            worker.failure = _died(pid, code, "; its place in the data set is lost with it")
+            worker.failure = death(pid, code, "; its place in the data set is lost with it")
         elif self._starter.is_lost:
-            worker.failure = _died(pid, code, ", and so has the helper process that starts workers; make a new loader")
+            worker.failure = death(pid, code, ", and so has the helper process that starts workers; make a new loader")
         elif running in lost:
             self._count_death(worker, lost, running, sample, pid, code)
         else:
             worker.idle_deaths += 1
             if worker.idle_deaths >= DEATHS:
-                worker.failure = _died(pid, code, f"; {DEATHS} did so before they made a batch")
+                worker.failure = death(pid, code, f"; {DEATHS} did so before they made a batch")
         if worker.failure is not None:
             worker.tasks = {}
             for task in lost.values():
@@ -400,14 +357,14 @@ class Crew:
             stacklevel=2,
         )
 
-    def _death_of(self, worker: _Worker) -> Result:
+    def _death_of(self, worker: Member) -> Result:
         """What is answered for a worker that is not started again; of a data set that is iterated over, once."""
         if self._job.is_iterable and worker.is_mourned:
             return ("end",)
         worker.is_mourned = True
         return "died", worker.failure
 
-    def _part_with(self, worker: _Worker) -> None:
+    def _part_with(self, worker: Member) -> None:
         assert worker.wire is not None
         self._selector.unregister(worker.wire)
         worker.wire.close()
@@ -418,7 +375,7 @@ class Crew:
             worker.sentinel = -1
 
     def _count_death(
-        self, worker: _Worker, lost: dict[int, _Task], serial: int, sample: int, pid: int | None, code: int | None
+        self, worker: Member, lost: dict[int, Task], serial: int, sample: int, pid: int | None, code: int | None
     ) -> None:
         task = lost[serial]
         task.deaths[sample] = task.deaths.get(sample, 0) + 1
@@ -431,18 +388,7 @@ class Crew:
         if sample >= 0:
             key = list(index)[sample] if self._job.auto_collation else index
             which = f"sample {key!r:.100} of batch {task.batch}"
-        self._answer(worker, task, ("died", _died(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)))
-
-
-def _died(pid: int | None, code: int | None, how: str, batch: int | None = None) -> bytes:
-    return packing.pack_error(
-        WorkerDiedError(
-            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}){how}",
-            pid=pid or 0,
-            exitcode=code,
-            batch=batch,
-        )
-    )
+        self._answer(worker, task, ("died", death(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)))
 
 
 def _is_plain(index: Any) -> bool:

@@ -4,7 +4,7 @@ Setting all three for each sample costs more than many functions do, so what a f
 rule is a closed world: a function is understood if all that its code names, holds and can be given is understood, and
 only what is understood can come out of it then. Whatever is not, counts as drawing from all of them:
 
-* functions written in C, unless listed here; types written in C; classes with a metaclass or with slots;
+* functions written in C, unless listed here; types written in C; classes with a metaclass or with slots,
 * imports, assignments to globals, class definitions in a function; modules that are used other than as `module.name`,
 * `getattr`, `eval`, `globals` and their like, and names such as `__globals__` or `tb_frame`, which lead anywhere,
 * samples that hold anything but numbers, text, bytes and arrays: what their methods do nobody can tell.

@@ -1,0 +1,157 @@
+"""Random numbers in real workers: those of the sample, whichever worker makes it, and set only where they are drawn."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+TOTAL = 24
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, wrap: Any = int) -> None:
+        self.wrap = wrap
+
+    def __len__(self) -> int:
+        return TOTAL
+
+    async def aget(self, key: int) -> Any:
+        return self.wrap(key)
+
+
+class Drawing:
+    """A sample whose own method draws: nothing in the function that calls it says so."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def draw(self) -> float:
+        return random.random()
+
+
+def from_each(number: int) -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), float(torch.rand(())), float(hr.rng().random())  # noqa: NPY002
+
+
+def from_random(number: int) -> tuple[float, ...]:
+    return random.random(), random.gauss()
+
+
+def from_numpy(number: int) -> tuple[float, ...]:
+    return float(np.random.rand()), float(np.random.randn())  # noqa: NPY002
+
+
+def from_torch(number: int) -> tuple[float, ...]:
+    return float(torch.rand(())), float(torch.randn(()))
+
+
+def from_rng(number: int) -> tuple[float, ...]:
+    return hr.rng().random(), float(hr.rng().normal())
+
+
+def of_sample(sample: Drawing) -> tuple[float, ...]:
+    return (sample.draw(), sample.draw())
+
+
+def hidden(number: int) -> tuple[float, ...]:
+    return (getattr(random, "random")(),)  # noqa: B009
+
+
+def len_of(number: int) -> int:
+    return len(str(number))
+
+
+class Draws(Dataset[tuple[float, ...]]):
+    def __len__(self) -> int:
+        return TOTAL
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        return from_random(index)
+
+
+class DrawsFromRng(Draws):
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        return from_rng(index)
+
+
+def twice(function: Any, sample: Any) -> tuple[float, ...]:
+    return (*function(sample), *function(sample))
+
+
+def drawn(data: Any, num_workers: int, **options: Any) -> list[tuple[float, ...]]:
+    options = {"batch_size": 4, "seed": 5, "num_workers": num_workers, "collate_fn": list, **options}
+    with hr.DataLoader(data, **options) as loader:
+        return [sample for batch in loader for sample in batch]
+
+
+@pytest.mark.parametrize(
+    "function", [from_each, from_random, from_numpy, from_torch, hidden, functools.partial(twice, from_random)], ids=str
+)
+def test_global_generators_give_each_sample_its_own_for_any_number_of_workers(function: Any) -> None:
+    data = Numbers().map(function)
+    one = drawn(data, 1)
+    assert drawn(data, 4) == one
+    numbers = [number for sample in one for number in sample]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_what_a_sample_draws_itself_is_its_own() -> None:
+    data = Numbers(Drawing).map(of_sample)
+    one = drawn(data, 1)
+    assert drawn(data, 4) == one
+    assert len({number for sample in one for number in sample}) == 2 * TOTAL
+
+
+def test_what_a_later_step_draws_is_the_samples_own_when_the_first_draws_from_rng_alone() -> None:
+    data = Numbers().map(from_rng).map(from_random)
+    assert drawn(data, 1) == drawn(data, 4)
+    data = Numbers().map(from_rng).map(lambda _: Drawing(0), random=False).map(of_sample)
+    assert drawn(data, 1) == drawn(data, 4)
+
+
+def test_rng_gives_the_same_for_no_workers_one_and_four() -> None:
+    data = Numbers().map(from_rng)
+    without = drawn(data, 0)
+    assert drawn(data, 1) == drawn(data, 4) == without
+    assert len({number for sample in without for number in sample}) == 2 * TOTAL
+
+
+def states(number: int) -> tuple[Any, ...]:
+    """Of Python's and of numpy's generator."""
+    return random.getstate()[1], np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
+
+
+def test_generators_stay_as_they_are_when_functions_do_not_draw_from_them() -> None:
+    def states_seen(data: Any) -> int:
+        # In one batch: its collate_fn has random numbers of its own, behind all samples.
+        return len(set(drawn(data.map(states, random=False), 1, batch_size=TOTAL)))
+
+    assert states_seen(Numbers().map(from_rng)) == 1
+    assert states_seen(Numbers().map(len_of)) == 1
+    assert states_seen(Numbers().map(from_random)) == TOTAL
+    assert states_seen(Numbers().map(from_numpy)) == TOTAL
+    assert states_seen(Numbers(Drawing).map(of_sample)) == TOTAL
+    assert states_seen(Numbers().map(hidden)) == TOTAL
+
+
+def test_a_data_sets_own_draws_follow_its_keys_when_it_is_torchs() -> None:
+    one = drawn(Draws(), 1, economic=True)
+    assert drawn(Draws(), 4, economic=True) == one
+    assert len({number for sample in one for number in sample}) == 2 * TOTAL
+
+
+def test_rng_gives_the_same_in_threads_and_processes() -> None:
+    expected = drawn(DrawsFromRng(), 1, economic=True)
+    for count in (1, 4):
+        assert drawn(DrawsFromRng(), count, economic=True, workers="thread") == expected
+    assert drawn(DrawsFromRng(), 4, economic=True) == expected

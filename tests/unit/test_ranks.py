@@ -1,0 +1,432 @@
+"""Which part of the data a process reads, and what ranks say to each other through a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from headrace.errors import OptionError, StateMismatchError
+from headrace.torch_compat.ranks import Ranks, _compare, find_ranks
+
+VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_TASKS",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+)
+
+
+@pytest.fixture(autouse=True)
+def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """The environment as a launcher makes it, of "NAME=value" pairs; it says nothing at first."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def say(text: str) -> None:
+        for pair in text.split():
+            monkeypatch.setenv(*pair.split("="))
+
+    return say
+
+
+@contextmanager
+def process_group(rank: int, world: int, backend: str = "fake") -> Iterator[None]:
+    store = FakeStore() if backend == "fake" else dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def terminal_as_input() -> Iterator[None]:
+    """A terminal behind descriptor 0, as `srun --pty` opens one."""
+    ours, theirs = os.openpty()
+    before = os.dup(0)
+    os.dup2(theirs, 0)
+    try:
+        yield
+    finally:
+        os.dup2(before, 0)
+        for descriptor in (before, ours, theirs):
+            os.close(descriptor)
+
+
+def place(**arguments: Any) -> tuple[int, int]:
+    found = find_ranks(**arguments)
+    return found.rank, found.world
+
+
+# The arguments and the environment
+
+
+def test_there_is_one_part_when_nothing_says_otherwise() -> None:
+    assert find_ranks() == Ranks(0, 1, is_torch=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("RANK=2 WORLD_SIZE=3", (2, 3)),
+        ("RANK=0 WORLD_SIZE=1", (0, 1)),
+        ("WORLD_SIZE=1", (0, 1)),
+        ("RANK= WORLD_SIZE=", (0, 1)),
+        ("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3", (2, 3)),
+        ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (2, 3)),
+        ("SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=3", (2, 3)),
+    ],
+)
+def test_part_is_what_the_launcher_says(
+    environment: str, expected: tuple[int, int], said: Callable[[str], None]
+) -> None:
+    said(environment)
+    assert place() == expected
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        "SLURM_PROCID=0 SLURM_NTASKS=8",  # a batch script: in no step
+        "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=1",  # the shell of salloc
+        "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1",
+    ],
+)
+def test_one_process_is_one_part_when_slurm_tells_it_of_a_job(environment: str, said: Callable[[str], None]) -> None:
+    said(environment)
+    assert place() == (0, 1)
+
+
+def test_shell_at_a_terminal_is_one_part_when_slurm_started_it_with_others(said: Callable[[str], None]) -> None:
+    said("SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=4")
+    assert place() == (0, 4)
+    with terminal_as_input():
+        assert place() == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("RANK=0 WORLD_SIZE=1 SLURM_STEP_ID=0 SLURM_PROCID=2 SLURM_NTASKS=3", (0, 1)),
+        ("OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=2", (5, 8)),
+    ],
+    ids=["torchrun in each task", "Open MPI starts its own by srun"],
+)
+def test_inner_launcher_is_heard_when_one_was_started_by_another(
+    environment: str, expected: tuple[int, int], said: Callable[[str], None]
+) -> None:
+    said(environment)
+    assert place() == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ("RANK=one WORLD_SIZE=2", "RANK='one'"),
+        ("RANK=-1 WORLD_SIZE=2", "RANK='-1'"),
+        ("RANK=2 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2"),
+        ("RANK=1", r"RANK=1 and WORLD_SIZE=\(unset\)"),
+        ("WORLD_SIZE=2", r"RANK=\(unset\) and WORLD_SIZE=2"),
+        ("SLURM_STEP_ID=0 SLURM_NTASKS=4", r"SLURM_PROCID=\(unset\) and SLURM_NTASKS=4"),
+    ],
+)
+def test_environment_is_refused_with_what_to_give_when_it_makes_no_sense(
+    environment: str, seen: str, said: Callable[[str], None]
+) -> None:
+    said(environment)
+    with pytest.raises(OptionError, match=rf"{seen}.* give rank= and world_size="):
+        find_ranks()
+
+
+def test_arguments_win_when_environment_and_process_group_say_something_else(said: Callable[[str], None]) -> None:
+    said("RANK=7 WORLD_SIZE=8")
+    with process_group(1, 4):
+        assert find_ranks(rank=0, world_size=2) == Ranks(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ({"rank": 0}, "world_size=None go together"),
+        ({"world_size": 2}, "rank=None and world_size=2"),
+        ({"rank": 2, "world_size": 2}, "rank=2 .* less than world_size=2"),
+        ({"rank": -1, "world_size": 2}, "rank=-1"),
+        ({"rank": 0, "world_size": 0}, "world_size=0"),
+        ({"rank": 0.0, "world_size": 2}, r"rank=0\.0 .* whole numbers"),
+        ({"ranks": "some"}, "ranks='some'"),
+        ({"data_dims": ("dp",)}, "give device_mesh="),
+    ],
+)
+def test_arguments_are_refused_when_they_make_no_sense(arguments: dict[str, Any], seen: str) -> None:
+    with pytest.raises(OptionError, match=seen):
+        find_ranks(**arguments)
+
+
+# The process group
+
+
+def test_part_is_the_process_groups_when_there_is_one(said: Callable[[str], None]) -> None:
+    with process_group(1, 3):
+        assert place() == (1, 3)
+        said("RANK=1 WORLD_SIZE=3")
+        assert place() == (1, 3)
+    assert place() == (1, 3)  # of the environment
+    said("RANK=0")
+    assert place() == (0, 3)
+
+
+@pytest.mark.parametrize("environment", ["RANK=0 WORLD_SIZE=3", "RANK=1 WORLD_SIZE=2", "WORLD_SIZE=2"])
+def test_disagreement_is_an_error_with_both_numbers_when_group_and_environment_differ(
+    environment: str, said: Callable[[str], None]
+) -> None:
+    said(environment)
+    variable = "RANK=0" if "RANK=0" in environment else "WORLD_SIZE=2"
+    with process_group(1, 3), pytest.raises(OptionError, match=f"rank 1 of 3, .* says {variable}: unset"):
+        find_ranks()
+
+
+def test_nothing_is_compared_when_the_group_has_nobody_else() -> None:
+    with process_group(1, 3):  # it simulates the others
+        assert not find_ranks().is_torch
+    with process_group(0, 1, "gloo"):
+        assert find_ranks() == Ranks(0, 1, is_torch=False)
+
+
+# Meshes
+
+SHAPE = {"pp": 2, "dp_replicate": 2, "dp_shard": 4, "tp": 4}
+
+
+def mesh_of(shape: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def test_data_dimensions_make_the_part_and_others_are_replicas_on_each_of_64_ranks() -> None:
+    found = Counter()
+    for rank in range(64):
+        with process_group(rank, 64):
+            mesh = mesh_of(SHAPE)
+            _, replicate, shard, _ = mesh.get_coordinate()
+            ranks = find_ranks(device_mesh=mesh)
+            assert (ranks.rank, ranks.world) == (replicate * 4 + shard, 8)
+            assert ranks.members == tuple(range(64))
+            assert place(device_mesh=mesh["dp_replicate", "dp_shard"]) == (ranks.rank, 8)
+            assert place(device_mesh=mesh["tp"]) == (0, 1)
+            found[ranks.rank] += 1
+    assert found == dict.fromkeys(range(8), 8)
+
+
+@pytest.mark.parametrize(
+    ("data_dims", "expected"),
+    [
+        (("dp_shard",), (3, 4)),
+        (("dp_shard", "dp_replicate"), (7, 8)),  # in the mesh's order, whatever the argument's
+        ("dp_replicate", (1, 2)),
+        (("pp", "tp"), (6, 8)),
+        ((), (0, 1)),
+    ],
+)
+def test_named_dimensions_make_the_part(data_dims: Any, expected: tuple[int, int]) -> None:
+    with process_group(62, 64):  # (1, 1, 3, 2)
+        assert place(device_mesh=mesh_of(SHAPE), data_dims=data_dims) == expected
+
+
+def test_part_is_the_meshs_when_the_environment_counts_processes(said: Callable[[str], None]) -> None:
+    said("RANK=5 WORLD_SIZE=8")
+    with process_group(5, 8):
+        assert place(device_mesh=mesh_of({"dp": 4, "tp": 2})) == (2, 4)
+
+
+@pytest.mark.parametrize("names", [None, ("dp",)])
+def test_all_of_a_mesh_of_one_dimension_is_data(names: tuple[str, ...] | None) -> None:
+    with process_group(3, 4):
+        assert place(device_mesh=init_device_mesh("cpu", (4,), mesh_dim_names=names)) == (3, 4)
+
+
+def test_name_that_nobody_knows_does_not_matter_when_its_dimension_has_one_member() -> None:
+    with process_group(3, 4):
+        assert place(device_mesh=mesh_of({"dp": 4, "ep": 1})) == (3, 4)
+
+
+@pytest.mark.parametrize("shape", [{"dp": 2, "ep": 2}, {"x": 2, "y": 2}, {"world": 4}])
+def test_mesh_is_refused_until_data_dims_are_given_when_a_name_is_not_known(shape: dict[str, int]) -> None:
+    with process_group(3, 4):
+        mesh = mesh_of(shape)
+        with pytest.raises(OptionError, match="data_dims="):
+            find_ranks(device_mesh=mesh)
+        assert place(device_mesh=mesh, data_dims=tuple(shape)) == (3, 4)
+
+
+def test_mesh_is_refused_when_its_dimensions_have_no_names() -> None:
+    with process_group(3, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        for data_dims in (None, ("dp",)):
+            with pytest.raises(OptionError, match="no names to say by data_dims="):
+                find_ranks(device_mesh=mesh, data_dims=data_dims)
+
+
+def test_data_dims_are_refused_when_the_mesh_has_none_of_that_name() -> None:
+    with process_group(3, 4), pytest.raises(OptionError, match=r"'dq'.*\{'dp': 2, 'tp': 2\}"):
+        find_ranks(device_mesh=mesh_of({"dp": 2, "tp": 2}), data_dims=("dq",))
+
+
+def test_mesh_is_refused_when_this_process_is_not_in_it() -> None:
+    with process_group(5, 8), pytest.raises(OptionError, match="not among ranks 0-3 of the device_mesh"):
+        find_ranks(device_mesh=DeviceMesh("cpu", [0, 1, 2, 3], mesh_dim_names=("dp",)))
+
+
+# What ranks say to each other
+
+
+class Counted:
+    """A store that counts what it is asked for."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.requests = store, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.requests[name] += 1
+        return getattr(self.store, name)
+
+
+def outcomes(
+    digests: list[int],
+    *,
+    store: Any = None,
+    parts: list[tuple[int, int]] | None = None,
+    absent: tuple[int, ...] = (),
+    timeout_s: float = 20.0,
+) -> tuple[list[str | None], Any]:
+    """What each rank got, a thread for each; and the store."""
+    store = Counted(dist.HashStore() if store is None else store)
+    members = list(range(len(digests)))
+    parts = parts or [(rank, len(members)) for rank in members]
+    got: list[str | None] = [None] * len(members)
+
+    def run(me: int) -> None:
+        try:
+            _compare(store, "the plan", members, me, (digests[me], *parts[me]), timeout_s)
+            got[me] = "agreed"
+        except (OptionError, StateMismatchError) as error:
+            got[me] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=run, args=(me,)) for me in members if me not in absent]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a rank waits for ever"
+    for me in absent:
+        run(me)
+    return got, store
+
+
+def test_all_agree_and_nothing_is_left_in_the_store_when_digests_are_the_same() -> None:
+    got, store = outcomes([2**64 - 1] * 5)
+    assert got == ["agreed"] * 5
+    assert store.num_keys() == 0
+
+
+def test_all_agree_when_the_store_answers_one_key_at_a_time(tmp_path: Any) -> None:
+    got, _ = outcomes([7] * 4, store=dist.FileStore(str(tmp_path / "ranks"), 4))
+    assert got == ["agreed"] * 4
+
+
+def test_all_raise_the_same_and_name_the_ranks_when_digests_differ() -> None:
+    got, _ = outcomes([7, 7, 9, 7, 7, 9])
+    assert len(set(got)) == 1
+    assert got[0] is not None
+    assert got[0].startswith("StateMismatchError: the plan is not the same on all ranks: ")
+    assert "0000000000000007 on 0-1, 3-4" in got[0]
+    assert "0000000000000009 on 2, 5" in got[0]
+
+
+def test_first_rank_leaves_last_as_it_may_keep_the_store_when_digests_differ() -> None:
+    store = dist.HashStore()
+
+    def second() -> None:
+        with pytest.raises(StateMismatchError):
+            _compare(store, "the plan", [0, 1], 1, (7, 1, 2), 20)
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with pytest.raises(StateMismatchError):
+        _compare(store, "the plan", [0, 1], 0, (8, 0, 2), 20)
+    assert store.add("left", 0) == 2
+    thread.join()
+
+
+def test_all_raise_and_name_who_has_not_come_when_time_is_up_and_so_do_those_that_come_late() -> None:
+    got, _ = outcomes([7] * 6, absent=(3, 4), timeout_s=0.05)
+    assert len(set(got)) == 1
+    assert got[0] is not None
+    assert got[0].startswith("OptionError: the plan is compared among 6 ranks")
+    assert 'within 0.05 s: 3-4; give ranks="local"' in got[0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "seen"),
+    [
+        ([(0, 2), (1, 2), (1, 2), (0, 3)], "part 0 of 2 by 0; part 0 of 3 by 3; part 1 of 2 by 1-2"),
+        ([(0, 2), (0, 2), (0, 2), (0, 2)], "part 0 of 2 by 0-3"),
+    ],
+    ids=["two worlds", "a part that nobody reads"],
+)
+def test_all_raise_when_their_parts_do_not_make_a_whole(parts: list[tuple[int, int]], seen: str) -> None:
+    got, _ = outcomes([7] * 4, parts=parts)
+    assert got == [got[0]] * 4
+    assert got[0] is not None
+    assert got[0].startswith(f"OptionError: ranks do not read a whole: {seen}; give")
+
+
+def test_replicas_agree_when_each_part_has_as_many_readers_as_another() -> None:
+    got, _ = outcomes([7] * 4, parts=[(0, 2), (0, 2), (1, 2), (1, 2)])
+    assert got == ["agreed"] * 4
+
+
+def test_requests_of_each_rank_are_as_many_when_there_are_more_ranks() -> None:
+    """Those that ask whether the verdict is there have a bound in time, for all ranks together."""
+    each = []
+    for world in (8, 64):
+        got, store = outcomes([7] * world)
+        assert got == ["agreed"] * world
+        polls = store.requests.pop("check") + store.requests.pop("add") - 2 * world
+        assert polls > 0
+        each.append(store.requests.total() / world)
+    assert each[1] <= each[0] <= 5
+
+
+def test_few_requests_find_who_is_absent_when_there_are_many_ranks() -> None:
+    members = list(range(1000))
+    store = Counted(dist.HashStore())
+    for me in members:
+        if me != 777:
+            store.store.set(f"entry/{me}", f"7 {me} 1000")
+    with pytest.raises(OptionError, match=r"among 1000 ranks.*: 777; "):
+        _compare(store, "the plan", members, 5, (7, 5, 1000), timeout_s=0)
+    assert store.requests.total() < 40
+
+
+def test_texts_stay_short_when_every_rank_differs() -> None:
+    got, _ = outcomes(list(range(40)))
+    assert got[0] is not None
+    assert "and 32 more" in got[0]
+    assert len(got[0]) < 500
+
+
+def test_agreeing_does_nothing_when_there_is_no_process_group() -> None:
+    Ranks(1, 3).agree("the plan", 7)
+    Ranks(1, 3, is_torch=True).agree("the plan", 7)  # the group is destroyed by now
