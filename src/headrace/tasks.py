@@ -105,14 +105,12 @@ class RawPart:
         shards: for each sample the number of its shard in `urls`.
         bases: for each of `urls` where the shard begins in that address space.
         spans: (first address, lease) of the ranges that hold them, by address.
-        whole: bytes of each sample with all that it has in its shard, where not all of it is here.
     """
 
     rows: Rows
     shards: Ints
     urls: tuple[str, ...]
     spans: list[tuple[int, Lease]]
-    whole: Ints | None = None
 
     @property
     def count(self) -> int:
@@ -121,20 +119,14 @@ class RawPart:
     def cut(self, start: int, stop: int) -> RawPart:
         if (start, stop) == (0, self.count):
             spans = [(a, lease.retain()) for a, lease in self.spans]
-            return RawPart(self.rows, self.shards, self.urls, spans, self.whole)
-        whole = None if self.whole is None else self.whole[start:stop]
-        return self._with(self.rows.cut(start, stop), self.shards[start:stop], whole)
+            return RawPart(self.rows, self.shards, self.urls, spans)
+        return self._with(self.rows.cut(start, stop), self.shards[start:stop])
 
     def take(self, chosen: Ints) -> RawPart:
         """The samples with the indices `chosen`, in that order, with leases of their own."""
-        whole = None if self.whole is None else self.whole[chosen]
-        return self._with(self.rows.take(chosen), self.shards[chosen], whole)
+        return self._with(self.rows.take(chosen), self.shards[chosen])
 
-    def sizes(self) -> Ints:
-        """Bytes of each sample, with all that it has in its shard."""
-        return self.rows.sizes() if self.whole is None else self.whole
-
-    def _with(self, rows: Rows, shards: Ints, whole: Ints | None) -> RawPart:
+    def _with(self, rows: Rows, shards: Ints) -> RawPart:
         """Some of the samples, and the leases of the ranges that hold them."""
         first = [address for address, _ in self.spans]
         if len(first) <= 1 or not len(rows.offset):
@@ -144,7 +136,7 @@ class RawPart:
             high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
             touched = np.unique(np.concatenate([low, high, *_between(low, high)]))
             used = [self.spans[k] for k in touched if k >= 0]  # a member without bytes may lie before the first
-        return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used], whole)
+        return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used])
 
     @staticmethod
     def concat(parts: Sequence[RawPart]) -> RawPart:
@@ -160,8 +152,7 @@ class RawPart:
                 lease.release()
             else:
                 spans[address] = lease
-        whole = None if all(p.whole is None for p in parts) else np.concatenate([p.sizes() for p in parts])
-        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans), whole)
+        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans))
 
     def release(self) -> None:
         for _, lease in self.spans:

@@ -184,11 +184,9 @@ class IndexedShards(AsyncDataset):
         if len(chosen) < len(rows):
             crc = None if crc is None else crc[rows.members(chosen)]
             rows = rows.take(chosen)
-        whole = None
         if wanted is not None and not (mask := _wanted_members(rows, wanted)).all():
-            whole = rows.sizes()
             rows, crc = rows.only(mask), None if crc is None else crc[mask]
-        return Members(rows, crc, shard.size, _version(shard), whole)
+        return Members(rows, crc, shard.size, _version(shard))
 
     async def expected(self, ordinal: int) -> Expected:
         """What the index says of one shard, without its members where it does not tell those."""

@@ -27,14 +27,12 @@ class Members(NamedTuple):
         crc: CRC-32C of each member's bytes; None: not known.
         size: bytes of the shard.
         version: of the shard that this holds for.
-        whole: bytes of each sample with all its members, where some of those are not wanted.
     """
 
     rows: Rows
     crc: NDArray[np.uint32] | None
     size: int
     version: Version
-    whole: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +159,8 @@ class MemberReads:
         return parts
 
     def _part(self, start: int, stop: int, base: int, spans: list[tuple[int, Lease]]) -> RawPart:
-        members = self._members
-        rows = members.rows.cut(start, stop).shifted(base)
-        whole = None if members.whole is None else members.whole[start:stop]
-        return RawPart(rows, np.zeros(len(rows), np.int64), (self._url,), spans, whole)
+        rows = self._members.rows.cut(start, stop).shifted(base)
+        return RawPart(rows, np.zeros(len(rows), np.int64), (self._url,), spans)
 
     def _error(self, sample: int) -> ChecksumError:
         rows = self._members.rows

@@ -274,7 +274,7 @@ class ShardSource:
         self._pending = [RawPart.concat(self._pending)]
         while True:
             (part,) = self._pending
-            total = np.cumsum(part.sizes())
+            total = np.cumsum(part.rows.sizes())
             end = min(window.samples, int(np.searchsorted(total, window.nbytes)) + 1)
             if end > part.count:
                 return

@@ -47,7 +47,7 @@ class Ranks:
     is_torch: bool = False
     members: Sequence[int] | None = None
 
-    def agree(self, what: str, digest: int, *, timeout_s: float = 60.0) -> None:
+    def agree(self, what: str, digest: int, *, timeout_s: float | None = None) -> None:
         """Return when all ranks have called this for `what` with the same digest, and make a whole world together.
 
         It blocks, but not other threads or interrupts, and is no collective: each rank makes some small requests to the
@@ -57,7 +57,7 @@ class Ranks:
         Args:
             what: named in errors, such as "the plan of the training data".
             digest: 64 bits.
-            timeout_s: how long the other ranks are waited for.
+            timeout_s: how long the other ranks are waited for; None: as long as the group's store waits by default.
 
         Raises:
             StateMismatchError: digests differ. It names the ranks, and every rank raises the same.
@@ -73,6 +73,8 @@ class Ranks:
         name = f"{blake2b(str(members).encode(), digest_size=8).hexdigest()}/{what}"
         number = next(_compared.setdefault(_get_default_group(), {}).setdefault(name, itertools.count()))
         store = PrefixStore(f"headrace/{name}/{number}", _get_default_store())
+        if timeout_s is None:
+            timeout_s = store.timeout.total_seconds()
         try:
             _compare(store, what, members, dist.get_rank(), (digest, self.rank, self.world), timeout_s)
         except dist.DistError as error:
