@@ -38,6 +38,39 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def resumes(session: nox.Session) -> None:
+    """Interrupt and resume epochs at random points: HEADRACE_RESUMES (9,000) by plan alone, 1,000 with real reads."""
+    install(session, ".[test]")
+    count = int(os.environ.get("HEADRACE_RESUMES", "9000"))
+    session.run(
+        "pytest", "--timeout=0", "tests/unit/test_plan_resumes.py", *session.posargs, env={"HEADRACE_RESUMES": str(count)}
+    )
+    session.run(
+        "pytest",
+        "--timeout=0",
+        "tests/end_to_end/state",
+        "tests/process/test_resume_after_kill.py",
+        *session.posargs,
+        env={"HEADRACE_RESUMES": str(max(1, count // 9))},
+    )
+
+
+PEERS = [  # the two sets exclude each other, over huggingface-hub
+    nox.param(("torchdata", "datasets", "grain", "litdata", "webdataset"), id="most"),
+    nox.param(("mosaicml-streaming",), id="mosaic"),
+]
+
+
+@nox.session
+@nox.parametrize("libraries", PEERS)
+def peers(session: nox.Session, libraries: tuple[str, ...]) -> None:
+    """Run the resume test on headrace and on the peers, into one table."""
+    install(session, ".[test]", *libraries)
+    found = session.cache_dir / "resume.jsonl"
+    session.run("python", "tests/peers/run.py", "--json", str(found), *session.posargs)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Look for bytes that break the readers of formats, for HEADRACE_FUZZ_SECONDS (600) in all."""
     install(session, ".[test]", "atheris>=3")
