@@ -83,7 +83,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             samples that failed out of their batches; a function is called with each one's exception, in the engine's
             thread, and says True for those that are left out. Other data sets than torch's only.
         max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
-            next one's error is raised.
+            next one's error is raised. Samples that one failed read was for count as one.
         workers: "process", or "thread": for functions that release the GIL. In threads the global random number
             generators are the trainer's; `hr.rng()` is each worker's own, and `get_worker_info()` answers.
         economic: the mode of the RFC "DataLoader-Economic": memory follows `prefetch_factor` and not the number of

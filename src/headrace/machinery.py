@@ -290,6 +290,8 @@ class Machinery:
             started_s=meters.started_s,
             skipped=meters.skipped,
             skipped_samples=tuple(meters.skipped_samples),
+            repeated=meters.repeated,
+            left_out=meters.left_out,
         )
 
     def _running(self) -> Engine:

@@ -22,7 +22,7 @@ from headrace.deliver.journey import Journey
 from headrace.epoch_plan import EpochPlan
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError, StateMismatchError
 from headrace.machinery import Machinery
-from headrace.observe.stats import Stats
+from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed
 from headrace.plan.order import ENDLESS
@@ -241,7 +241,7 @@ class Streaming:
             recipe,
             self._key(plan),
             _weakly(self._blueprint.prepare),
-            partial(self._epochs.advance, plan),
+            partial(_use_up, self._epochs, self._machinery.meters, plan),
             self._name,
             plan.batches,
             cuts=plan.cuts(),
@@ -448,6 +448,14 @@ def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machin
         await found(machinery)
 
     return call
+
+
+def _use_up(epochs: _Epochs, meters: LoaderMeters, plan: EpochPlan) -> None:
+    """The last batch of an epoch was given on."""
+    epochs.advance(plan)
+    if plan.batches is not None:
+        meters.repeated += plan.steps.repeated
+        meters.left_out += plan.steps.left_out
 
 
 class _Epochs:

@@ -34,7 +34,7 @@ class Bench:
 
     def rule(self, position: int, count: int, *bad: int) -> bool:
         """Whether a batch is raised."""
-        errors = {slot: pack_error(ValueError(f"slot {slot}")) for slot in bad}
+        errors = {slot: pack_error(ValueError(f"sample {position + slot}")) for slot in bad}
         return self.skips.rule(lambda: range(position, position + count), count, errors) is not None
 
 
@@ -149,3 +149,13 @@ def test_the_text_of_an_error_is_kept_as_far_as_it_is_of_use() -> None:
 @pytest.mark.parametrize(("answer", "is_raised"), [(np.True_, False), (np.False_, True), (1, True), (None, True)])
 def test_a_function_leaves_a_sample_out_by_a_true_of_python_or_numpy(answer: Any, is_raised: bool) -> None:
     assert Bench(decide=lambda _: answer).rule(0, 1, 0) == is_raised
+
+
+def test_samples_of_one_failed_read_count_as_one_towards_the_limits_and_are_all_counted() -> None:
+    bench, blob = Bench(in_all=2, in_a_row=2), pack_error(OSError("the shard is missing"))
+    for start in range(0, 40, 4):
+        assert bench.skips.rule(lambda at=start: range(at, at + 4), 4, dict.fromkeys(range(4), blob)) is None
+    assert bench.meters.skipped == 40
+    assert bench.skips.counts == (1, 1)
+    assert not bench.rule(40, 4, 0)
+    assert bench.rule(44, 4, 0)

@@ -126,6 +126,8 @@ def report(stats: Stats) -> str:
         lines.append(f"  shards   {fetch.shards_whole:,} read whole, {fetch.shards_in_part:,} only where it was wanted")
     if work.deaths:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
+    if stats.repeated or stats.left_out:
+        lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were left out")
     if stats.skipped:
         lines.append(f"  skipped  {_skipped(stats)}")
     return "\n".join([*lines, verdict(stats).sentence])

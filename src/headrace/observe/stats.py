@@ -103,7 +103,7 @@ class SkippedSample(NamedTuple):
 
     Attributes:
         epoch: the number of the epoch.
-        position: its position among the samples that are cut into batches.
+        position: its position in the epoch.
         name: its key, or its shard's address where it has none; empty where neither is known.
         error: the kind and the text of its exception.
     """
@@ -126,6 +126,8 @@ class Stats:
         started_s: seconds until workers stood ready, since the first iteration began.
         skipped: samples that were left out because they failed, in all epochs.
         skipped_samples: the first 100 of them.
+        repeated: samples that filled up last steps, on all ranks together, in all epochs that are over (tail="pad").
+        left_out: samples of last steps that were dropped, or left to the next epoch, counted alike.
     """
 
     epoch: int
@@ -138,6 +140,8 @@ class Stats:
     started_s: float | None
     skipped: int = 0
     skipped_samples: tuple[SkippedSample, ...] = ()
+    repeated: int = 0
+    left_out: int = 0
 
     @property
     def busy_share(self) -> float:
@@ -162,6 +166,7 @@ class LoaderMeters:
         self.reading_s = 0.0
         self.skipped = 0
         self.skipped_samples: list[SkippedSample] = []
+        self.repeated = self.left_out = 0
         self._reading_since: float | None = None
         self._lock = threading.Lock()
 

@@ -16,6 +16,7 @@ from headrace.options import SkipPolicy
 from headrace.tasks import owned
 
 _LOGGED = 10  # samples of an epoch
+_KNOWN_MOST = 4096  # errors
 _SHOWN_MOST = 1000  # characters of an error
 _KEY = re.compile(r"; key (.*?)(?:; (?:url|worker) |$)", re.DOTALL)  # as notes on exceptions have it
 _URL = re.compile(r"; url (.*?)(?:; worker |$)", re.DOTALL)
@@ -61,6 +62,8 @@ class Skips:
         self._policy, self._epoch, self._meters = policy, epoch, meters
         self._unpack, self._pack = unpack, pack
         self._in_all, self._in_a_row = before
+        self._logged = 0
+        self._known: set[int] = set()  # errors that were counted, by their hashes
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -101,7 +104,8 @@ class Skips:
             return Raised(blob)
         if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
             return Raised(blob)
-        for made, most in ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
+        is_known = hash(blob) in self._known  # of one read that failed for several samples
+        for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
                 return Raised(blob, self._told(policy))
         if policy.decide is not None:
@@ -113,6 +117,11 @@ class Skips:
             if not is_left_out:
                 return Raised(blob)
         self._count(position, error)
+        if not is_known:
+            self._in_all += 1
+            self._in_a_row += 1
+            if len(self._known) < _KNOWN_MOST:
+                self._known.add(hash(blob))
         return None
 
     def _told(self, policy: SkipPolicy) -> str:
@@ -126,10 +135,9 @@ class Skips:
         name = _shown(lambda: _name_of(error), "")
         text = _shown(lambda: f"{type(error).__name__}: {error}", type(error).__name__)
         self._meters.count_skip(self._epoch, position, name, text)
-        self._in_all += 1
-        self._in_a_row += 1
-        if self._in_all <= _LOGGED:
-            last = "; further ones of this epoch are only counted" if self._in_all == _LOGGED else ""
+        self._logged += 1
+        if self._logged <= _LOGGED:
+            last = "; further ones of this epoch are only counted" if self._logged == _LOGGED else ""
             told = f" ({name})" if name else ""
             log.warning("skipped sample %d%s of epoch %d: %s%s", position, told, self._epoch, text, last)
 
