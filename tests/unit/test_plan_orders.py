@@ -1,0 +1,249 @@
+"""Orders of an epoch: every sample once, any part on its own, windows that lie apart."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.plan import ChosenOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
+from headrace.plan.lanes import lane_turns
+
+UNEVEN = st.lists(st.integers(0, 40), max_size=12)
+ZIPF = st.integers(1, 12).map(lambda count: [300 // (k + 1) for k in range(count)])
+SIZES = st.one_of(UNEVEN, ZIPF, st.integers(0, 500).map(lambda size: [size]), st.just([1] * 30))
+WINDOWS = st.builds(Windows, lanes=st.integers(1, 40), block=st.one_of(st.integers(1, 20), st.integers(100, 5000)))
+KEYS = st.tuples(st.integers(0, 2**31), st.integers(0, 100))
+KINDS = ("none", "shards", "within", "windows", "global")
+KIND = st.sampled_from(KINDS)
+
+
+def order_of(sizes: list[int], by: str, key: tuple[int, ...], windows: Windows) -> Order:
+    if by == "global":
+        return ShuffledOrder(ShardOrder(np.array(sizes, np.int64), "none", ()), key)
+    return ShardOrder(np.array(sizes, np.int64), by, key, windows)
+
+
+def located(order: Order, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+    shards, rows = order.locate(np.arange(start, order.count if stop is None else stop))
+    return list(zip(shards.tolist(), rows.tolist(), strict=True))
+
+
+def samples_of(sizes: list[int]) -> list[tuple[int, int]]:
+    return [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS)
+def test_every_sample_comes_once(sizes: list[int], by: str, key: tuple[int, int], windows: Windows) -> None:
+    order = order_of(sizes, by, key, windows)
+    assert order.count == sum(sizes)
+    assert sorted(located(order)) == samples_of(sizes)
+
+
+@pytest.mark.parametrize("windows", [Windows(4, 6000), Windows(3, 4096), Windows(256, 512), Windows(7, 4097)])
+def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None:
+    sizes = np.array([70_000, 3, 0, 20_001, 999])
+    order = ShardOrder(sizes, "windows", (1, 2), windows)
+    shards, rows = order.locate(np.arange(order.count))
+    starts = np.cumsum(sizes) - sizes
+    assert np.array_equal(np.sort(starts[shards] + rows), np.arange(order.count))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
+def test_any_part_is_that_part_of_the_whole(
+    sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
+) -> None:
+    order = order_of(sizes, by, key, windows)
+    whole = located(order)
+    positions = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=30)) if whole else []
+    shards, rows = order_of(sizes, by, key, windows).locate(np.array(positions, np.int64))
+    assert list(zip(shards.tolist(), rows.tolist(), strict=True)) == [whole[p] for p in positions]
+    start = data.draw(st.integers(0, len(whole)))
+    stop = data.draw(st.integers(start, len(whole)))
+    assert located(order, start, stop) == whole[start:stop]
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, by=st.sampled_from(["within", "windows"]), key=KEYS, windows=WINDOWS)
+def test_what_comes_behind_a_window_lies_elsewhere(
+    sizes: list[int], by: str, key: tuple[int, int], windows: Windows
+) -> None:
+    order = order_of(sizes, by, key, windows)
+    same = ShardOrder(np.array(sizes, np.int64), by, (*key, 1), windows) if by == "within" else None
+    position = 0
+    while position < order.count:
+        end = order.window_end(position)
+        assert end > position
+        assert {order.window_end(p) for p in range(position, min(end, order.count))} == {end}
+        stop = min(end, order.count)
+        if same is not None:  # another key mixes within the window only
+            assert sorted(located(order, position, stop)) == sorted(located(same, position, stop))
+        position = end
+
+
+def test_a_window_of_lanes_holds_a_block_of_each() -> None:
+    order = ShardOrder(np.array([1000]), "windows", (0, 0), Windows(4, 25))
+    lanes = {row // 250 for _, row in located(order, 0, 100)}
+    assert order.window_end(0) == 100
+    assert lanes == {0, 1, 2, 3}
+    assert sorted(row for _, row in located(order, 100, 200)) == [
+        *range(25, 50), *range(275, 300), *range(525, 550), *range(775, 800)
+    ]  # fmt: skip
+
+
+def test_small_shards_share_a_window_when_each_is_shuffled_within() -> None:
+    order = ShardOrder(np.full(100_000, 2), "within", (0, 0))
+    assert order.window_end(0) == order.window_end(16_383) == 16_384
+    assert order.window_end(16_384) == 32_768
+
+
+@settings(deadline=None)
+@given(window=st.integers(0, 10**6), stretch=st.integers(0, 10**5))
+def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretch: int) -> None:
+    windows = Windows.of(window, stretch)
+    assert 1 <= windows.lanes <= 256
+    assert windows.lanes * windows.block <= max(1, window)
+    assert windows.lanes * (windows.block + 1) > window
+    assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
+
+
+@settings(deadline=None)
+@given(lanes=st.integers(1, 300))
+def test_lanes_take_turns_evenly(lanes: int) -> None:
+    turns = lane_turns(lanes)
+    assert sorted(turns.tolist()) == list(range(lanes))
+    half = np.cumsum(turns < (lanes + 1) // 2)
+    expected = np.arange(1, lanes + 1) * ((lanes + 1) // 2) / lanes
+    assert np.abs(half - expected).max() <= 1 + np.log2(lanes + 1)
+
+
+def test_a_small_batch_is_of_many_shards_when_all_data_are_one_window() -> None:
+    order = ShardOrder(np.full(50, 200), "windows", (0, 0), Windows.of(131_072, 512))
+    shards, _ = order.locate(np.arange(order.count))
+    assert np.mean([len(set(batch.tolist())) for batch in shards.reshape(-1, 8)]) > 7
+
+
+def test_orders_differ_by_seed_and_epoch() -> None:
+    for by in KINDS[1:]:
+        orders = {
+            tuple(located(order_of([20, 30, 10, 25, 5, 40], by, (seed, epoch), Windows(4, 8))))
+            for seed, epoch in itertools.product(range(4), range(4))
+        }
+        assert len(orders) == 16, by
+
+
+def test_the_sizes_are_left_alone() -> None:
+    sizes = np.array([5, 0, 7, 2], np.uint32)
+    order = ShardOrder(sizes, "windows", (0, 0), Windows(2, 3))
+    positions = np.arange(14)
+    order.locate(positions)
+    assert sizes.tolist() == [5, 0, 7, 2]
+    assert positions.tolist() == list(range(14))
+
+
+def test_threads_find_the_same_places_when_they_share_an_order() -> None:
+    order = ShardOrder(np.full(40, 50), "windows", (0, 0), Windows(8, 25))
+    passes = Passes(lambda number: ShardOrder(np.full(40, 50), "windows", (number,), Windows(8, 25)), 4)
+    wanted, wanted_of_passes = located(order), located(passes)
+    ready, differing = threading.Barrier(4), []
+
+    def look(k: int) -> None:
+        ready.wait()
+        for start in range(k * 37 % 500, 2000, 90):
+            if located(order, start, start + 10) != wanted[start : start + 10]:
+                differing.append(start)
+            at = start * 3 + k
+            if located(passes, at, at + 5) != wanted_of_passes[at : at + 5]:
+                differing.append(at)
+
+    threads = [threading.Thread(target=look, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not differing
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
+def test_chosen_samples_are_those_chosen(
+    sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
+) -> None:
+    inner = order_of(sizes, by, key, windows)
+    whole = located(inner)
+    chosen = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=20)) if whole else []
+    order = ChosenOrder(inner, np.array(chosen, np.int64))
+    assert located(order) == [whole[p] for p in chosen]
+    few = FirstOf(inner, len(chosen))
+    assert located(few) == whole[: few.count]
+    assert few.count == min(len(chosen), len(whole))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, by=KIND, windows=WINDOWS, times=st.integers(0, 4))
+def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, times: int) -> None:
+    passes = Passes(lambda number: order_of(sizes, by, (3, number), windows), times)
+    assert passes.count == sum(sizes) * times
+    alone = [located(order_of(sizes, by, (3, number), windows)) for number in range(times)]
+    assert located(passes) == list(itertools.chain(*alone))
+    for position in range(passes.count):
+        end = passes.window_end(position)
+        assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
+
+
+def test_positions_before_the_epoch_are_those_of_the_pass_before() -> None:
+    passes = Passes(lambda number: ShardOrder(np.array([9, 4]), "shards", (number + 5,)), 2)
+    before = located(ShardOrder(np.array([9, 4]), "shards", (4,)))
+    first = located(passes)[:3]
+    assert located(passes, -4, 3) == [*before[-4:], *first]
+    assert passes.window_end(-1) == 0
+
+
+def test_passes_without_end_go_on() -> None:
+    passes = Passes(lambda number: order_of([10, 5], "windows", (number,), Windows(3, 2)), None)
+    assert passes.count >= 2**60
+    assert sorted(located(passes, 15 * 10**9, 15 * 10**9 + 15)) == samples_of([10, 5])
+    assert Passes(lambda number: order_of([], "none", (), Windows(1, 1)), None).count == 0
+
+
+def test_a_billion_samples_are_ordered_without_an_array_of_them() -> None:
+    order = ShardOrder(np.full(1000, 10**6), "windows", (0, 0), Windows.of(131_072, 512))
+    shards, rows = order.locate(np.array([0, 10**9 // 2, 10**9 - 1]))
+    assert ((shards >= 0) & (shards < 1000)).all()
+    assert ((rows >= 0) & (rows < 10**6)).all()
+
+
+def test_an_order_of_a_million_shards_takes_little_memory() -> None:
+    sizes = np.random.default_rng(0).integers(0, 2001, 10**6)
+    tracemalloc.start()
+    try:
+        order = ShardOrder(sizes, "windows", (0, 0), Windows.of(131_072, 512))
+        order.locate(np.arange(10**8, 10**8 + 65_536))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64e6
+
+
+@settings(max_examples=20, deadline=None)
+@given(ranks=st.sampled_from([16, 96, 128]), more=st.integers(0, 40))
+def test_a_shard_is_read_by_about_one_node(ranks: int, more: int) -> None:
+    sizes = np.full(4000, 50)
+    size = ranks * 16 + more  # also of no multiple of the lanes
+    order = ShardOrder(sizes, "windows", (0, 0), Windows.of(16_384, 64))
+    shards, _ = order.locate(np.arange(order.count))
+    turns = lane_turns(order.lanes)
+    nodes = np.empty(order.count, np.int64)
+    for start in range(0, order.count, size):
+        step = np.arange(start, min(start + size, order.count))
+        step = step[np.argsort(turns[step % order.lanes], kind="stable")]
+        ends = np.arange(ranks + 1) * len(step) // ranks
+        nodes[step] = np.repeat(np.arange(ranks) // 8, np.diff(ends))
+    assert len(np.unique(shards * ranks + nodes)) / len(sizes) <= 1.2
