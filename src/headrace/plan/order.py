@@ -16,6 +16,7 @@ from headrace.types import Ints
 
 ORDER_VERSION = 1
 _SEQUENTIAL_WINDOW = 16384
+WITHIN_WINDOW = 1024  # shards that are shuffled within are planned together up to about so many samples
 
 
 class Places(NamedTuple):
@@ -88,8 +89,8 @@ class ShardOrder:
             return (position // self._blocks.window + 1) * self._blocks.window
         if self._by == "within":  # small shards are taken together, else each would be a window of its own
             first = self._starts[np.searchsorted(self._starts, position, side="right") - 1]
-            cell = int(first) // _SEQUENTIAL_WINDOW
-            ends = np.searchsorted(self._starts, (cell + 1) * _SEQUENTIAL_WINDOW)
+            cell = int(first) // WITHIN_WINDOW
+            ends = np.searchsorted(self._starts, (cell + 1) * WITHIN_WINDOW)
             return max(position + 1, int(self._starts[min(int(ends), len(self._starts) - 1)]))
         return sequential_end(position)
 
