@@ -13,7 +13,7 @@ import numpy as np
 from headrace.plan import Order, ShardOrder, ShuffledOrder, Windows
 
 SHARDS, SAMPLES = 64, 256
-SHOWN = {5: "#2e6f95", 27: "#d1495b", 50: "#3a9d5d"}
+SHOWN = {5: "#2e6f95", 40: "#d1495b", 50: "#3a9d5d"}
 WINDOWS = Windows(8, 128)
 LEFT, WIDTH, ROW, STRIP = 10, 700, 62, 30
 
