@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,9 @@ import anyio
 import numpy as np
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
+from headrace.datasets.mixture import Mixture
 from headrace.datasets.operators import EpochOf, Repeat, Shuffle, Take, ToTuple, is_async
-from headrace.datasets.shards import IndexedShards, Shards, Wanted
+from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Files, Pipeline
 from headrace.epoch_plan import EpochPlan
 from headrace.errors import OptionError
@@ -88,7 +88,7 @@ class Blueprint:
     def storage_options(self) -> Mapping[str, Any] | None:
         """What the source's store is told."""
         source = self._pipeline.source
-        return source.storage_options if isinstance(source, Shards | IndexedShards | Files) else None
+        return source.storage_options if isinstance(source, Shards | IndexedShards | Files | Mixture) else None
 
     @property
     def _is_by_shard(self) -> bool:
@@ -244,6 +244,7 @@ class Blueprint:
             window=window,
             buffer=self._buffer(plan),
             take=_left_to_take(order, plan),
+            in_round=rounds.count,
             begin=mark,
             done=plan.begin.done,
             pack_error=packing.pack_error,
@@ -277,6 +278,9 @@ class Rounds:
         epoch: the epoch's number.
         times: how often; None: without end.
         rank, world: which of them are read here.
+
+    Attributes:
+        count: how many that are.
     """
 
     def __init__(
@@ -289,17 +293,17 @@ class Rounds:
             )
         self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times
         self._rank, self._world = rank, world
-        self._count = (len(urls) - rank - 1) // world + 1
+        self.count = (len(urls) - rank - 1) // world + 1
         self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
 
     def from_turn(self, turn: int) -> Iterator[tuple[int, str]]:
         """(turn, address) of each shard from a turn on."""
-        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self._count)
+        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self.count)
         return ((k, self._urls[self.shard(k)]) for k in turns)
 
     def shard(self, turn: int) -> int:
         """The number of the shard whose turn it is."""
-        number, k = divmod(turn, self._count)
+        number, k = divmod(turn, self.count)
         if self._round[0] != number:
             shards = np.arange(len(self._urls))
             if self._seed is not None:
@@ -341,8 +345,9 @@ def _stages(
     pipeline: Pipeline, settings: Settings
 ) -> tuple[tuple[Step, ...], dict[int, Chain], list[int | tuple[Step, ...]]]:
     """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
-    all_steps = _narrowed(pipeline.steps, pipeline.wanted)
-    groups = [(color, tuple(steps)) for color, steps in itertools.groupby(all_steps, lambda s: is_async(s.fn))]
+    groups = [
+        (color, tuple(steps)) for color, steps in itertools.groupby(pipeline.narrowed_steps, lambda s: is_async(s.fn))
+    ]
     prefix: tuple[Step, ...] = ()
     if groups and groups[0][0] and (pipeline.is_by_number or isinstance(pipeline.source, AsyncIterableDataset)):
         is_map = all(step.kind == "map" for step in groups[0][1])
@@ -360,16 +365,6 @@ def _stages(
             chains[number] = Chain(steps, init=settings.init)
             inner.append(number)
     return prefix, chains, inner
-
-
-def _narrowed(steps: Sequence[Step], wanted: Wanted | None) -> list[Step]:
-    """The same steps, but nothing is decoded that is not asked for afterwards."""
-    if wanted is None:
-        return list(steps)
-    names = frozenset().union(*wanted)
-    first = next((k for k, step in enumerate(steps) if not isinstance(step.fn, Decoder)), len(steps))
-    narrow = [replace(step, fn=step.fn.only(names)) for step in steps[:first] if isinstance(step.fn, Decoder)]
-    return [*narrow, *steps[first:]]  # behind the selection there may be other fields of these names
 
 
 def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:

@@ -348,7 +348,7 @@ class Streaming:
             steps=steps,
             rank=ranks.rank,
             world=ranks.world,
-            batch_size=self._batch_size(ranks) if not pipeline.keeps_count else steps.batch,
+            batch_size=steps.batch if is_counted and pipeline.keeps_count else self._batch_size(ranks),
             keeps_count=pipeline.keeps_count,
             is_shared=is_shared,
             why_no_state=self._why_no_state(),

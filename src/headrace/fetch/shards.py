@@ -91,6 +91,7 @@ class ShardSource:
         window: how samples are shuffled.
         buffer: the same, where they wait in a buffer instead.
         take: how many samples to give at most, with those that are done.
+        in_round: how many shards make a round: samples are not exchanged between rounds.
         begin: where to begin.
         done: which of the samples from there on are left out.
         pack_error: an exception as bytes.
@@ -108,6 +109,7 @@ class ShardSource:
         window: Window | None,
         buffer: ShuffleBuffer | None,
         take: int | None,
+        in_round: int,
         begin: Mark,
         done: Ranges,
         pack_error: Callable[[BaseException], bytes],
@@ -115,7 +117,7 @@ class ShardSource:
         self._shards, self._reader, self._scanner, self._unpacks = iter(shards), reader, scanner, unpacks
         self._expected, self._range_bytes = expected, range_bytes
         self._window, self._buffer, self._take, self._done = window, buffer, take, done
-        self._pack_error = pack_error
+        self._in_round, self._pack_error = in_round, pack_error
         self._next_address = 0
         self._largest = 0  # bytes of the largest shard seen
         self._first_shard = begin.shard
@@ -151,6 +153,8 @@ class ShardSource:
                 async for stream in streams:
                     shard, skip = begun.popleft(), self._skip_rows
                     self._skip_rows = 0
+                    if shard % self._in_round == 0:
+                        self._flush(flow)
                     self._shard_starts.append((self._read, shard, skip))
                     async for given in stream:
                         part: Part = ListPart([given]) if isinstance(given, Failure) else given

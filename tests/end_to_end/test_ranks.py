@@ -1,0 +1,232 @@
+"""Ranks divide every step among themselves, whatever the data are; what would make them unequal is refused."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.tars import put_index, put_shards
+
+import headrace as hr
+from headrace.fetch.stores import memory
+
+COUNTS = (9, 0, 14, 1, 30, 6, 2)
+TOTAL = sum(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def urls() -> list[str]:
+    return put_shards("ranks", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def index(urls: list[str]) -> str:
+    return put_index(urls, "ranks")
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int = TOTAL) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+def batches_of(data: Any, rank: int, world: int, epochs: int = 1, **options: Any) -> list[list[int]]:
+    options = {"batch_size": 4} | options if "global_batch_size" not in options else options
+    with hr.DataLoader(data, rank=rank, world_size=world, collate_fn=_numbers, **options) as loader:
+        return [batch for _ in range(epochs) for batch in loader]
+
+
+def _numbers(samples: list[Any]) -> list[int]:
+    return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]
+
+
+def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
+    """The global batches: those of the ranks, one behind the other."""
+    parts = [batches_of(data, rank, world, **options) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1, "ranks make different numbers of steps"
+    assert all(batch for part in parts for batch in part), "a rank has nothing to do"
+    return [list(itertools.chain.from_iterable(step)) for step in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+@pytest.mark.parametrize("by", ["none", "window", "shards", "within", "global"])
+def test_ranks_together_get_the_batches_of_one(urls: list[str], index: str, by: Any, world: int) -> None:
+    data = hr.stream(urls, index=index)
+    data = data if by == "none" else data.shuffle(by, seed=3)
+    expected = steps_of(data, 1, global_batch_size=8)
+    steps = steps_of(data, world, global_batch_size=8)
+    shared = 2 if world > TOTAL % 8 else 0  # the last steps are shared where a rank would get nothing
+    assert steps[: len(steps) - shared] == expected[: len(steps) - shared]
+    assert sorted(itertools.chain.from_iterable(steps)) == list(range(TOTAL))
+
+
+def test_a_batch_size_is_each_ranks_own() -> None:
+    for rank in range(3):
+        assert [len(batch) for batch in batches_of(Numbers(40), rank, 3, batch_size=5)][:2] == [5, 5]
+    with hr.DataLoader(Numbers(40), batch_size=5, rank=0, world_size=3) as loader:
+        assert len(loader) == 3
+        assert [len(batch) for batch in loader][:2] == [5, 5]
+        assert loader.options["world_size"] == 3
+
+
+def test_tails_say_what_becomes_of_a_short_step() -> None:
+    data = Numbers(22)
+    short = steps_of(data, 2, global_batch_size=8)
+    assert [len(step) for step in short] == [8, 8, 6]
+    dropped = steps_of(data, 2, global_batch_size=8, tail="drop")
+    assert dropped == short[:2] == steps_of(data, 2, global_batch_size=8, drop_last=True)
+    padded = steps_of(data, 2, global_batch_size=8, tail="pad")
+    assert padded[:2] == short[:2]
+    assert sorted(padded[2]) == sorted(short[2] + [0, 1])
+    carried = steps_of(data, 2, global_batch_size=8, tail="carry", epochs=3)
+    assert [len(step) for step in carried] == [8] * 8
+    assert sorted(itertools.chain.from_iterable(carried)) == sorted([*range(22)] * 2 + [*range(20)])
+    assert sorted(carried[2]) == [0, 1, 16, 17, 18, 19, 20, 21]
+
+
+@pytest.mark.parametrize(("tail", "told"), [("pad", (2, 0)), ("drop", (0, 6)), ("carry", (0, 6)), ("short", (0, 0))])
+def test_what_is_repeated_or_left_out_is_reported(tail: Any, told: tuple[int, int]) -> None:
+    with hr.DataLoader(Numbers(22), batch_size=8, tail=tail) as loader:
+        for _ in loader:
+            pass
+        stats = loader.stats()
+        assert (stats.repeated, stats.left_out) == told
+        assert ("tail" in loader.report()) == any(told)
+
+
+def test_the_last_two_steps_share_what_is_left_where_a_rank_would_have_nothing() -> None:
+    assert [len(step) for step in steps_of(Numbers(25), 4, global_batch_size=8)] == [8, 8, 5, 4]
+    assert [len(step) for step in steps_of(Numbers(9), 4, batch_size=1)] == [4, 5]
+    with pytest.raises(hr.OptionError, match="3 samples are left of the epoch for 4 ranks"):
+        batches_of(Numbers(3), 0, 4)
+    assert [len(step) for step in steps_of(Numbers(3), 4, batch_size=1, tail="pad")] == [4]
+
+
+def test_shards_without_an_index_get_one_where_ranks_share_them(
+    caplog: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    urls = put_shards("unindexed", COUNTS)
+    data = hr.stream(urls, index=None).shuffle(seed=4)
+    steps = steps_of(data, 3, global_batch_size=6)
+    assert sorted(itertools.chain.from_iterable(steps)) == list(range(TOTAL))
+    assert "an index" in caplog.text
+    assert steps[:-2] == steps_of(hr.stream(urls, index=put_index(urls)).shuffle(seed=4), 3, global_batch_size=6)[:-2]
+
+
+def is_even(sample: Any) -> bool:
+    return int(sample["__key__"]) % 2 == 0
+
+
+def test_epochs_of_so_many_samples_make_filters_equal_on_all_ranks(urls: list[str], index: str) -> None:
+    data = hr.stream(urls, index=index).shuffle().filter(is_even)
+    with pytest.raises(hr.OptionError, match=r"filter\(is_even\) leaves samples out.*epoch\(samples=N\)"):
+        batches_of(data, 0, 2)
+    steps = steps_of(data.epoch(samples=24), 2)
+    assert [len(step) for step in steps] == [8, 8, 8]
+    flat = list(itertools.chain.from_iterable(steps))
+    assert len(set(flat)) == 24
+    assert all(number % 2 == 0 for number in flat)
+    long = list(itertools.chain.from_iterable(steps_of(data.epoch(samples=96), 3)))
+    assert len(long) == 96
+    assert set(long) == set(range(0, TOTAL, 2))
+
+
+def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
+    urls = put_shards("dealt", COUNTS)
+    data = hr.stream(urls, index=None).shuffle(window=8).epoch(samples=60)
+    steps = steps_of(data, 2, batch_size=5)
+    assert [len(step) for step in steps] == [10] * 6
+    first, second = (set(itertools.chain.from_iterable(batches_of(data, rank, 2))) for rank in range(2))
+    assert len(first | second) == TOTAL
+    with pytest.raises(hr.OptionError, match="7 shards for 8 ranks"):
+        batches_of(data, 0, 8)
+
+
+def test_compressed_shards_cannot_be_shared(urls: list[str]) -> None:
+    with pytest.raises(hr.OptionError, match=r"2 ranks cannot share.*shard=False"):
+        batches_of(hr.stream("memory://none/0.tar.gz", index=None), 0, 2)
+
+
+class Counting(hr.AsyncIterableDataset):
+    async def aiter(self) -> Any:
+        for n in range(50):
+            yield n
+
+
+def test_iterators_are_bounded_on_all_ranks_or_not_shared() -> None:
+    with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
+        batches_of(Counting(), 1, 2)
+    assert [len(step) for step in steps_of(Counting().epoch(samples=24), 2)] == [8, 8, 8]
+    with hr.DataLoader(Counting(), batch_size=25, rank=1, world_size=2, shard=False) as loader:
+        assert len(list(loader)) == 2
+
+
+def test_the_numbers_of_random_functions_do_not_depend_on_ranks(urls: list[str], index: str) -> None:
+    def noisy(sample: dict[str, Any]) -> tuple[int, float, float]:
+        return int(sample["__key__"]), float(hr.rng().random()), float(torch.rand(()))
+
+    drawn = []
+    for world in (1, 3):
+        data = hr.stream(urls, index=index).shuffle(seed=3).map(noisy)
+        found: dict[int, tuple[float, float]] = {}
+        for rank in range(world):
+            with hr.DataLoader(
+                data, global_batch_size=6, rank=rank, world_size=world, collate_fn=list, num_workers=1
+            ) as loader:
+                found |= {number: rest for batch in loader for number, *rest in batch}
+        drawn.append(found)
+    assert drawn[0] == drawn[1]
+    assert len({x for x, _ in drawn[0].values()}) == TOTAL
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("give one of them", {"batch_size": 4, "global_batch_size": 8}),
+    ("number of 1 or more", {"global_batch_size": 0}),
+    ("must have a sample|at least one", {"global_batch_size": 2, "rank": 0, "world_size": 3}),
+    ("one of 'short'", {"tail": "long"}),
+    ("give one of them", {"tail": "pad", "drop_last": True}),
+    ("go together", {"rank": 1}),
+    ("less than world_size", {"rank": 3, "world_size": 3}),
+    ("neither 'all' nor 'local'", {"ranks": "some"}),
+]
+
+
+@pytest.mark.parametrize(("text", "options"), WRONG, ids=[str(options) for _, options in WRONG])
+def test_wrong_options_are_told(text: str, options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match=text), hr.DataLoader(Numbers(), **options) as loader:
+        iter(loader)
+
+
+@pytest.mark.parametrize("option", ["global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims"])
+def test_data_sets_of_torchs_leave_ranks_to_their_samplers(option: str) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4))
+    with pytest.raises(hr.OptionError, match=option):
+        hr.DataLoader(data, **{option: 1})
+
+
+def test_a_missing_shard_shifts_no_sample_of_others() -> None:
+    urls = put_shards("one is missing", COUNTS)
+    data = hr.stream(urls, index=put_index(urls)).shuffle(seed=2)
+    expected = steps_of(data, 2, global_batch_size=6)
+    memory.remove(urls[2])
+    lost = set(range(9, 23))
+    steps = []
+    for rank in range(2):
+        with hr.DataLoader(
+            data, global_batch_size=6, rank=rank, world_size=2, on_error="skip", collate_fn=_numbers
+        ) as loader:
+            steps.append(list(loader))
+            assert loader.stats().skipped == sum(
+                number in lost for step in expected for number in step[rank * 3 : rank * 3 + 3]
+            )
+    got = sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(steps)))
+    assert got == sorted(set(range(TOTAL)) - lost)
+    assert steps[0] == [kept for step in expected if (kept := [n for n in step[:3] if n not in lost])]

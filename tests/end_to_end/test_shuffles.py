@@ -1,0 +1,193 @@
+"""Each way to shuffle gives every sample once, in an order of its own for each epoch, and another one for each seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.tars import put_index, put_shards
+
+import headrace as hr
+
+COUNTS = (9, 0, 14, 1, 30, 6)
+TOTAL = sum(COUNTS)
+
+
+class Numbers(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return TOTAL
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+class Counting(hr.AsyncIterableDataset):
+    async def aiter(self) -> Any:
+        for n in range(TOTAL):
+            yield n
+
+
+@pytest.fixture(scope="module")
+def urls() -> list[str]:
+    return put_shards("shuffles", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def index(urls: list[str]) -> str:
+    return put_index(urls, "shuffles")
+
+
+def epochs_of(data: hr.Stream, count: int = 1, **options: Any) -> list[list[int]]:
+    """The numbers of the samples, epoch after epoch."""
+    with hr.DataLoader(data, batch_size=4, collate_fn=_numbers, **options) as loader:
+        return [list(itertools.chain.from_iterable(loader)) for _ in range(count)]
+
+
+def _numbers(samples: list[Any]) -> list[int]:
+    return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]
+
+
+SOURCES: dict[str, Callable[[list[str], str], Any]] = {
+    "indexed": lambda urls, index: hr.stream(urls, index=index),
+    "unindexed": lambda urls, index: hr.stream(urls, index=None),
+    "keys": lambda urls, index: Numbers(),
+    "iterator": lambda urls, index: Counting(),
+}
+WAYS = [
+    ("indexed", "shards"),
+    ("indexed", "within"),
+    ("indexed", "window"),
+    ("indexed", "global"),
+    ("indexed", "auto"),
+    ("unindexed", "shards"),
+    ("unindexed", "window"),
+    ("unindexed", "buffer"),
+    ("unindexed", "auto"),
+    ("keys", "window"),
+    ("keys", "global"),
+    ("keys", "auto"),
+    ("iterator", "buffer"),
+]
+
+
+@pytest.mark.parametrize(("source", "by"), WAYS)
+def test_a_shuffle_gives_each_sample_once_in_another_order_each_epoch(
+    urls: list[str], index: str, source: str, by: Any
+) -> None:
+    data = SOURCES[source](urls, index)
+    more = {"window": {"window": 16}, "buffer": {"buffer": 8}}.get(by, {})
+    orders = epochs_of(data.shuffle(by, **more), 2) + epochs_of(data.shuffle(by, seed=9, **more))
+    for order in orders:
+        assert sorted(order) == list(range(TOTAL))
+    assert len(set(map(tuple, [*orders, range(TOTAL)]))) == 4
+    assert epochs_of(data.shuffle(by, **more), seed=9) == orders[2:]
+    assert epochs_of(data.shuffle(by, **more), 2) == orders[:2]
+
+
+def shard_of(number: int) -> int:
+    return int(np.searchsorted(np.cumsum(COUNTS), number, side="right"))
+
+
+def test_whole_shards_keep_the_order_of_their_samples(urls: list[str], index: str) -> None:
+    for data in (hr.stream(urls, index=index), hr.stream(urls, index=None)):
+        (order,) = epochs_of(data.shuffle("shards"))
+        runs = [list(run) for _, run in itertools.groupby(order, shard_of)]
+        assert len(runs) == sum(count > 0 for count in COUNTS)
+        assert all(run == sorted(run) for run in runs)
+        assert [run[0] for run in runs] != sorted(run[0] for run in runs)
+
+
+def test_samples_that_are_shuffled_within_stay_in_their_shards(urls: list[str], index: str) -> None:
+    (order,) = epochs_of(hr.stream(urls, index=index).shuffle("within"))
+    assert [shard_of(number) for number in order] == [shard_of(number) for number in range(TOTAL)]
+
+
+def test_samples_leave_a_buffer_no_sooner_than_they_have_come() -> None:
+    (order,) = epochs_of(Counting().shuffle(buffer=5))
+    assert all(number <= place + 5 for place, number in enumerate(order))
+    (order,) = epochs_of(Counting().shuffle(buffer=1000))
+    assert sorted(order) == list(range(TOTAL))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_order_does_not_depend_on_workers_or_reads(
+    urls: list[str], index: str, workers: int, warm_helper: None
+) -> None:
+    for source, by in WAYS:
+        data = SOURCES[source](urls, index).shuffle(by)
+        expected = epochs_of(data, 2)
+        assert epochs_of(data, 2, num_workers=workers, fetch_concurrency=1, prefetch_factor=1) == expected, (source, by)
+
+
+def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
+    weights = [0.0] * 50 + [1.0, 3.0]
+    (drawn,) = epochs_of(Many(52).sample(weights=weights, count=4000))
+    assert len(drawn) == 4000
+    assert set(drawn) == {50, 51}
+    assert abs(drawn.count(51) - 3000) < 200  # 7 standard deviations
+    (once,) = epochs_of(Many(52).sample(weights=[1.0] * 52, replacement=False))
+    assert sorted(once) == list(range(52)) != once
+    (some,) = epochs_of(Many(52).sample(count=10, replacement=False))
+    assert len(set(some)) == len(some) == 10
+    first, second = epochs_of(Many(52).sample(count=300), 2)
+    assert first != second
+    assert len(set(first)) > 40
+
+
+class Many(hr.AsyncDataset):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+def test_a_repeated_stream_is_shuffled_anew_each_time(urls: list[str], index: str) -> None:
+    for data in (hr.stream(urls, index=index), hr.stream(urls, index=None)):
+        (order,) = epochs_of(data.shuffle(window=16).repeat(3))
+        passes = [order[k * TOTAL : (k + 1) * TOTAL] for k in range(3)]
+        assert all(sorted(one) == list(range(TOTAL)) for one in passes)
+        assert len(set(map(tuple, passes))) == 3
+
+
+def test_an_endless_stream_ends_where_it_is_told_to(urls: list[str], index: str) -> None:
+    data = hr.stream(urls, index=index).shuffle()
+    with pytest.raises(TypeError, match="has no end"):
+        len(data.repeat())
+    assert len(epochs_of(data.repeat().take(150))[0]) == len(data.repeat().take(150)) == 150
+    assert len(epochs_of(data.epoch(samples=20))[0]) == len(data.epoch(samples=20)) == 20
+    assert len(epochs_of(hr.stream(urls, index=None).repeat().take(150))[0]) == 150
+    with hr.DataLoader(data.repeat(), batch_size=4) as loader:
+        assert len(list(itertools.islice(loader, 40))) == 40
+
+
+WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
+    ("a buffer is for", lambda indexed, plain: plain.shuffle("window", buffer=3)),
+    ("a window is for", lambda indexed, plain: indexed.shuffle("global", window=3)),
+    ("has 1 sample or more", lambda indexed, plain: indexed.shuffle(window=0)),
+    ("one of", lambda indexed, plain: indexed.shuffle("widow")),
+    ("'window' and 'global' mix better", lambda indexed, plain: indexed.shuffle("buffer")),
+    ("without an index", lambda indexed, plain: plain.shuffle("within")),
+    ("by='buffer' can be done", lambda indexed, plain: Counting().shuffle()),
+    ("only .take", lambda indexed, plain: indexed.repeat(2).shuffle()),
+    ("can have one", lambda indexed, plain: indexed.repeat(2).epoch(samples=3)),
+    ("1 or more", lambda indexed, plain: indexed.repeat(0)),
+    ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),
+    ("need samples that have numbers", lambda indexed, plain: plain.sample(count=3)),
+    ("does its own drawing", lambda indexed, plain: indexed.sample([1, 2], count=3)),
+    ("let its aiter", lambda indexed, plain: Counting().repeat(2)),
+]
+
+
+@pytest.mark.parametrize(("text", "use"), WRONG, ids=[f"{k}: {text}" for k, (text, _) in enumerate(WRONG)])
+def test_what_cannot_be_done_says_so_at_once(
+    urls: list[str], index: str, text: str, use: Callable[[Any, Any], Any]
+) -> None:
+    with pytest.raises(hr.OptionError, match=text):
+        use(hr.stream(urls, index=index), hr.stream(urls, index=None))
