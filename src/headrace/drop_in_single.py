@@ -57,8 +57,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
         if self._dataset_kind == _DatasetKind.Iterable:
             indices = [next(self._sampler_iter)] * (known.batches - known.known)
         else:
-            drawn = self._indices_until(self._run.due)
-            indices = [index for number, index in drawn if known.known <= number < known.batches]
+            indices = [index for number, index in self._again if known.known <= number < known.batches]
         for index in indices:
             with contextlib.suppress(Exception):  # it was told when the batch was made first
                 self._dataset_fetcher.fetch(index)

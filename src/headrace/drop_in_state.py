@@ -68,12 +68,14 @@ class Run:
 
     def __init__(self, common: State, indices: Indices | None, draws: Draws, point: Point) -> None:
         self._common, self._draws = common, draws
+        self._count = common["num_workers"]
         self.indices = indices
         self._points = deque([point], _POINTS)
         self.is_finished = False
         self.lock: Any = threading.RLock()  # or the iterator's, which holds it while it changes anything here
         self.begun: list[tuple[bytes | None] | None] = []  # the states with which workers' copies began
         self.ask_begun: Callable[[], None] | None = None
+        self.ask_now: Callable[[], list[tuple[bytes | None] | None]] | None = None  # those in which they are
         self.copy_now: Callable[[Copy], Copy] | None = None  # of the trainer's own data set, where no worker has one
 
     def add(self, **fields: Any) -> None:
@@ -119,7 +121,7 @@ class Run:
             died: no worker could make it.
         """
         last = self._points[-1]
-        due, beyond = last.due, last.beyond
+        _, due, beyond, _, copies = last
         if number == due and not beyond:
             due += 1
         else:
@@ -127,14 +129,13 @@ class Run:
             while due in beyond:
                 beyond -= {due}
                 due += 1
-        copies = last.copies
         if copies:
             old = copies[worker]
             count = old.batches + 1
             known = count if blob is not None or died else old.known
             new = Copy(count, known, is_over, old.blob if blob is None else blob)
             copies = (*copies[:worker], new, *copies[worker + 1 :])
-        turn = (worker + 1) % max(1, len(copies) or self._common["num_workers"])
+        turn = worker + 1 if worker + 1 < self._count else 0
         self._add(Point(given, due, beyond, turn, copies))
 
     def end_copy(self, worker: int, blob: bytes | None) -> None:
@@ -150,7 +151,7 @@ class Run:
             self._points[-1] = point
         else:
             self._points.append(point)
-        if self.indices is not None:
+        if self.indices is not None and self.indices.are_kept:
             self.indices.forget(self._first_needed(self._points[0]))
 
     def _first_needed(self, point: Point) -> int:
@@ -185,6 +186,8 @@ class Run:
             point = point._replace(copies=(self.copy_now(point.copies[0]),))
         if self.ask_begun is not None:
             self.ask_begun()
+        if self.ask_now is not None and self.is_finished and batches is None:
+            point = self._at_the_end(point)
         is_finished = self.is_finished and batches is None  # who counts batches is not at the end with the last one
         first = self._first_needed(point)
         sampler = None if self.indices is None else self.indices.after(first, is_finished=is_finished)
@@ -199,6 +202,17 @@ class Run:
             "sampler": sampler,
             "copies": [self._told(worker, known) for worker, known in enumerate(point.copies)],
         }
+
+    def _at_the_end(self, point: Point) -> Point:
+        """Workers that stay are asked for what they carry on, where the state after their last batch is not known."""
+        assert self.ask_now is not None
+        if not self._common["is_map"] or all(known.known == known.batches for known in point.copies):
+            return point
+        copies = list(point.copies)
+        for worker, told in enumerate(self.ask_now()):
+            if told is not None:
+                copies[worker] = Copy(copies[worker].batches, copies[worker].batches, blob=told[0])
+        return point._replace(copies=tuple(copies))
 
     def _told(self, worker: int, known: Copy) -> State:
         blob = known.blob
@@ -299,6 +313,8 @@ def _epoch_of(loader: Any) -> int | None:
 class Resumable(_BaseDataLoaderIter):
     """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
 
+    In `_again` are the numbers and indices of batches that were given after the state which it goes on from.
+
     torch's own draws are made where torch makes them. One that goes on draws nothing that was drawn before the state
     was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
     """
@@ -360,24 +376,12 @@ class Resumable(_BaseDataLoaderIter):
             copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
             point = Point(told["batches"], told["due"], frozenset(told["beyond"]), told["turn"], copies)
             self._num_yielded = told["batches"]
+        self._again = [] if indices is None else indices.until(point.due)
         self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
 
     def _first_copies(self) -> tuple[Copy, ...]:
         """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
         return ()
-
-    def _indices_until(self, due: int) -> list[tuple[int, Any]]:
-        """The numbers and indices of the batches up to number `due` that a resumed sampler is to be asked for again."""
-        indices = self._run.indices
-        if indices is None:
-            return []
-        found = []
-        for number in range(indices.drawn, due):
-            try:
-                found.append((number, next(indices)))
-            except StopIteration:
-                break
-        return found
 
     def state_dict(self, batches: int | None = None) -> State:
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""

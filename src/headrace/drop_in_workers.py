@@ -32,9 +32,10 @@ from headrace.tasks import Delivery
 from headrace.torch_compat import packing
 from headrace.torch_compat.errors import unpack_worker_error
 from headrace.torch_compat.stateful import is_stateful
-from headrace.work.crew import Crew, Made
+from headrace.work.crew import Crew
 from headrace.work.hands import ContextStarter, HelperStarter, Starter, ThreadStarter
 from headrace.work.job import Job, Start
+from headrace.work.roster import Made
 
 
 class WorkerIterator(Resumable):
@@ -120,6 +121,8 @@ class WorkerIterator(Resumable):
         elif told is not None and told["copies"] and (self._goes_on or self._persistent_workers):
             self._crew.go_on(self._starts(told))
         went_on, self._told, self._goes_on = self._goes_on, None, False
+        if point.copies and self._persistent_workers:
+            self._run.ask_now = functools.partial(_ask_now, weakref.ref(self))
         if point.copies and not went_on:
             self._run.begun = self._crew.begun
             self._run.ask_begun = functools.partial(_ask_begun, weakref.ref(self))
@@ -141,7 +144,7 @@ class WorkerIterator(Resumable):
                 if known.blob is not None or not (known.is_over or is_finished):
                     again[worker].append((index, known.batches - known.known))
         elif not is_finished:
-            for number, index in self._indices_until(self._run.due):
+            for number, index in self._again:
                 worker = number % self._num_workers
                 if number // self._num_workers >= copies[worker].known:
                     again[worker].append((index, 1))
@@ -296,6 +299,11 @@ class WorkerIterator(Resumable):
         with self._lock:
             self._crew.ask_begun()
 
+    def ask_now(self) -> list[tuple[bytes | None] | None]:
+        """The states in which workers are when they have nothing to do."""
+        with self._lock:
+            return self._crew.ask_now()
+
     def close(self) -> None:
         """End the epoch, and the workers."""
         self._ahead.drain()
@@ -325,6 +333,11 @@ def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
     iterator = reference()
     if iterator is not None:
         iterator.ask_begun()
+
+
+def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[bytes | None] | None]:
+    iterator = reference()
+    return [] if iterator is None else iterator.ask_now()
 
 
 def _end(crew: Crew, ahead: Ahead) -> None:

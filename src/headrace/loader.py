@@ -73,7 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         data_dims: the names of these.
         ranks: "all": when an epoch begins, ranks compare their plans. "local": they do not, for loops that not all
             ranks run.
-        snapshot_every_n_steps: data sets of torch's only: how often workers tell their states.
+        snapshot_every_n_steps: data sets of torch's only: after how many of its batches each worker tells its state;
+            what came since is made again by who goes on. 0: never.
         fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
             brings a third more per second.
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
@@ -330,6 +331,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
         """Have the next `iter` go on from a state, also with other workers, batch sizes and numbers of ranks.
+
+        Of data sets of torch's, the number of workers must be the same, as each has a data set with a state of its own.
 
         Args:
             state: what `state_dict` gave; an empty one is the begin.

@@ -9,6 +9,7 @@ import base64
 import contextlib
 import copy
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from types import GeneratorType
@@ -75,12 +76,12 @@ def unpacked_states(blob: bytes | None) -> dict[str, Any] | None:
 
 def encoded(state: torch.Tensor) -> str:
     """The state of a generator as text."""
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+    return base64.b64encode(zlib.compress(state.numpy().tobytes())).decode("ascii")  # half of torch's bytes are zero
 
 
 def decoded(text: str) -> torch.Tensor:
     """The state of a generator that `encoded` gave."""
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
 
 
 class Source:
@@ -308,6 +309,15 @@ class Indices:
         states = self._states()
         if states is not None:
             self._kept.append(_Kept(self.drawn, states, self._is_over))
+
+    def until(self, number: int) -> list[tuple[int, Any]]:
+        """The next ones, with their numbers, up to the one with this number."""
+        return [(self.drawn - 1, index) for index in itertools.islice(self, max(0, number - self.drawn))]
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether there are states of earlier times."""
+        return len(self._kept) > 1
 
     def forget(self, drawn: int) -> None:
         """Nobody will ask how it was before so many were drawn."""

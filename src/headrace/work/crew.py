@@ -22,7 +22,7 @@ from headrace.work.hands import Starter
 from headrace.work.job import Job, Result, Start
 from headrace.work.orders import DEATHS, told
 from headrace.work.places import Places
-from headrace.work.roster import Made, Member, Task, death
+from headrace.work.roster import Made, Member, Task, death, is_plain
 from headrace.work.serve import WORDS
 from headrace.work.wire import PolledWire
 
@@ -55,6 +55,7 @@ class Crew:
         self._serials = itertools.count(1)
         self._workers = [Member(number) for number in range(job.num_workers)]
         self.begun: list[tuple[bytes | None] | None] = [None] * job.num_workers
+        self._told: list[tuple[bytes | None] | None] = []  # in what state they are when they were asked
         self.places = Places(job.num_workers, limit, self._forget)
         self._words = Segment.create(8 * (1 + WORDS * job.num_workers))
         self._numbers = self._words.view.cast("q")
@@ -83,7 +84,7 @@ class Crew:
             if self._is_closed:
                 return
             worker = self._workers[number]
-            task = Task(batch, self._epoch, index if _is_plain(index) else packing.pack_bytes(index))
+            task = Task(batch, self._epoch, index if is_plain(index) else packing.pack_bytes(index))
             if worker.failure is not None:
                 self._answer(worker, task, self._death_of(worker))
                 return
@@ -117,15 +118,23 @@ class Crew:
 
     def ask_begun(self) -> None:
         """Wait until `begun` is known of all workers that can still tell."""
+        self._ask("begin", self.begun)
+
+    def ask_now(self) -> list[tuple[bytes | None] | None]:
+        """The states of all workers' copies of the data set, when they have made all that was sent."""
+        self._told = [None] * len(self._workers)
+        self._ask("tell", self._told)
+        return self._told
+
+    def _ask(self, question: str, answers: list[tuple[bytes | None] | None]) -> None:
+        """Ask workers what is not known of them, and wait as long as they can still answer."""
         with self._lock:
-            for worker in self._workers:
-                if self.begun[worker.number] is None:
-                    self._tell(worker, ("begin",))
+            asked = [worker for worker in self._workers if answers[worker.number] is None]
+            for worker in asked:
+                self._tell(worker, (question,))
         self._is_receiving = True
         try:
-            while not self._is_closed and any(
-                self.begun[worker.number] is None and worker.wire is not None for worker in self._workers
-            ):
+            while not self._is_closed and any(answers[worker.number] is None and worker.wire for worker in asked):
                 self._wait(None)
         finally:
             self._is_receiving = False
@@ -263,6 +272,8 @@ class Crew:
                 (worker.spec,) = rest
             elif kind == "begun":
                 self._on_begun(worker, *rest)
+            elif kind == "told":
+                self._told[worker.number] = (rest[0],)
             else:
                 number, size = rest
                 worker.made = Segment(number, worker.wire.take_descriptor(), size)
@@ -389,13 +400,3 @@ class Crew:
             key = list(index)[sample] if self._job.auto_collation else index
             which = f"sample {key!r:.100} of batch {task.batch}"
         self._answer(worker, task, ("died", death(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)))
-
-
-def _is_plain(index: Any) -> bool:
-    """Whether an index is the same object in every process: numbers and text, and lists of them."""
-    if isinstance(index, list):
-        return len(set(map(type, index)) - _PLAIN) == 0
-    return type(index) in _PLAIN
-
-
-_PLAIN = {int, str, float, bool, type(None)}

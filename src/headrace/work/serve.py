@@ -91,6 +91,10 @@ class Server:
         elif self._start is not None:
             self._start = replace(self._start, is_finished=True)
 
+    def _on_tell(self) -> None:
+        """Somebody wants to know the state in which this worker is now."""
+        self._wire.send(("told", None if self._maker is None else self._maker.state()))
+
     def _on_begin(self) -> None:
         """Somebody wants to know the state in which this worker begins."""
         if self._maker is None and self._error is None:
@@ -137,7 +141,8 @@ class Server:
     def _tell_start(self) -> None:
         """The state in which the worker begins an epoch: while there is none, nobody waits for it."""
         assert self._maker is not None
-        if self._maker.is_stateful or self._job is None or self._job.is_iterable:
+        assert self._job is not None
+        if self._maker.is_stateful or self._job.is_iterable:
             self._wire.send(("begun", self._epoch, self._maker.state()))
             self._has_told_start = True
 

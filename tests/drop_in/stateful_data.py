@@ -1,0 +1,185 @@
+"""Data sets and samplers with states, and without; and how a loader over them is saved and made again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+
+import headrace as hr
+
+
+def identity(samples: Any) -> Any:
+    return samples
+
+
+class Numbers(Dataset[int]):
+    """The numbers from 0."""
+
+    def __init__(self, count: int = 23) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counted(Numbers):
+    """The same; with each, how many this copy of the data set has given so far. That is its state."""
+
+    given = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.given += 1
+        return index, self.given
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.given = state["given"]
+
+
+def shard(count: int) -> range:
+    """What is this worker's of so many numbers: of the first worker little, of the last one most."""
+    worker = get_worker_info()
+    number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+    bounds = [count * k * k // workers**2 for k in range(workers + 1)]
+    return range(bounds[number], bounds[number + 1])
+
+
+class Stream(IterableDataset[int]):
+    """Numbers, without a state."""
+
+    def __init__(self, count: int = 23) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from shard(self.count)
+
+
+class EpochStream(Stream):
+    """Numbers with the number of the epoch; a generator, whose data set keeps the state."""
+
+    at, epoch = 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        mine = shard(self.count)
+        while self.at < len(mine):
+            self.at += 1
+            yield mine[self.at - 1], self.epoch
+        self.at = 0
+        self.epoch += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class Places:
+    """An iterator with a state."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.state = values, {"at": 0}
+
+    def __iter__(self) -> Places:
+        return self
+
+    def __next__(self) -> Any:
+        if self.state["at"] >= len(self.values):
+            raise StopIteration
+        self.state["at"] += 1
+        return self.values[self.state["at"] - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state  # the very object that it goes on to change
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
+
+class StreamOfPlaces(Stream):
+    """Numbers, by an iterator with a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Places(shard(self.count))
+
+
+class EpochSampler(Sampler[int]):
+    """A sampler with a state: each epoch begins one number later."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.at, self.turn = count, 0, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < self.count:
+            self.at += 1
+            yield (self.at - 1 + self.turn) % self.count
+        self.at = 0
+        self.turn += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "turn": self.turn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.turn = state["at"], state["turn"]
+
+
+class SamplerOfPlaces(EpochSampler):
+    """A sampler whose iterator has a state, and not the sampler itself."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[int]:
+        return Places(range(self.count))
+
+
+class DrawingSampler(EpochSampler):
+    """A sampler without a state, which draws its order from torch's global generator when it is asked for its first."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.count).tolist()
+
+
+class EagerSampler(DrawingSampler):
+    """The same, which draws it already when it is iterated over."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.count).tolist())
+
+
+class Batches(EpochSampler):
+    """A batch sampler with a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for at in super().__iter__():
+            yield [at, (at + 1) % self.count]
+
+
+def through_text(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def rest_of(loader: hr.DataLoader[Any], batches: int, make: Callable[[], hr.DataLoader[Any]]) -> tuple[Any, Any]:
+    """What is left after some batches, of this epoch and of the next: by the loader itself, and by one that goes on."""
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    state = through_text(loader.state_dict())
+    expected = list(iterator), list(loader)
+    torch.manual_seed(977)  # what a new process begins with is another place
+    other = make()
+    other.load_state_dict(state)
+    return (list(other), list(other)), expected

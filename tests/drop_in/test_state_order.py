@@ -1,0 +1,280 @@
+"""The order of a resumed loader in the torch regime: samplers, random numbers, batches out of order, economic mode."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from drop_in.classes import ThreadLoader
+from drop_in.stateful_data import (
+    Batches,
+    Counted,
+    DrawingSampler,
+    EagerSampler,
+    EpochSampler,
+    Numbers,
+    SamplerOfPlaces,
+    Stream,
+    identity,
+    rest_of,
+    through_text,
+)
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, get_worker_info
+
+import headrace as hr
+
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def epochs(loader: hr.DataLoader[Any], count: int) -> list[Any]:
+    return [[batch.tolist() for batch in loader] for _ in range(count)]
+
+
+def shuffled(num_workers: int, seed: int | None = None, **options: Any) -> hr.DataLoader[Any]:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return hr.DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers, generator=generator, **options)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("seed", [None, 7])
+@pytest.mark.parametrize("at", [2, 2.5])
+@WORKERS
+def test_order_of_epochs_goes_on_as_without_interruption(
+    num_workers: int, at: float, seed: int | None, persistent: bool
+) -> None:
+    options = {"persistent_workers": persistent and num_workers > 0}
+    torch.manual_seed(5)
+    expected = epochs(shuffled(num_workers, seed, **options), 4)
+    torch.manual_seed(5)
+    loader = shuffled(num_workers, seed, **options)
+    assert epochs(loader, 2) == expected[:2]
+    iterator = iter(loader) if at > 2 else None
+    head = [next(iterator).tolist() for _ in range(3)] if iterator is not None else []
+    state = through_text(loader.state_dict())
+    torch.manual_seed(6)
+    other = shuffled(num_workers, 1 if seed else None, **options)
+    other.load_state_dict(state)
+    rest = epochs(other, 2)
+    rest[0] = head + rest[0]
+    assert rest == expected[2:]
+
+
+@WORKERS
+def test_epochs_go_on_from_the_global_generator_where_that_was_restored(num_workers: int) -> None:
+    def run(loader: hr.DataLoader[Any], count: int) -> Iterator[Any]:
+        for _ in range(count):
+            for batch in loader:
+                yield batch.tolist(), torch.rand(1).item()  # a trainer that draws, too
+
+    torch.manual_seed(8)
+    expected = list(run(shuffled(num_workers), 3))
+    torch.manual_seed(8)
+    loader = shuffled(num_workers)
+    first = run(loader, 3)
+    head = [next(first) for _ in range(8)]
+    state, of_torch = loader.state_dict(), torch.get_rng_state()
+    torch.manual_seed(9)
+    other = shuffled(num_workers)
+    other.load_state_dict(state)
+    torch.set_rng_state(of_torch)
+    assert head + list(run(other, 2)) == expected
+
+
+@WORKERS
+def test_saving_and_resuming_leave_the_global_generator_alone(num_workers: int) -> None:
+    loader = shuffled(num_workers)
+    next(iter(loader))
+    before = torch.get_rng_state()
+    other = shuffled(num_workers)
+    torch.set_rng_state(before)  # where the sampler has drawn, it does not any more
+    other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == 5
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(lambda: {"sampler": EpochSampler(23), "batch_size": 4}, id="stateful sampler"),
+        pytest.param(lambda: {"sampler": EpochSampler(23), "batch_size": None}, id="stateful sampler, no batches"),
+        pytest.param(lambda: {"sampler": SamplerOfPlaces(23), "batch_size": 4}, id="stateful iterator"),
+        pytest.param(lambda: {"sampler": DrawingSampler(23), "batch_size": 4}, id="drawing sampler"),
+        pytest.param(lambda: {"sampler": EagerSampler(23), "batch_size": 4}, id="eager sampler"),
+        pytest.param(lambda: {"sampler": EagerSampler(23), "batch_size": None}, id="eager sampler, no batches"),
+        pytest.param(lambda: {"sampler": RandomSampler(range(23)), "batch_size": 4}, id="random sampler"),
+        pytest.param(lambda: {"sampler": RandomSampler(range(23), True, 50), "batch_size": 4}, id="with replacement"),
+        pytest.param(
+            lambda: {"sampler": RandomSampler(range(23), True, 50, generator=torch.Generator()), "batch_size": 4},
+            id="with replacement, by a generator",
+        ),
+        pytest.param(lambda: {"batch_sampler": Batches(23)}, id="stateful batch sampler"),
+        pytest.param(lambda: {"batch_sampler": BatchSampler(EpochSampler(23), 4, True)}, id="torch's batch sampler"),
+        pytest.param(lambda: {"sampler": range(22, -1, -1), "batch_size": 4}, id="no sampler at all"),
+    ],
+)
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("kind", [Numbers, Counted])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_resumed_sampler_gives_the_rest_and_the_next_epoch(
+    options: Callable[[], dict[str, Any]], kind: Callable[[], Any], num_workers: int, every: int
+) -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(
+            kind(), num_workers=num_workers, collate_fn=identity, snapshot_every_n_steps=every, **options()
+        )
+
+    for batches in (0, 4):
+        got, expected = rest_of(make(), batches, make)
+        assert got == expected
+
+
+@WORKERS
+def test_sampler_that_has_ended_with_a_short_batch_gives_nothing_more(num_workers: int) -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(Numbers(), 4, sampler=EpochSampler(23), num_workers=num_workers, collate_fn=identity)
+
+    got, expected = rest_of(make(), 6, make)
+    assert got == expected
+    assert got[0] == []
+
+
+def test_batch_size_may_be_another_one_where_torchs_batch_sampler_makes_them() -> None:
+    loader = shuffled(0)
+    iterator = iter(loader)
+    next(iterator)
+    other = hr.DataLoader(Numbers(), 19, shuffle=True)
+    other.load_state_dict(loader.state_dict())
+    assert epochs(other, 1)[0] == [[number for batch in iterator for number in batch.tolist()]]
+
+
+@WORKERS
+def test_samplers_that_know_epochs_are_told_the_one_of_the_state(num_workers: int) -> None:
+    def make() -> hr.DataLoader[Any]:
+        sampler: Any = DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)
+        return hr.DataLoader(Numbers(), 3, sampler=sampler, num_workers=num_workers, collate_fn=identity)
+
+    loader = make()
+    loader.set_epoch(5)
+    iterator = iter(loader)
+    next(iterator)
+    other = make()
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == list(iterator)
+    assert other.epoch == 5
+
+
+class Held(Numbers):
+    """Its first sample is made when the trainer allows it."""
+
+    def __init__(self, allowed: threading.Event) -> None:
+        super().__init__(12)
+        self.allowed = allowed
+
+    def __getitem__(self, index: int) -> int:
+        if index == 0:
+            assert self.allowed.wait(60)
+        return index
+
+
+class HeldStream(IterableDataset[int]):
+    """A stream of each worker; that of the first waits until the trainer allows it."""
+
+    def __init__(self, allowed: threading.Event) -> None:
+        self.allowed = allowed
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        if worker.id == 0:
+            assert self.allowed.wait(60)
+        yield from range(10 * worker.id, 10 * worker.id + 6)
+
+
+@pytest.mark.parametrize("kind", [Held, HeldStream])
+def test_nothing_is_lost_or_doubled_when_batches_come_out_of_order(kind: Callable[[threading.Event], Any]) -> None:
+    allowed = threading.Event()
+    options: dict[str, Any] = {"num_workers": 2, "in_order": False, "batch_size": None}
+    loader = ThreadLoader(kind(allowed), **options)
+    iterator = iter(loader)
+    head = [int(next(iterator)) for _ in range(2)]
+    state = through_text(loader.state_dict(batches=2))
+    allowed.set()
+    rest = [int(batch) for batch in iterator]
+    assert 0 in rest
+    other = ThreadLoader(kind(allowed), **options)
+    other.load_state_dict(state)
+    assert sorted(int(batch) for batch in other) == sorted(rest)
+    assert len({*head, *rest}) == len(head) + len(rest) == 12
+
+
+class Drawing(Numbers):
+    """Numbers with random ones."""
+
+    def __getitem__(self, index: int) -> Any:
+        return index, hr.rng().random()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"seed": 3}, {"persistent_workers": True}, {"workers": "thread"}, {"num_workers": 1}],
+    ids=["default", "seed", "persistent", "threads", "another number of workers"],
+)
+def test_economic_mode_goes_on_with_the_same_samples_and_random_numbers(options: dict[str, Any]) -> None:
+    def make(**changed: Any) -> hr.DataLoader[Any]:
+        given = {"num_workers": 2, "economic": True, "prefetch_factor": 3, "shuffle": True, "batch_size": 4}
+        return hr.DataLoader(Drawing(), **{**given, **changed}, collate_fn=identity)
+
+    with make(**{**options, "num_workers": 2}) as first, make(**options) as second:
+        list(first)
+        iterator = iter(first)
+        for _ in range(3):
+            next(iterator)
+        state = through_text(first.state_dict())
+        expected = list(iterator), list(first)
+        torch.manual_seed(977)
+        second.load_state_dict(state)
+        assert (list(second), list(second)) == expected
+        state = through_text(first.state_dict())
+        expected_next = list(first)
+        second.load_state_dict(state)
+        assert list(second) == expected_next
+
+
+def test_economic_mode_counts_batches_that_have_failed() -> None:
+    class Failing(Numbers):
+        def __getitem__(self, index: int) -> int:
+            if index == 1:
+                raise ValueError("bad sample")
+            return index
+
+    options: dict[str, Any] = {"num_workers": 1, "economic": True, "batch_size": None}
+    with hr.DataLoader(Failing(), **options) as first, hr.DataLoader(Failing(), **options) as second:
+        iterator = iter(first)
+        next(iterator)
+        with pytest.raises(ValueError, match="bad sample"):
+            next(iterator)
+        second.load_state_dict(first.state_dict())
+        assert [int(batch) for batch in second] == list(range(2, 23))
+
+
+@WORKERS
+def test_async_iteration_counts_as_well(num_workers: int) -> None:
+    import asyncio
+
+    loader = hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity)
+
+    async def read() -> list[Any]:
+        got = []
+        async for batch in loader:
+            got.append(batch)
+            if len(got) == 3:
+                break
+        return got
+
+    head = asyncio.run(read())
+    other = hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity)
+    other.load_state_dict(loader.state_dict())
+    assert head + list(other) == list(hr.DataLoader(Stream(), num_workers=num_workers, collate_fn=identity))

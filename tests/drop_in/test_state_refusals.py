@@ -1,0 +1,161 @@
+"""States that a loader in the torch regime cannot go on from, and what goes wrong with states of the user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drop_in.acting import Acting, raising
+from drop_in.reading import read_all, told_by
+from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, Stream, identity
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def state_of(dataset: Any, **options: Any) -> dict[str, Any]:
+    loader = hr.DataLoader(dataset, **options)
+    iterator = iter(loader)
+    next(iterator)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(0, 2), (2, 0), (1, 2)])
+@pytest.mark.parametrize("kind", [Numbers, EpochStream])
+def test_state_of_another_number_of_workers_is_refused_by_name(kind: Any, saved: int, loaded: int) -> None:
+    loader = hr.DataLoader(kind(), num_workers=loaded)
+    with pytest.raises(
+        hr.StateMismatchError, match=f"num_workers: {saved} in the state, {loaded} in the loader"
+    ) as told:
+        loader.load_state_dict(state_of(kind(), num_workers=saved))
+    assert told.value.field == "num_workers"
+    assert len(list(loader)) == 23
+
+
+def test_force_takes_a_state_of_another_number_of_workers_for_map_style_data() -> None:
+    state = state_of(Numbers(), num_workers=2)
+    loader = hr.DataLoader(Numbers(), num_workers=0)
+    loader.load_state_dict(state, force=True)
+    assert [int(batch) for batch in loader] == list(range(1, 23))
+    stream = hr.DataLoader(Stream(), num_workers=0)
+    with pytest.raises(hr.StateMismatchError, match="num_workers"):
+        stream.load_state_dict(state_of(Stream(), num_workers=2), force=True)
+
+
+def test_state_of_other_data_is_refused_by_name() -> None:
+    loader = hr.DataLoader(Numbers())
+    state = loader.state_dict()
+    for field, other in {"regime": "headrace", "version": 2, "is_map": False, "economic": True}.items():
+        with pytest.raises(hr.StateMismatchError, match=field) as told:
+            loader.load_state_dict({**state, field: other})
+        assert told.value.field == field
+    with pytest.raises(hr.StateMismatchError, match="regime"):
+        loader.load_state_dict({"version": 1, "seed": 3})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int) -> None:
+    loader = hr.DataLoader(Numbers(), num_workers=num_workers)
+    loader.load_state_dict(state_of(Counted(), num_workers=num_workers))
+    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict"):
+        next(iter(loader))
+
+
+def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:
+    loader = hr.DataLoader(Numbers(), sampler=range(23))
+    loader.load_state_dict(state_of(Numbers(), sampler=EpochSampler(23)))
+    with pytest.raises(hr.StateMismatchError, match=r"sampler.*range has no load_state_dict"):
+        iter(loader)
+
+
+class Unwilling(Counted):
+    """Its state cannot be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise ZeroDivisionError("no state today")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_come_and_only_state_dict_raises_when_a_data_set_cannot_say_its_state(num_workers: int) -> None:
+    loader = hr.DataLoader(Unwilling(), collate_fn=identity, num_workers=num_workers)
+    iterator = iter(loader)
+    assert next(iterator)[0][0] == 0
+    with pytest.raises(ZeroDivisionError, match="no state today") as told:
+        loader.state_dict()
+    assert "the state of the data set was asked for" in told_by(told.value)
+    assert len(list(iterator)) == 22
+
+
+class Forgetful(Counted):
+    """It does not take its state back."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise ZeroDivisionError("what state?")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_error_of_load_state_dict_comes_as_it_is(num_workers: int) -> None:
+    loader = hr.DataLoader(Forgetful(), num_workers=num_workers)
+    loader.load_state_dict(state_of(Forgetful(), num_workers=num_workers))
+    with pytest.raises(ZeroDivisionError, match="what state"):
+        next(iter(loader))
+
+
+def test_state_is_there_when_no_worker_can_begin() -> None:
+    def fail(number: int) -> None:
+        raise ValueError(f"worker {number} cannot begin")
+
+    loader = hr.DataLoader(Counted(), num_workers=2, worker_init_fn=fail)
+    iterator = iter(loader)
+    assert loader.state_dict()["batches"] == 0
+    with pytest.raises(ValueError, match="cannot begin"):
+        next(iterator)
+
+
+def test_state_is_there_when_workers_have_nothing_to_do() -> None:
+    loader = hr.DataLoader(Counted(1), num_workers=3, collate_fn=identity)
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert [known["states"] for known in state["copies"]] == [{"dataset": {"given": 0}}] * 3
+    assert list(iterator) == [[(0, 1)]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batch_that_has_failed_counts_as_received(num_workers: int) -> None:
+    dataset = Acting(raising(lambda: ValueError("bad sample")))
+    loader = hr.DataLoader(dataset, num_workers=num_workers)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    with pytest.raises(ValueError, match="bad sample"):
+        next(iterator)
+    state = loader.state_dict()
+    assert state["batches"] == 5
+    other = hr.DataLoader(dataset, num_workers=num_workers)
+    other.load_state_dict(state)
+    assert read_all(iter(other)) == read_all(iterator) == [[number] for number in range(6, 20)]
+
+
+class Dying(Counted):
+    """Its process ends at one sample, when that is asked for first."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 9 and not self.mark.exists():
+            self.mark.touch()
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+def test_worker_that_replaces_a_dead_one_has_the_state_of_its_copy(tmp_path: Path) -> None:
+    quiet = tmp_path / "quiet"
+    quiet.touch()
+    expected = list(hr.DataLoader(Dying(quiet), num_workers=2, collate_fn=identity))
+    assert list(hr.DataLoader(Dying(tmp_path / "loud"), num_workers=2, collate_fn=identity)) == expected
