@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
+    from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.stream import Stream, files, from_iterable, from_map, stream
     from headrace.errors import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "headrace.datasets.base": ("AsyncDataset", "AsyncIterableDataset"),
+    "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.stream": ("Stream", "files", "from_iterable", "from_map", "stream"),
     "headrace.errors": (
@@ -125,6 +127,7 @@ __all__ = [
     "from_iterable",
     "from_map",
     "merge_states",
+    "mix",
     "packed",
     "read",
     "register_store",

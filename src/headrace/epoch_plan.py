@@ -104,7 +104,9 @@ class EpochPlan:
     def digest(self) -> int:
         """What all ranks must agree about at its begin."""
         steps = self.steps
-        told = replace(self.begin, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world)
+        told = replace(
+            self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
+        )
         if not self.is_shared:
             told = replace(told, done=(), samples=0, batches=0, mark=None)
         told = replace(told, skipped=(0, 0))
@@ -126,6 +128,7 @@ class EpochPlan:
         steps = self.steps
         state = replace(
             self.begin,
+            end=steps.end,
             step=steps.size,
             lanes=steps.lanes,
             tail=steps.tail,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from headrace.datasets.base import AsyncDataset
+from headrace.datasets.mixture import MixedShards, Mixture
 from headrace.datasets.operators import Drawn, EpochOf, Pick, Repeat, Shuffle, Take
 from headrace.datasets.shards import IndexedShards
 from headrace.datasets.stream import Pipeline
 from headrace.errors import OptionError
 from headrace.fetch.visits import Visit, Window
+from headrace.mixing import Mixing
 from headrace.plan import (
     ChosenOrder,
     DrawnOrder,
@@ -26,7 +29,9 @@ from headrace.plan import (
     ShuffledOrder,
     Steps,
     Windows,
+    draw,
 )
+from headrace.plan.order import WITHIN_WINDOW
 from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384
@@ -48,6 +53,11 @@ class Planning:
         self._pipeline, self._source, self._seed = pipeline, pipeline.source, seed
         self._sizes: Ints | None = None
         self._passing: Ints | None = None
+        self._mixing: Mixing | None = None
+        if isinstance(self._source, Mixture | MixedShards):
+            mixed = self._source.mixed
+            seeds = [draw("source", seed, name) for name in mixed.names]  # else sources with like sizes had like orders
+            self._mixing = Mixing(self._source, list(map(Planning, mixed.pipelines, seeds)), seed)
 
     def order(self, epoch: int) -> Order:
         """Which samples come at the positions of an epoch."""
@@ -79,7 +89,11 @@ class Planning:
     def _pass(self, epoch: int, number: int, times: int | None) -> Order:
         if number < 0:
             epoch, number = epoch - 1, (times or 0) + number
-        sizes = self.sizes
+        return self.one_pass(epoch, number)
+
+    def one_pass(self, epoch: int, number: int) -> Order:
+        """Which samples come in one pass over the source."""
+        sizes, plain = self.sizes, partial(self._plain, epoch, number)
         order: Order | None = None
         for operator in self._pipeline.order:
             if isinstance(operator, Repeat | EpochOf):
@@ -90,9 +104,9 @@ class Planning:
                 by = self._by(operator, is_first=order is None)
                 windows = self.windows(operator) if by == "windows" else None
                 is_global = by == "global"
-                order = ShuffledOrder(order or self._plain(), key) if is_global else ShardOrder(sizes, by, key, windows)
+                order = ShuffledOrder(order or plain(), key) if is_global else ShardOrder(sizes, by, key, windows)
                 continue
-            order = order or self._plain()
+            order = order or plain()
             if isinstance(operator, Take):
                 order = FirstOf(order, operator.count)
             elif isinstance(operator, Pick):
@@ -100,9 +114,11 @@ class Planning:
             else:
                 count = order.count if operator.count is None else operator.count
                 order = DrawnOrder(order, count, key, operator.weights, operator.replacement)
-        return order or self._plain()
+        return order or plain()
 
-    def _plain(self) -> ShardOrder:
+    def _plain(self, epoch: int, number: int) -> Order:
+        if self._mixing is not None:
+            return self._mixing.order(epoch, number)
         return ShardOrder(self.sizes, "none", ())
 
     def _by(self, shuffle: Shuffle, *, is_first: bool) -> str:
@@ -124,6 +140,8 @@ class Planning:
     @property
     def sizes(self) -> Ints:
         """How many samples each shard has, of those that are wanted; a source without shards is one."""
+        if self._mixing is not None:
+            return self._mixing.sizes
         if self._sizes is None:
             source, count = self._source, len(self._source)
             if not isinstance(source, IndexedShards):
@@ -138,7 +156,7 @@ class Planning:
     @property
     def count_of_pass(self) -> int:
         """How many samples the source has that are wanted."""
-        return int(self.sizes.sum())
+        return int(self.sizes.sum()) if self._mixing is None else self._mixing.count
 
     def locate(self, order: Order, positions: Ints) -> Places:
         """Where the samples at some positions lie in the source."""
@@ -152,6 +170,8 @@ class Planning:
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""
         shards, rows = self.locate(order, positions)
+        if self._mixing is not None:
+            return self._mixing.numbers(Places(shards, rows))
         return self._source.index.starts[shards] + rows if isinstance(self._source, IndexedShards) else rows
 
     def reads(self, order: Order, steps: Steps) -> Iterator[Window]:
@@ -168,7 +188,8 @@ class Planning:
 
     def told(self) -> list[str]:
         """The operators that make the order, as a state names them."""
-        return [self._told(operator) for operator in self._pipeline.order]
+        mixed = [] if self._mixing is None else self._mixing.told()
+        return mixed + [self._told(operator) for operator in self._pipeline.order]
 
     def _told(self, operator: Any) -> str:
         if isinstance(operator, Shuffle):
@@ -185,6 +206,8 @@ class Planning:
     @property
     def data(self) -> str:
         """What tells this data from other data: its shards' names and sizes, or how many samples it has."""
+        if self._mixing is not None:
+            return self._mixing.data
         source = self._source
         names = source.urls if isinstance(source, IndexedShards) else ()
         return data_digest(names, self.sizes)
@@ -192,12 +215,14 @@ class Planning:
     @property
     def window_bytes(self) -> int:
         """About how many bytes the samples of a window have that is read before any of it is used."""
+        if self._mixing is not None:
+            return self._mixing.window_bytes
         source, shuffle = self._source, self._pipeline.order[0] if self._pipeline.order else None
         if not isinstance(source, IndexedShards) or not isinstance(shuffle, Shuffle):
             return 0
         by = self._by(shuffle, is_first=True)
         if by == "within":
-            return int(self.sizes.max(initial=0) * source.sample_bytes)
+            return int((self.sizes.max(initial=0) + WITHIN_WINDOW) * source.sample_bytes)
         if by != "windows":
             return 0
         windows = self.windows(shuffle)

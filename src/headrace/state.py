@@ -23,7 +23,7 @@ from headrace.types import Ints, Ranges
 
 VERSION = 1
 _OLDEST = 1
-_NUMBERS = ("epoch", "position", "step", "lanes", "world", "batches", "samples")
+_NUMBERS = ("epoch", "position", "end", "step", "lanes", "world", "batches", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class State:
         epoch: its number.
         cursor: what of it is to come, as far as all ranks have received the same steps.
         done: what this rank has received besides, as ranges of numbers that count from there.
+        end: the position where the epoch ends.
         step: samples of a global batch.
         lanes, tail: how steps are divided among ranks, and how the epoch ends; see `headrace.plan.Steps`.
         rank, world: whose state it is; rank is None where it is that of all ranks.
@@ -87,6 +88,7 @@ class State:
     epoch: int = 0
     cursor: Cursor
     done: Ranges = ()
+    end: int = 0
     step: int = 0
     lanes: int = 1
     tail: Tail = "short"
@@ -115,6 +117,7 @@ class State:
             "steps": list(facts.steps),
             "epoch": self.epoch,
             "position": self.cursor.position,
+            "end": self.end,
             "step": self.step,
             "lanes": self.lanes,
             "tail": self.tail,
@@ -157,6 +160,7 @@ class State:
                 epoch=number["epoch"],
                 cursor=Cursor(number["position"], unpack_ranges(packed.get("holes", ()))),
                 done=tuple((int(a), int(b)) for a, b in done),
+                end=number["end"],
                 step=number["step"],
                 lanes=number["lanes"],
                 tail=packed["tail"],
@@ -249,10 +253,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateMismatchError(f"one state of each of {world} ranks is needed; these are of {ranks}", field="rank")
     if any(part.mark is not None for part in parts):
         raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
-    cursor = merged(parts, int(first["count"]))
+    cursor = merged(parts)
     whole = State(
         epoch=parts[0].epoch,
         cursor=cursor,
+        end=parts[0].end,
         step=parts[0].step,
         lanes=parts[0].lanes,
         tail=parts[0].tail,
@@ -268,10 +273,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def merged(parts: Sequence[State], end: int) -> Cursor:
+def merged(parts: Sequence[State]) -> Cursor:
     """What is to come once all that some ranks' states name was received."""
     received = [np.zeros(0, np.int64)]
     for part in parts:
-        steps = Steps(part.cursor, end, part.step, part.tail, part.rank or 0, part.world, part.lanes)
+        steps = Steps(part.cursor, part.end, part.step, part.tail, part.rank or 0, part.world, part.lanes)
         received += [steps.positions(start, stop) for start, stop in united(part.done)]
     return parts[0].cursor.without(np.concatenate(received))

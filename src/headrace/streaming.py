@@ -387,7 +387,7 @@ class Streaming:
                     f"{ranks.world}" + ("" if order is None else ": merge the states of all ranks by hr.merge_states"),
                     field="world",
                 )
-            begin = replace(begin, cursor=merged([begin], order.count), done=(), rank=None)
+            begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
         if settings.global_batch_size is None and begin.step and ranks.world != begin.world:
             if begin.step == settings.batch_size * begin.world:
                 size = begin.step  # the global batch stays, and each rank's share follows from that

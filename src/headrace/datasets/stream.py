@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import posixpath
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset, Operators, blocking
+from headrace.datasets.mixture import MixedShards, Mixture, Switch
 from headrace.datasets.operators import (
     Drawn,
     EpochOf,
@@ -37,6 +37,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.values import Decoder
 from headrace.indexes.building import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
+from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -81,7 +82,7 @@ class Pipeline:
     @property
     def has_numbers(self) -> bool:
         """Whether the samples have numbers before they are read."""
-        if not isinstance(self.source, IndexedShards):
+        if not isinstance(self.source, IndexedShards) or isinstance(self.source, MixedShards):
             return isinstance(self.source, AsyncDataset)
         return self.is_by_number or bool(self.keeps) or (self.source.has_members and not self.source.is_compressed)
 
@@ -100,9 +101,27 @@ class Pipeline:
         for step in self.steps:
             if isinstance(step.fn, Select | ToTuple):
                 return tuple(frozenset(names.split(";")) for names in step.fn.names if not names.startswith("__"))
-            if not isinstance(step.fn, Decoder):
+            if not isinstance(step.fn, Decoder) and not (isinstance(step.fn, Switch) and step.fn.is_bare):
                 return None
         return None
+
+    @property
+    def narrowed_steps(self) -> tuple[Step, ...]:
+        """The same steps, but nothing is decoded, and no source is named, that is not asked for afterwards."""
+        wanted = self.wanted
+        if wanted is None:
+            return self.steps
+        first = next(k for k, step in enumerate(self.steps) if isinstance(step.fn, Select | ToTuple))
+        selects: Any = self.steps[first].fn
+        is_named = isinstance(selects, Select) or any("__source__" in names.split(";") for names in selects.names)
+        fields = frozenset[str]().union(*wanted)
+        before: list[Step] = []
+        for step in self.steps[:first]:
+            if isinstance(step.fn, Decoder):
+                before.append(replace(step, fn=step.fn.only(fields)))
+            elif is_named:
+                before.append(step)
+        return (*before, *self.steps[first:])  # behind the selection there may be other fields of these names
 
 
 class Stream(Operators):
@@ -123,7 +142,8 @@ class Stream(Operators):
             raise TypeError(f"{self!r} has no length: its samples are counted while they are read")
         if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.has_numbers):
             raise TypeError(f"{self!r} has no length: a filter says only later how many samples it keeps")
-        count = len(pipeline.source)
+        source = pipeline.source
+        count = source.mixed.blend.count if isinstance(source, Mixture | MixedShards) else len(source)
         if isinstance(pipeline.source, IndexedShards) and pipeline.keeps:
             count = len(pipeline.source.passing(pipeline.keeps))
         for operator in self.operators:
@@ -132,15 +152,15 @@ class Stream(Operators):
             elif isinstance(operator, Drawn):
                 count = count if operator.count is None else operator.count
             elif isinstance(operator, Repeat):
-                if operator.times is None and count:
-                    raise TypeError(f"{self!r} has no length: it is repeated without end")
-                count *= operator.times or 0
+                count = ENDLESS if operator.times is None and count else count * (operator.times or 0)
             elif isinstance(operator, EpochOf):
                 count = operator.samples
             elif isinstance(operator, Pick):
                 count = operator.count(count)
             elif isinstance(operator, Group):
-                count = count // operator.size if operator.drop_last else math.ceil(count / operator.size)
+                count = count // operator.size if operator.drop_last else -(-count // operator.size)
+        if count >= ENDLESS:
+            raise TypeError(f"{self!r} has no length: it has no end")
         return count
 
     async def aget(self, key: Any) -> Any:
@@ -194,12 +214,15 @@ class Stream(Operators):
 
     def __repr__(self) -> str:
         source = self.source
-        if isinstance(source, Shards | IndexedShards):
+        if isinstance(source, Mixture | MixedShards):
+            name = f"mix({', '.join(source.mixed.names)})"
+        elif isinstance(source, Shards | IndexedShards):
             more = f" and {len(source.urls) - 1} more" if len(source.urls) > 1 else ""
             name = f"stream({masked(source.urls[0])}{more})"
         else:
             name = f"{type(source).__name__}(…)"
-        return name + "".join(f".{_told(operator)}" for operator in self.operators)
+        told = (o for o in self.operators if not (isinstance(o, Step) and isinstance(o.fn, Switch)))
+        return name + "".join(f".{_told(operator)}" for operator in told)
 
     def describe(self) -> str:
         """The stream in words, an operator a line, and where each runs."""
@@ -269,6 +292,8 @@ class Stream(Operators):
         shuffles = [k for k, operator in enumerate(order) if isinstance(operator, Shuffle)]
         if len(shuffles) > 1:
             raise OptionError("the stream is shuffled twice; once does it")
+        if isinstance(self.source, Mixture | MixedShards):
+            self._check_order_of_mixture(order)
         repeats = [k for k, operator in enumerate(order) if isinstance(operator, Repeat | EpochOf)]
         if len(repeats) > 1:
             raise OptionError("of .repeat() and .epoch() a stream can have one")
@@ -297,6 +322,19 @@ class Stream(Operators):
                 )
         if isinstance(self.source, AsyncIterableDataset) and any(isinstance(o, Repeat) for o in order):
             raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")
+
+    def _check_order_of_mixture(self, order: list[Order]) -> None:
+        assert isinstance(self.source, Mixture | MixedShards)
+        names = self.source.mixed.names
+        if any(isinstance(operator, Shuffle) for operator in order):
+            raise OptionError(
+                f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
+                "and not what comes of them"
+            )
+        if self.source.mixed.until == "forever" and order and not isinstance(order[0], Take | EpochOf):
+            raise OptionError(
+                f"{_told(order[0])} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
+            )
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self.source, (*self.operators, operator))

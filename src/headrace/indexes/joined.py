@@ -1,0 +1,48 @@
+"""The indexes of several lots of shards as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from headrace.formats.index.shard import ShardIndex
+from headrace.indexes.index import Index, Opened
+from headrace.types import Reads
+
+
+class JoinedFiles:
+    """Indexes that stay open, and hold what they have read, for those who use them by themselves, too.
+
+    Args:
+        indexes: one after the other.
+    """
+
+    def __init__(self, indexes: Sequence[Index]) -> None:
+        self._indexes = tuple(indexes)
+
+    async def open(
+        self,
+        reader: Reads,
+        urls: Sequence[str],  # noqa: ARG002 (the indexes know theirs)
+        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (each holds its own)
+    ) -> Opened:
+        for index in self._indexes:
+            await index.open(reader)
+        counts = [np.diff(index.starts) for index in self._indexes]
+        firsts = np.cumsum([0, *map(len, counts)])
+
+        async def load(reader: Reads, ordinal: int) -> ShardIndex:
+            k = int(np.searchsorted(firsts, ordinal, side="right")) - 1
+            return await self._indexes[k].shard(reader, ordinal - int(firsts[k]))
+
+        return Opened(np.concatenate(counts), load, self._mean_bytes())
+
+    def _mean_bytes(self) -> float | None:
+        whole, count = 0.0, 0
+        for index in self._indexes:
+            if index.mean_bytes is None:
+                return None
+            whole += index.mean_bytes * int(index.starts[-1])
+            count += int(index.starts[-1])
+        return whole / count if count else 0.0

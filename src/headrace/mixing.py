@@ -1,0 +1,119 @@
+"""The plan of a mixture: its sources' own orders, put together."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.datasets.mixture import MixedShards, Mixture, starts_of
+from headrace.datasets.shards import IndexedShards
+from headrace.errors import OptionError
+from headrace.plan import Order, Passes, Places
+from headrace.plan.mixture import MixedOrder
+from headrace.types import Ints
+
+if TYPE_CHECKING:
+    from headrace.planning import Planning
+
+_WINDOW_SAMPLES = 16384  # of each source
+_WINDOW_BYTES = 128 * 2**20
+_PASSES = 2**32  # more than any source comes in one pass of the mixture
+
+
+class Mixing:
+    """The orders of a mixture's epochs.
+
+    Args:
+        source: the mixture.
+        plannings: of its sources.
+        seed: of the mixture.
+    """
+
+    def __init__(self, source: Mixture | MixedShards, plannings: list[Planning], seed: int) -> None:
+        self._source, self._plannings, self._seed = source, plannings, seed
+        self._mixed = source.mixed
+        counts = [len(starts_of(source)) - 1 for source in self._mixed.sources]
+        self._first_shards = np.cumsum([0, *counts])[:-1].tolist()
+
+    @property
+    def count(self) -> int:
+        """Samples of an epoch."""
+        return self._mixed.blend.count
+
+    @property
+    def sizes(self) -> Ints:
+        """How many samples each shard of each source has."""
+        return np.concatenate([planning.sizes for planning in self._plannings])
+
+    def order(self, epoch: int, number: int) -> MixedOrder:
+        """Which samples come in one pass over the mixture."""
+        sources = [Passes(partial(self._pass, planning, epoch, number * _PASSES), None) for planning in self._plannings]
+        for name, source, count in zip(self._mixed.names, sources, self._mixed.blend.sizes, strict=True):
+            if source.pass_count != count:
+                raise OptionError(f"source {name!r} has {source.pass_count} samples in epoch {epoch}, and not {count}")
+        key = self._seed, epoch, number
+        return MixedOrder(sources, self._mixed.blend, key, self._first_shards, self._window)
+
+    @staticmethod
+    def _pass(planning: Planning, epoch: int, first: int, turn: int) -> Order:
+        return _Located(planning, planning.one_pass(epoch, first + turn))
+
+    def numbers(self, places: Places) -> Ints:
+        """The numbers of samples in the mixture's source."""
+        return np.asarray(starts_of(self._source)[places.shards] + places.rows, np.int64)
+
+    def told(self) -> list[str]:
+        """The mixture as a state names it: how it is mixed, and each source's own order."""
+        told = [self._mixed.told()]
+        for name, planning in zip(self._mixed.names, self._plannings, strict=True):
+            told += [f"{name}: {line}" for line in planning.told()]
+        return told
+
+    @property
+    def data(self) -> str:
+        """What tells these data from other data."""
+        told = [f"{name}={planning.data}" for name, planning in zip(self._mixed.names, self._plannings, strict=True)]
+        return hashlib.blake2b("\n".join(told).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+
+    @property
+    def window_bytes(self) -> int:
+        """About how many bytes the samples of a window have that is read before any of it is used.
+
+        They are as many as those of a window of each source. So a source's share of a window is about one of its own
+        windows, whose samples lie near one another.
+        """
+        if not isinstance(self._source, MixedShards):
+            return 0
+        sequential = (min(_WINDOW_SAMPLES * nbytes, _WINDOW_BYTES) for nbytes in self._bytes_of_samples)
+        windows = (planning.window_bytes for planning in self._plannings)
+        return int(sum(window or some for window, some in zip(windows, sequential, strict=True)))
+
+    @property
+    def _window(self) -> int:
+        """How many samples a window has."""
+        if not isinstance(self._source, MixedShards):
+            return _WINDOW_SAMPLES
+        each, counts = self._bytes_of_samples, self._mixed.blend.before(1)
+        mean, count = max(each), sum(counts)
+        if count and not self._mixed.is_changing:
+            mean = sum(some * nbytes for some, nbytes in zip(counts, each, strict=True)) / count
+        return max(1, int(self.window_bytes / max(1.0, mean)))
+
+    @property
+    def _bytes_of_samples(self) -> list[float]:
+        """The mean size of each source's samples."""
+        return [source.sample_bytes for source in self._mixed.sources if isinstance(source, IndexedShards)]
+
+
+class _Located:
+    """A source's order, whose samples lie where the source has them."""
+
+    def __init__(self, planning: Planning, order: Order) -> None:
+        self._planning, self._order = planning, order
+        self.count, self.lanes, self.window_end = order.count, order.lanes, order.window_end
+
+    def locate(self, positions: Ints) -> Places:
+        return self._planning.locate(self._order, positions)

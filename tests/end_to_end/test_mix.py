@@ -1,0 +1,436 @@
+"""Mixtures through the loader: real shards, real reads, any workers and ranks, resumed anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
+
+import headrace as hr
+from headrace import mixing
+from headrace.datasets.mixture import MixedShards, Mixture
+
+WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
+
+
+@pytest.fixture(scope="module")
+def web() -> hr.Stream:
+    urls = put_shards("mixed-web", WEB)
+    return hr.stream(urls, index=put_index(urls, "mixed-web"))
+
+
+@pytest.fixture(scope="module")
+def code() -> hr.Stream:
+    urls = put_shards("mixed-code", CODE)
+    return hr.stream(urls, index=put_index(urls, "mixed-code"))
+
+
+class Words(hr.AsyncDataset):
+    """Samples that are no dicts, with keys of their own."""
+
+    def __len__(self) -> int:
+        return 25
+
+    def keys(self) -> list[str]:
+        return [f"word-{k}" for k in range(25)]
+
+    async def aget(self, key: str) -> str:
+        await asyncio.sleep(0)
+        return key
+
+
+def numbered(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": int(sample["cls"]), "size": len(sample["bin"]), "source": sample.get("__source__", "")}
+
+
+def with_noise(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "noise": float(hr.rng().random()), "torch": float(torch.rand(()))}
+
+
+def shout(word: str) -> str:
+    return word.upper()
+
+
+async def twice(word: str) -> str:
+    await asyncio.sleep(0)
+    return word + word
+
+
+def curriculum(step: int) -> Mapping[str, float]:
+    return {"web": 1, "code": step / 4}
+
+
+def mixtures(web: hr.Stream, code: hr.Stream) -> dict[str, hr.Stream]:
+    """By ranges, by number, and with weights that change."""
+    shuffled = {"web": web.shuffle(), "code": code.shuffle()}
+    weights = {"web": 3, "code": 1}
+    return {
+        "ranges": hr.mix(shuffled, weights, step=32).map(numbered).map(with_noise),
+        "numbers": hr.mix({"web": web.shuffle("global").map(numbered), "code": code.map(numbered)}, until="all"),
+        "curriculum": hr.mix(shuffled, curriculum, until="forever", step=16).map(numbered).epoch(samples=150),
+    }
+
+
+MIXTURES = ["ranges", "numbers", "curriculum"]
+
+
+def batches_of(data: Any, epoch: int = 0, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": 12, "seed": 3, **options}) as loader:
+        loader.set_epoch(epoch)
+        return list(loader)
+
+
+def samples_of(data: Any, **options: Any) -> list[Any]:
+    return [sample for batch in batches_of(data, collate_fn=list, **options) for sample in batch]
+
+
+def test_mixture_gives_the_bytes_of_each_sample_once_when_shards_are_read_in_ranges(
+    web: hr.Stream, code: hr.Stream
+) -> None:
+    data = hr.mix({"web": web.shuffle(), "code": code.shuffle()})
+    assert isinstance(data.source, MixedShards)
+    wanted = {}
+    for name, urls, counts in (("web", web.source.urls, WEB), ("code", code.source.urls, CODE)):
+        first = 0
+        for url, count in zip(urls, counts, strict=True):
+            for key, fields in numbered_samples(first, count):
+                wanted[name, key] = {**wanted_sample(url, key, fields), "__source__": name}
+            first += count
+    samples = samples_of(data)
+    assert len(samples) == len(data) == len(wanted)
+    assert {(s["__source__"], s["__key__"]): s for s in samples} == wanted
+
+
+def test_mixture_reads_each_shard_about_once_when_windows_are_large(web: hr.Stream, code: hr.Stream) -> None:
+    with hr.DataLoader(hr.mix({"web": web.shuffle(), "code": code.shuffle()}), batch_size=12) as loader:
+        assert len(list(loader)) == len(loader)
+        fetch = loader.stats().fetch
+    assert fetch.requests <= len(WEB) + len(CODE) + 2  # and the two indexes
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream, kind: str, warm_helper: None) -> None:
+    data = mixtures(web, code)[kind]
+    alone, several = batches_of(data, num_workers=1), batches_of(data, num_workers=2, fetch_concurrency=3)
+    assert len(alone) == len(several) > 5
+    assert all(map(same, alone, several))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("stop", [0, 1, 5])
+def test_mixture_goes_on_exactly_when_it_is_resumed_with_other_workers(
+    web: hr.Stream, code: hr.Stream, kind: str, stop: int, warm_helper: None
+) -> None:
+    data = mixtures(web, code)[kind]
+    whole = batches_of(data, epoch=1, num_workers=1)
+    with hr.DataLoader(data, batch_size=12, seed=3, num_workers=1) as loader:
+        loader.set_epoch(1)
+        batches = iter(loader)
+        got = [next(batches) for _ in range(stop)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with hr.DataLoader(data, batch_size=12, seed=3, num_workers=2) as loader:
+        loader.load_state_dict(state)
+        got += list(loader)
+    assert len(got) == len(whole)
+    assert all(map(same, got, whole))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixture_goes_on_exactly_when_the_number_of_ranks_changes(web: hr.Stream, code: hr.Stream, kind: str) -> None:
+    data = mixtures(web, code)[kind].map(lambda s: (s["source"], s["n"]))
+    whole = samples_of(data, batch_size=12)
+    got, state = [], None
+    for world in (3, 2):
+        steps, states = [], []
+        for rank in range(world):
+            with hr.DataLoader(
+                data, batch_size=12 // world, rank=rank, world_size=world, seed=3, collate_fn=list
+            ) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                batches = iter(loader)
+                steps.append([next(batches) for _ in range(4)] if world == 3 else list(batches))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+        assert all(other == states[0] for other in states)
+        state = states[0]
+        got += [sample for step in zip(*steps, strict=True) for batch in step for sample in batch]
+    assert got == whole
+
+
+def test_mixture_gives_batches_with_their_shares_when_weights_stay(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web.shuffle(), "code": code.shuffle()}, {"web": 0.75, "code": 0.25}).map(numbered)
+    shares = [batch["source"].count("code") for batch in batches_of(data, batch_size=20, drop_last=True)]
+    assert len(shares) == 5
+    assert all(abs(count - 5) <= 2 for count in shares)
+
+
+def test_mixture_follows_its_curriculum_when_weights_are_a_function(web: hr.Stream, code: hr.Stream) -> None:
+    data = mixtures(web, code)["curriculum"]
+    shares = [batch["source"].count("code") for batch in batches_of(data, batch_size=16)]
+    wanted = [16 * (k / 4) / (1 + k / 4) for k in range(9)]
+    assert shares[0] == 0
+    assert all(abs(count - share) <= 2 for count, share in zip(shares[:9], wanted, strict=True))
+
+
+def test_mixture_repeats_a_small_source_when_until_is_all(web: hr.Stream, code: hr.Stream) -> None:
+    samples = samples_of(hr.mix({"web": web, "code": code.take(6)}, {"web": 1, "code": 1}, until="all").map(numbered))
+    times = Counter((s["source"], s["n"]) for s in samples)
+    assert all(times["web", n] == 1 for n in range(90))
+    assert {times["code", n] for n in range(6)} == {15}
+
+
+def test_mixture_goes_on_for_ever_when_it_is_not_bounded(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web, "code": code}, until="forever").map(numbered)
+    with pytest.raises(TypeError, match="no end"):
+        len(data)
+    with hr.DataLoader(data, batch_size=50) as loader:
+        with pytest.raises(TypeError, match="no"):
+            len(loader)
+        batches = iter(loader)
+        assert sum(len(next(batches)["n"]) for _ in range(10)) == 500
+        state = loader.state_dict()
+    assert state["position"] == 500
+    assert len(data.take(70)) == len(samples_of(data.take(70))) == 70
+    assert len(data.epoch(samples=200)) == len(samples_of(data.epoch(samples=200))) == 200
+
+
+def test_mixture_applies_the_steps_of_each_source_when_they_differ(web: hr.Stream) -> None:
+    sources = {"web": web.take(10).map(numbered), "words": Words().map(twice).map(shout), "raw": Words()}
+    data = hr.mix(sources)
+    assert isinstance(data.source, Mixture)
+    samples = samples_of(data)
+    assert sorted(s["n"] for s in samples if isinstance(s, dict)) == list(range(10))
+    assert {s["__source__"] for s in samples if isinstance(s, dict)} == {"web"}
+    words = {s for s in samples if isinstance(s, str)}
+    assert words == {f"word-{k}" for k in range(25)} | {2 * f"WORD-{k}" for k in range(25)}
+
+
+def test_mixture_leaves_nothing_to_workers_when_no_source_has_a_plain_step() -> None:
+    data = hr.mix({"twice": Words().map(twice), "once": Words()})
+    assert not data.operators
+    assert set(samples_of(data)) == {f"word-{k}" for k in range(25)} | {2 * f"word-{k}" for k in range(25)}
+
+
+def test_mixture_gives_samples_by_number_and_says_whose_they_are(web: hr.Stream, code: hr.Stream) -> None:
+    for data in (hr.mix({"web": web, "code": code}), hr.mix({"web": web.shuffle("global"), "code": code.map(dict)})):
+        assert (data[0]["cls"], data[0]["__source__"]) == (b"0", "web")
+        assert (data[90]["cls"], data[90]["__source__"]) == (b"0", "code")
+        assert data[-1]["cls"] == b"28"
+        with pytest.raises(IndexError):
+            data[119]
+
+
+def test_mixture_knows_sources_of_the_same_shards_apart(code: hr.Stream) -> None:
+    data = hr.mix({"low": code.filter(lambda key: int(key) < 9, field="__key__"), "all": code.shuffle()}).map(numbered)
+    samples = samples_of(data)
+    assert sorted(s["n"] for s in samples if s["source"] == "low") == list(range(9))
+    assert sorted(s["n"] for s in samples if s["source"] == "all") == list(range(29))
+
+
+def test_mixture_reads_only_what_keys_and_selections_leave_when_shards_are_read_in_ranges(
+    web: hr.Stream, code: hr.Stream
+) -> None:
+    small = web.filter(lambda key: int(key) % 10 == 0, field="__key__").select("cls")
+
+    def read(data: hr.Stream) -> tuple[list[Any], int]:
+        with hr.DataLoader(data, batch_size=None, fetch=hr.FetchOptions(gap_bytes=0)) as loader:
+            return list(loader), loader.stats().fetch.bytes
+
+    data = hr.mix({"web": small, "code": code.select("cls")})
+    assert isinstance(data.source, MixedShards)
+    samples, nbytes = read(data)
+    assert sorted(int(s["cls"]) for s in samples if s["__source__"] == "web") == list(range(0, 90, 10))
+    assert all(set(s) == {"__key__", "__url__", "__source__", "cls"} for s in samples)
+    assert nbytes == read(small)[1] + read(code.select("cls"))[1] < read(hr.mix({"web": web, "code": code}))[1] / 3
+
+
+def test_mixture_gives_tuples_when_the_source_is_named_or_not(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web, "code": code}).decode(cls="text")
+    named = samples_of(data.to_tuple("cls", "__source__"))
+    bare = samples_of(data.to_tuple("cls"))
+    assert Counter(source for _, source in named) == {"web": 90, "code": 29}
+    assert [text for text, _ in named] == [text for (text,) in bare]
+
+
+def test_mixture_gives_each_window_in_order_when_it_has_many(
+    web: hr.Stream, code: hr.Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = hr.mix({"web": web.shuffle(window=10), "code": code}).map(numbered)
+    whole = samples_of(data)
+    monkeypatch.setattr(mixing, "_WINDOW_SAMPLES", 8)
+    with hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list) as loader:
+        assert [sample for batch in loader for sample in batch] == whole
+        assert loader.stats().fetch.requests > 2 * len(WEB + CODE)  # shards are read anew for each window
+
+
+def test_mixture_may_be_part_of_a_mixture(web: hr.Stream, code: hr.Stream) -> None:
+    inner = hr.mix({"web": web.shuffle(), "code": code.shuffle()}, {"web": 1, "code": 1})
+    for outer in (hr.mix({"both": inner}), hr.mix({"both": inner, "words": Words().map(shout)})):
+        samples = [s for s in samples_of(outer) if isinstance(s, dict)]
+        assert len(samples) == len(inner)
+        assert {s["__source__"] for s in samples} == {"both"}
+        assert len({(s["__url__"], s["__key__"]) for s in samples}) == len(inner)
+
+
+def test_mixture_begins_every_pass_in_another_order_when_it_is_repeated(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web.shuffle(), "code": code.shuffle()}).map(numbered)
+    twice_over = samples_of(data.repeat(2))
+    assert twice_over[:119] == samples_of(data) != twice_over[119:]
+    pairs = Counter((s["source"], s["n"]) for s in twice_over)
+    assert set(pairs.values()) == {2}
+
+
+def test_mixture_is_sliced_and_drawn_from_by_its_own_positions(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web.shuffle(), "code": code.shuffle()})
+    whole = samples_of(data.map(numbered))
+    assert samples_of(data.slice(10, 50, 5).map(numbered)) == whole[10:50:5]
+    drawn = samples_of(data.sample(count=40, replacement=False).map(numbered))
+    assert len({(s["source"], s["n"]) for s in drawn}) == 40
+    kept = data.filter(lambda s: s["__source__"] == "code").map(numbered)
+    assert samples_of(kept) == [s for s in whole if s["source"] == "code"]
+
+
+def test_sources_with_as_many_samples_have_orders_of_their_own() -> None:
+    same_data = {name: hr.from_map([{"n": n} for n in range(100)]).shuffle() for name in "ab"}
+    samples = samples_of(hr.mix(same_data))
+    orders = [[s["n"] for s in samples if s["__source__"] == name] for name in "ab"]
+    assert orders[0] != orders[1]
+
+
+def test_mixture_carries_what_is_left_into_the_next_epoch_when_told(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web.shuffle(), "code": code.shuffle()}).map(numbered).map(lambda s: (s["source"], s["n"]))
+    with hr.DataLoader(data, batch_size=50, tail="carry", collate_fn=list) as loader:
+        first, second = ([s for batch in loader for s in batch] for _ in range(2))
+        once, again = list(first), list(second)
+    assert (len(once), len(again)) == (100, 100)
+    assert not set(once) & set(again[:19])
+    assert set(once) | set(again[:19]) == set(samples_of(data))
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("order", {"weights": {"web": 2, "code": 1}}),
+        ("order", {"until": "all"}),
+        ("order", {"step": 64}),
+        ("order", {"weights": curriculum}),
+    ],
+)
+def test_state_is_refused_when_the_mixture_is_another_one(
+    web: hr.Stream, code: hr.Stream, field: str, change: dict[str, Any]
+) -> None:
+    streams, options = {"web": web.shuffle(), "code": code.shuffle()}, {"weights": {"web": 3, "code": 1}}
+    with hr.DataLoader(hr.mix(streams, **options), batch_size=4, collate_fn=list) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    state["count"] = None  # which may differ, too
+    with hr.DataLoader(hr.mix(streams, **{**options, **change}), batch_size=4) as loader:
+        state["count"] = len(loader.dataset)
+        with pytest.raises(hr.StateMismatchError) as caught:
+            loader.load_state_dict(state)
+    assert caught.value.field == field
+
+
+def test_state_is_refused_when_a_source_or_a_function_of_the_step_changed(web: hr.Stream, code: hr.Stream) -> None:
+    factor = 1.0
+
+    def weights(step: int) -> Mapping[str, float]:
+        return {"web": 1, "code": factor * (step + 1)}
+
+    def loader_of(code: hr.Stream) -> hr.DataLoader[Any]:
+        data = hr.mix({"web": web, "code": code}, weights, until="forever", step=8)
+        return hr.DataLoader(data, batch_size=8, collate_fn=list)
+
+    with loader_of(code) as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        state = loader.state_dict()
+    with loader_of(code.shuffle()) as loader, pytest.raises(hr.StateMismatchError) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.field == "order"
+    with loader_of(web) as loader, pytest.raises(hr.StateMismatchError) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.field == "data"
+    factor = 3.0
+    with loader_of(code) as loader, pytest.raises(hr.StateMismatchError) as caught:
+        loader.load_state_dict(state)
+    assert caught.value.field == "check"
+
+
+def refuses_7(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["cls"] == b"7":
+        raise ValueError("seven")
+    return sample
+
+
+def test_error_names_the_source_when_one_of_its_steps_fails(web: hr.Stream, code: hr.Stream) -> None:
+    data = hr.mix({"web": web, "code": code.map(refuses_7)})
+    with hr.DataLoader(data, batch_size=10, collate_fn=list) as loader:
+        failed = [got for got in outcomes_of(loader) if isinstance(got, ValueError)]
+    assert len(failed) == 1
+    assert any("source 'code'; stage: map(refuses_7)" in note for note in failed[0].__notes__)
+    with hr.DataLoader(data, batch_size=10, collate_fn=list, on_error="skip") as loader:
+        assert sum(map(len, loader)) == 118
+
+
+def test_error_names_the_source_when_a_sample_cannot_be_got() -> None:
+    class Broken(Words):
+        async def aget(self, key: str) -> str:
+            raise ConnectionError(key)
+
+    with hr.DataLoader(hr.mix({"good": Words(), "bad": Broken().take(1)}), batch_size=None) as loader:
+        failed = [got for got in outcomes_of(loader) if isinstance(got, ConnectionError)]
+    assert len(failed) == 1
+    assert any("source 'bad', key 'word-0'" in note for note in failed[0].__notes__)
+
+
+class Opened(Words):
+    """Counts how often it is open."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.opened = self.closed = 0
+        self.fails = fails
+
+    async def aopen(self) -> None:
+        if self.fails:
+            raise PermissionError("closed on Sundays")
+        self.opened += 1
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+def test_sources_are_opened_and_closed_once_when_they_are_in_a_mixture_twice() -> None:
+    words = Opened()
+    assert len(samples_of(hr.mix({"a": words, "b": words.shuffle()}))) == 50
+    assert (words.opened, words.closed) == (1, 1)
+
+
+def test_sources_are_closed_when_a_later_one_cannot_be_opened() -> None:
+    first, second = Opened(), Opened(fails=True)
+    with pytest.raises(PermissionError):
+        samples_of(hr.mix({"a": first, "b": second}))
+    assert (first.opened, first.closed) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_mixture_gives_each_sample_once_when_batches_come_out_of_order(
+    web: hr.Stream, code: hr.Stream, kind: str, warm_helper: None
+) -> None:
+    data = mixtures(web, code)[kind].map(lambda s: (s["source"], s["n"]))
+    options: dict[str, Any] = {"batch_size": 12, "seed": 3, "collate_fn": list, "in_order": False}
+    with hr.DataLoader(data, num_workers=2, **options) as loader:
+        batches = iter(loader)
+        got = [sample for _ in range(4) for sample in next(batches)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with hr.DataLoader(data, num_workers=1, **options) as loader:
+        loader.load_state_dict(state)
+        got += [sample for batch in loader for sample in batch]
+    assert Counter(got) == Counter(samples_of(data))

@@ -1,0 +1,165 @@
+"""What hr.mix refuses, and how it tells so; what a mixture says of itself."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.datasets.mixture import Switch
+from headrace.planning import Planning
+
+
+def numbers(count: int) -> hr.Stream:
+    return hr.from_map(range(count))
+
+
+async def later(sample: Any) -> Any:
+    return sample
+
+
+def plain(sample: Any) -> Any:
+    return sample
+
+
+def fails(sample: Any) -> Any:
+    raise LookupError(sample)
+
+
+class Endless(hr.AsyncIterableDataset):
+    async def aiter(self) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (lambda: hr.stream("memory://a/b.tar", index=None), "make an index"),
+        (Endless, "no numbers"),
+        (lambda: range(5), "no stream or data set"),
+        (lambda: numbers(5).filter(plain), r"put .filter\(\) behind"),
+        (lambda: numbers(5).filter(plain).take(3), r"put .filter\(\) behind"),
+        (lambda: numbers(5).batch(2), r"put .batch\(\) behind"),
+        (lambda: numbers(5).repeat(2), "repeated"),
+        (lambda: numbers(5).epoch(samples=3), "repeated"),
+        (lambda: numbers(5).map(plain).map(later), "behind a plain one"),
+    ],
+)
+def test_source_is_refused_when_it_cannot_be_mixed(source: Callable[[], Any], told: str) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        hr.mix({"good": numbers(5), "bad": source()})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"weights": {"a": 1}}, "a number for each of a, b"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}}, "a number for each of a, b"),
+        ({"weights": {"a": 1, "b": -1}}, "not negative"),
+        ({"weights": {"a": 1, "b": float("nan")}}, "finite"),
+        ({"weights": {"a": 1, "b": "2"}}, "'2'"),
+        ({"weights": {"a": 0, "b": 0}}, "all weights are 0"),
+        ({"weights": [1, 2]}, "a function of the step"),
+        ({"by": "tokens"}, "by='tokens'"),
+        ({"until": "never"}, "until='never'"),
+        ({"step": 0}, "step=0"),
+    ],
+)
+def test_option_is_refused_when_it_cannot_be_used(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        hr.mix({"a": numbers(5), "b": numbers(5)}, **options)
+
+
+@pytest.mark.parametrize("streams", [{}, [numbers(3)], {1: numbers(3)}])
+def test_streams_are_refused_when_they_have_no_names(streams: Any) -> None:
+    with pytest.raises(hr.OptionError, match="by their names"):
+        hr.mix(streams)
+
+
+@pytest.mark.parametrize(
+    ("operate", "told"),
+    [
+        (lambda data: data.shuffle(), "shuffle its sources"),
+        (lambda data: data.repeat(2), "without end"),
+        (lambda data: data.slice(3, 5), "without end"),
+        (lambda data: data.sample(), "without end"),
+    ],
+)
+def test_operator_is_refused_when_a_mixture_has_no_use_for_it(operate: Callable[[hr.Stream], Any], told: str) -> None:
+    data = hr.mix({"a": numbers(5)}, until="forever")
+    with pytest.raises(hr.OptionError, match=told):
+        operate(data)
+
+
+def test_loader_refuses_to_shuffle_a_mixture() -> None:
+    with pytest.raises(hr.OptionError, match="shuffle its sources"):
+        hr.DataLoader(hr.mix({"a": numbers(5)}), shuffle=True)
+
+
+def test_weights_of_a_step_are_refused_when_they_cannot_be_used() -> None:
+    def weights(step: int) -> Mapping[str, float]:
+        return {"a": 1, "b": 1} if step < 2 else {"a": 1}
+
+    data = hr.mix({"a": numbers(50), "b": numbers(50)}, weights, step=10)
+    with pytest.raises(hr.OptionError, match="at step 2"):
+        len(data)
+
+
+def test_source_without_samples_is_named_when_it_has_a_weight() -> None:
+    data = {"a": numbers(5), "nothing": numbers(0)}
+    with pytest.raises(hr.OptionError, match="'nothing' of the mixture has no samples"):
+        len(hr.mix(data, {"a": 1, "nothing": 1}))
+    assert len(hr.mix(data, {"a": 1, "nothing": 0})) == len(hr.mix(data)) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 100),
+        ({"weights": {"a": 1, "b": 1}}, 40),
+        ({"weights": {"a": 1, "b": 1}, "until": "all"}, 160),
+        ({"weights": {"a": 9, "b": 1}}, 89),  # the 81st of a would be the next one
+    ],
+)
+def test_mixture_has_a_length_when_it_ends(options: dict[str, Any], count: int) -> None:
+    data = hr.mix({"a": numbers(80), "b": numbers(20)}, **options)
+    assert len(data) == count
+    assert len(data.take(7)) == 7
+    assert len(data.repeat(2)) == 2 * count
+    assert len(data.batch(8)) == -(-count // 8)
+
+
+def test_mixture_tells_what_it_is() -> None:
+    data = hr.mix({"a": numbers(80).shuffle(), "b": numbers(20).map(plain)}, {"a": 3, "b": 0.5}).map(plain).batch(4)
+    assert repr(data) == "mix(a, b).map(plain).batch(4)"
+    planning = Planning(data.pipeline(), 0)
+    assert planning.told() == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
+
+
+def test_plans_tell_data_apart_when_a_source_or_a_name_differs() -> None:
+    data = [{"a": numbers(5), "b": numbers(6)}, {"a": numbers(6), "b": numbers(5)}, {"a": numbers(5), "c": numbers(6)}]
+    assert len({Planning(hr.mix(streams).pipeline(), 0).data for streams in data}) == 3
+
+
+def by_step(step: int) -> Mapping[str, float]:
+    return {"a": 1, "b": step}
+
+
+def test_mixture_is_the_same_when_it_was_pickled_or_copied_after_use() -> None:
+    data = hr.mix({"a": hr.from_map(list(range(40))), "b": hr.from_map(list(range(40, 60)))}, by_step, step=8)
+    samples = list(data)
+    assert len(samples) == len(data) > 30
+    assert list(pickle.loads(pickle.dumps(data))) == list(copy.deepcopy(data)) == samples
+
+
+def test_switch_survives_pickling_and_says_where_an_error_is_from() -> None:
+    switch = pickle.loads(pickle.dumps(Switch(["a", "b"], [[], [("map(fails)", fails)]], None)))
+    assert switch((0, {"x": 1})) == {"x": 1, "__source__": "a"}
+    assert switch((0, 5)) == 5
+    with pytest.raises(LookupError) as caught:
+        switch((1, 5))
+    assert caught.value.__notes__ == ["source 'b'; stage: map(fails)"]
