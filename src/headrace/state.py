@@ -23,6 +23,8 @@ from headrace.types import Ints, Ranges
 
 VERSION = 1
 _OLDEST = 1
+_FACTS = ("seed", "data", "count", "order", "steps")
+_ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world")
 _NUMBERS = ("epoch", "position", "end", "step", "lanes", "world", "batches", "samples")
 
 
@@ -228,20 +230,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     first = packed[0]
     parts = [State.unpack(one) for one in packed]
     for one in packed[1:]:
-        for name in (
-            "seed",
-            "data",
-            "count",
-            "order",
-            "steps",
-            "epoch",
-            "position",
-            "holes",
-            "step",
-            "lanes",
-            "tail",
-            "world",
-        ):
+        for name in _ALIKE:
             if one.get(name) != first.get(name):
                 raise StateMismatchError(
                     f"the states are of different runs: {name} is {first.get(name)!r} and {one.get(name)!r}", field=name

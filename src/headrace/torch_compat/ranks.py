@@ -74,7 +74,7 @@ class Ranks:
         number = next(_compared.setdefault(_get_default_group(), {}).setdefault(name, itertools.count()))
         store = PrefixStore(f"headrace/{name}/{number}", _get_default_store())
         if timeout_s is None:
-            timeout_s = store.timeout.total_seconds()
+            timeout_s = float(store.timeout.total_seconds())  # type: ignore[attr-defined]
         try:
             _compare(store, what, members, dist.get_rank(), (digest, self.rank, self.world), timeout_s)
         except dist.DistError as error:
