@@ -223,6 +223,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.prefetch_factor = prefetch_factor
         resolved = settings.resolve(self, stream.pipeline())
         self._behind = Streaming(
+            dataset,
             stream,
             resolved,
             in_threads=workers == "thread",

@@ -23,6 +23,7 @@ from headrace.types import Ints, Ranges
 
 VERSION = 1
 _OLDEST = 1
+_CHECKED_MOST = 1024
 _FACTS = ("seed", "data", "count", "order", "steps")
 _ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world")
 _NUMBERS = ("epoch", "position", "end", "step", "lanes", "world", "batches", "samples")
@@ -207,9 +208,13 @@ def check_of(packed: Mapping[str, Any], last: Ints) -> str:
 
 
 def last_positions(state: State) -> Ints:
-    """The positions whose samples go into the check."""
+    """The positions whose samples go into the check: the last ones before the state."""
+    most = min(_CHECKED_MOST, max(1, state.step))
+    if state.done:
+        start, stop = state.done[-1]
+        return _steps_of(state).positions(max(start, stop - most), stop)
     end = state.cursor.position
-    return np.arange(max(0, end - min(1024, max(1, state.step))), end)
+    return np.arange(max(0, end - most), end)
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -266,6 +271,10 @@ def merged(parts: Sequence[State]) -> Cursor:
     """What is to come once all that some ranks' states name was received."""
     received = [np.zeros(0, np.int64)]
     for part in parts:
-        steps = Steps(part.cursor, part.end, part.step, part.tail, part.rank or 0, part.world, part.lanes)
+        steps = _steps_of(part)
         received += [steps.positions(start, stop) for start, stop in united(part.done)]
     return parts[0].cursor.without(np.concatenate(received))
+
+
+def _steps_of(state: State) -> Steps:
+    return Steps(state.cursor, state.end, state.step, state.tail, state.rank or 0, state.world, state.lanes)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.blueprint import Blueprint
+from headrace.datasets.base import Operators
 from headrace.datasets.operators import EpochOf, Shuffle
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Stream, with_built_index
@@ -54,7 +55,8 @@ class Streaming:
     """A stream with the machinery that runs it.
 
     Args:
-        stream: the data, shuffled and cut as the loader was told.
+        dataset: what the loader was given; it may be told epochs.
+        stream: the same, shuffled and cut as the loader was told.
         settings: what the loader was told.
         in_threads: whether workers are threads of this process.
         ranks: finds out which rank this is.
@@ -62,11 +64,19 @@ class Streaming:
     """
 
     def __init__(
-        self, stream: Stream, settings: Settings, *, in_threads: bool, ranks: Callable[[], Ranks], name: str
+        self,
+        dataset: Operators,
+        stream: Stream,
+        settings: Settings,
+        *,
+        in_threads: bool,
+        ranks: Callable[[], Ranks],
+        name: str,
     ) -> None:
         self._stream, self._settings, self._find_ranks, self._name = stream, settings, ranks, name
         self._ranks: Ranks | None = None
         self._epochs = _Epochs()
+        self._dataset, self._heard = dataset, dataset.told_epoch
         self._loaded: _Loaded | None = None
         self._skip = 0
         self._journey: Journey | None = None
@@ -106,6 +116,7 @@ class Streaming:
             caller: the loop of an `async for`.
         """
         del loader
+        self._hear()
         peeked, self._peeked = self._peeked, None
         return peeked if peeked is not None else self._new_iterator(caller)
 
@@ -128,6 +139,7 @@ class Streaming:
     @property
     def epoch(self) -> int:
         """The number of the epoch that the next `iterate` begins."""
+        self._hear()
         return self._epochs.number
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,6 +148,13 @@ class Streaming:
             self._loaded, self._skip, self._peeked = None, 0, None
             self._journey, self._epochs.carried = None, Cursor.at()
         self._epochs.number = epoch
+
+    def _hear(self) -> None:
+        """Do as the data set was told meanwhile."""
+        told = self._dataset.told_epoch
+        if told is not None and told is not self._heard:
+            self._heard = told
+            self.set_epoch(*told)
 
     def skip(self, batches: int) -> None:
         """Have the next `iterate` begin so many batches further on."""
@@ -162,6 +181,7 @@ class Streaming:
     def state_dict(self, loader: Any, batches: int | None = None) -> dict[str, Any]:
         """The state after what the trainer has received, or after so many batches of the epoch."""
         del loader
+        self._hear()
         if self._journey is not None:
             return self._journey.state(batches)
         if self._loaded is not None and self._skip == 0:
@@ -225,6 +245,7 @@ class Streaming:
         plan = self._plan()
         if self._ranks.is_torch:
             self._ranks.agree("plan", plan.digest())
+        left_out = 0 if self._stream.pipeline().keeps_count else self._skip
         self._loaded, self._skip = None, 0
         if self._planning is not None:
             self._machinery.read_ahead(2 * self._planning.window_bytes // plan.steps.world)
@@ -249,6 +270,7 @@ class Streaming:
             skips=self._skips(plan),
             journey=journey,
         )
+        iterator.leave_out = left_out
         self._journey, self._current, self._live = journey, plan, weakref.ref(iterator)
         return iterator
 
@@ -353,7 +375,7 @@ class Streaming:
             is_shared=is_shared,
             why_no_state=self._why_no_state(),
         )
-        return plan if not self._skip else plan.skipped(self._skip)
+        return plan if not self._skip or not pipeline.keeps_count else plan.skipped(self._skip)
 
     def _batch_size(self, ranks: Ranks) -> int:
         whole, rank = self._settings.global_batch_size, ranks.rank

@@ -43,8 +43,14 @@ class Operators:
     other in the worker processes.
     """
 
+    told_epoch: tuple[int] | None = None  # another tuple each time that it is told
+
     def _with(self, operator: Any) -> Stream:
         raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Have the loader of this data set begin this epoch next, as its own `set_epoch` does."""
+        self.told_epoch = (epoch,)
 
     def shuffle(
         self,

@@ -102,6 +102,10 @@ class BatchIterator(Generic[B]):
         timeout_s: how long `next` waits at most; 0: for ever.
         count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
         journey: told what has been given on; None: nobody asks for a state.
+
+    Attributes:
+        batches: how many have been given.
+        leave_out: how many of the next ones are received and not given.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class BatchIterator(Generic[B]):
         self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
         self.batches = 0
+        self.leave_out = 0
 
     def __iter__(self) -> BatchIterator[B]:
         return self
@@ -252,6 +257,10 @@ class BatchIterator(Generic[B]):
             raise
         finally:
             self._left = time.perf_counter()
+        if self.leave_out:
+            self.leave_out -= 1
+            self._given(delivery)
+            raise anyio.WouldBlock
         if self._is_peeking:
             self._peeked.append((made, delivery))
         else:

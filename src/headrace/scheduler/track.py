@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.scheduler.cuts import Cuts
 from headrace.tasks import After, Task
+from headrace.types import Ints
 
 Positions = Callable[[int, int], Sequence[int]]
 """The positions in the epoch of the `start`-th up to the `stop`-th sample that a source gives."""
@@ -93,8 +94,9 @@ class Track:
         return int(numbers[min(number - start, len(numbers) - 1)])
 
 
-def as_numbers(positions: Any) -> Sequence[int]:
-    """Positions as a task carries them: a range where they follow one another."""
+def as_numbers(positions: Ints) -> Sequence[int]:
+    """Positions as a task carries them, of Python's own numbers: a range where they follow one another."""
     if len(positions) and positions[-1] - positions[0] == len(positions) - 1 and bool((np.diff(positions) == 1).all()):
         return range(int(positions[0]), int(positions[-1]) + 1)
-    return positions  # type: ignore[no-any-return]
+    numbers: list[int] = positions.tolist()
+    return numbers

@@ -1,0 +1,124 @@
+"""Epochs are numbered the same way whoever tells their numbers; batches can be skipped in no time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 40
+
+    async def aget(self, key: int) -> int:
+        self.asked.append(key)
+        return key
+
+
+def as_lists(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("teller", ["loader", "data set", "sampler"])
+def test_an_epoch_is_the_same_whoever_tells_its_number(teller: str) -> None:
+    data = Numbers().shuffle()
+    with hr.DataLoader(data, batch_size=8) as loader, hr.DataLoader(data, batch_size=8) as other:
+        epochs = [as_lists(other) for _ in range(4)]
+        told: Any = {"loader": loader, "data set": data, "sampler": loader.sampler}[teller]
+        told.set_epoch(3)
+        assert loader.epoch == 3
+        assert as_lists(loader) == epochs[3]
+        assert loader.epoch == 4
+        told.set_epoch(1)
+        assert as_lists(loader) == epochs[1]
+        assert as_lists(loader) == epochs[2]
+
+
+def test_telling_the_epoch_that_comes_leaves_a_state_that_was_loaded() -> None:
+    data = Numbers().shuffle()
+    with hr.DataLoader(data, batch_size=8) as loader:
+        whole = as_lists(loader)
+        loader.set_epoch(0)
+        for _, _ in zip(range(2), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    for told, rest in ((0, whole[2:]), (1, None)):
+        with hr.DataLoader(data, batch_size=8) as loader:
+            loader.load_state_dict(state)
+            loader.set_epoch(told)
+            got = as_lists(loader)
+            assert got == rest or (rest is None and len(got) == 5)
+
+
+def test_skipped_batches_are_not_read() -> None:
+    numbers = Numbers()
+    with hr.DataLoader(numbers, batch_size=8) as loader:
+        loader.skip(2)
+        loader.skip(1)
+        assert as_lists(loader) == [[*range(24, 32)], [*range(32, 40)]]
+        assert min(numbers.asked) == 24
+        assert as_lists(loader)[0] == [*range(8)]
+        loader.skip(100)
+        assert as_lists(loader) == []
+        assert loader.epoch == 3
+
+
+def is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("by", ["for", "state"])
+def test_batches_behind_a_filter_can_be_skipped_too(in_order: bool, by: str) -> None:
+    data = Numbers().filter(is_even)
+    with hr.DataLoader(data, batch_size=4, in_order=in_order, prefetch_factor=1) as loader:
+        whole = as_lists(loader)
+        loader.skip(2)
+        if by == "for":
+            assert as_lists(loader) == whole[2:]
+            return
+        batches = iter(loader)
+        assert next(batches).tolist() == whole[2]
+        assert loader.position.batch == 3
+        state = loader.state_dict()
+        batches.close()
+    with hr.DataLoader(data, batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert as_lists(loader) == whole[3:]
+
+
+def test_positions_tell_how_far_a_trainer_is() -> None:
+    with hr.DataLoader(Numbers(), batch_size=8, rank=1, world_size=2) as loader:
+        assert loader.position == (0, 0, 0)
+        batches = iter(loader)
+        next(batches)
+        next(batches)
+        assert loader.position == (2, 16, 32)
+        state = batches.state_dict()
+        assert next(batches).tolist() == [36, 37, 38, 39]
+        assert loader.position == (3, 20, 40)
+        assert next(batches, None) is None
+        assert loader.position == (0, 0, 0)
+    with hr.DataLoader(Numbers(), batch_size=8, rank=1, world_size=2) as loader:
+        loader.load_state_dict(state)
+        assert loader.position == (2, 16, 32)
+
+
+def test_a_loader_that_is_in_use_cannot_be_moved() -> None:
+    with hr.DataLoader(Numbers(), batch_size=8) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(hr.LoaderBusyError, match="skip"):
+            loader.skip(1)
+        with pytest.raises(hr.LoaderBusyError, match="load_state_dict"):
+            loader.load_state_dict(loader.state_dict())
+        batches.close()
+        loader.skip(1)
+    with pytest.raises(hr.OptionError, match="0 or more"):
+        loader.skip(-1)
