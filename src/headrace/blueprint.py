@@ -173,13 +173,13 @@ class Blueprint:
             if caller is None:
                 raise OptionError(f"{type(source).__name__}.loop is 'caller': it can be used with `async for` only")
             samples = partial(_from_caller, source.aiter, caller)
-        resumable = Resumable(source, samples, plan.begin.mark)
-        begin = plan.begin.cursor.position
+        begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
+        resumable = Resumable(source, samples, plan.begin.mark if plan.is_resumed else None, take)
         make = resumable.open if not self._prefix else partial(_iterate_through, resumable.open, self._prefix, begin)
         return IterSource(
             make,
             snapshot=resumable.snapshot,
-            take=_left_to_take(self._pipeline.order, plan),
+            take=take,
             buffer=self._buffer(plan),
             begin=begin,
             done=plan.begin.done,
@@ -270,6 +270,23 @@ class Blueprint:
         return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, draw("buffer", seed, plan.number, plan.rank))
 
 
+def told_as_read(operators: Sequence[Any]) -> list[str]:
+    """The operators that make the order of samples without numbers, as a state names them."""
+    told = []
+    for operator in operators:
+        if not isinstance(operator, Shuffle):
+            told.append(f"{type(operator).__name__.lower()}({getattr(operator, operator.__slots__[0])})")
+            continue
+        seed = "" if operator.seed is None else f", seed={operator.seed}"
+        by, size = "window" if operator.by == "auto" else operator.by, ""
+        if by == "window":
+            size = f", samples={operator.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"
+        elif by == "buffer":
+            size = f", samples={operator.buffer or _BUFFER_SAMPLES}"
+        told.append(f"shuffle({by}{size}{seed})")
+    return told
+
+
 class Rounds:
     """Shards that are read one after the other, as often as is asked for.
 
@@ -330,9 +347,8 @@ class _Ahead:
 def _left_to_take(operators: Sequence[Any], plan: EpochPlan) -> int | None:
     """How many samples there are to give at most, from where a plan begins, on this rank."""
     takes = [operator.count for operator in operators if isinstance(operator, Take)]
-    rank, world = plan.rank, plan.world
     epochs = [operator.samples for operator in operators if isinstance(operator, EpochOf)]
-    takes += [(rank + 1) * samples // world - rank * samples // world for samples in epochs]
+    takes += epochs if plan.share is None else [plan.share.whole]
     return min(takes) - plan.begin.cursor.position if takes else None
 
 

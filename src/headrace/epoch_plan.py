@@ -36,6 +36,8 @@ class EpochPlan:
         batch_size: samples of a batch.
         keeps_count: whether each sample of the source comes in a batch.
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
+        is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
+        share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         why_no_state: why states of it are refused; None: they are not.
     """
 
@@ -49,6 +51,8 @@ class EpochPlan:
     batch_size: int
     keeps_count: bool
     is_shared: bool
+    is_resumed: bool = False
+    share: Steps | None = None
     why_no_state: str | None = None
 
     @property
@@ -67,7 +71,7 @@ class EpochPlan:
     def cuts(self) -> Cuts:
         """Where samples are cut into batches."""
         if self.batches is None:
-            return EvenCuts(self.batch_size)
+            return EvenCuts(self.batch_size) if self.share is None else EvenCuts(*self.share.sizes())
         return EvenCuts(*self.steps.sizes())
 
     def track(self, mark: Callable[[int], Any] | None) -> Track:
@@ -99,7 +103,7 @@ class EpochPlan:
         samples = self.begin.samples
         if self.is_shared:
             samples = samples // self.world
-        return Received(self.begin.batches, samples, skipped=self.begin.skipped)
+        return Received(self.begin.batches, samples, samples, skipped=self.begin.skipped)
 
     def digest(self) -> int:
         """What all ranks must agree about at its begin."""
@@ -146,14 +150,14 @@ class EpochPlan:
                 batches=0,
                 samples=0,
                 skipped=(0, 0),
-                mark=self._next_mark(received.mark),
+                mark=self.next_mark(received.mark),
             )
         if self.is_shared:
             used = sum(stop - start for start, stop in received.covers)
             cursor = steps.after(EvenCuts(*steps.sizes()).find(used)[0])
             return replace(state, cursor=cursor, samples=self.begin.samples + steps.left - _left(cursor, steps.end))
         done = united([*self._done, *(r for a, b in received.covers for r in among_left(a, b, self._done))])
-        samples = received.samples
+        samples = received.used  # by these, what is left over of a filter is counted
         if self.order is not None or not received.batches - self.begin.batches:
             return replace(state, done=done, samples=samples)
         if received.mark is None:
@@ -166,10 +170,12 @@ class EpochPlan:
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
         return replace(state, cursor=cursor, done=done, mark=told(mark), samples=samples)
 
-    def _next_mark(self, mark: Any) -> Any:
-        """Where the epoch after this one begins: with the data set as this one has left it."""
-        state = None if mark is None else mark[0]
-        return {"dataset": state["dataset"]} if isinstance(state, dict) and "dataset" in state else None
+    def next_mark(self, mark: Any) -> Any:
+        """Where the epoch after this one begins: behind the end of this one, with the data set as that leaves it."""
+        state, at = (self.begin.mark, 0) if mark is None else mark
+        if not isinstance(state, dict) or "dataset" not in state:
+            return None
+        return {"over": self.begin.cursor.position + at, **state}
 
     def skipped(self, batches: int) -> EpochPlan:
         """The same epoch, from so many batches further on."""
@@ -179,7 +185,7 @@ class EpochPlan:
             samples = begin.samples + steps.left - _left(cursor, steps.end)
             begin = replace(begin, cursor=cursor, batches=begin.batches + batches, samples=samples)
             return replace(self, begin=begin, steps=replace(steps, begin=cursor))
-        count = batches * self.batch_size
+        count = self.cuts().start(batches)
         if self.batches is not None:
             count = min(count, steps.count)
         done = united([*self._done, *among_left(0, count, self._done)])

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -159,6 +159,10 @@ class State:
             done = unpack_ranges(packed.get("done", ()))
             in_all, in_a_row = packed.get("skipped", (0, 0))
             rank = packed.get("rank")
+            if not (1 <= number["world"] <= number["step"] and number["lanes"] >= 1 and min(number.values()) >= 0):
+                raise ValueError("numbers make no sense together")
+            if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
+                raise ValueError("there is no such tail, or no such rank")
             return State(
                 epoch=number["epoch"],
                 cursor=Cursor(number["position"], unpack_ranges(packed.get("holes", ()))),

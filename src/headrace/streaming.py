@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.blueprint import Blueprint
+from headrace.blueprint import Blueprint, told_as_read
 from headrace.datasets.base import Operators
-from headrace.datasets.operators import EpochOf, Shuffle
+from headrace.datasets.operators import EpochOf, Repeat, Shuffle
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Stream, with_built_index
 from headrace.deliver.iterator import BatchIterator
@@ -32,7 +32,7 @@ from headrace.scheduler.skips import Skips
 from headrace.state import Facts, State, merged
 from headrace.torch_compat import packing
 from headrace.torch_compat.ranks import Ranks
-from headrace.types import Ints
+from headrace.types import Ints, Tail
 
 log = logging.getLogger("headrace")
 
@@ -118,7 +118,9 @@ class Streaming:
         del loader
         self._hear()
         peeked, self._peeked = self._peeked, None
-        return peeked if peeked is not None else self._new_iterator(caller)
+        iterator = peeked if peeked is not None else self._new_iterator(caller)
+        self._loaded, self._skip = None, 0
+        return iterator
 
     def length(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
@@ -161,6 +163,7 @@ class Streaming:
         if batches < 0:
             raise OptionError(f"skip({batches}): 0 or more")
         self._check_at_rest("skip()")
+        self._peeked, self._journey = None, None
         self._skip += batches
 
     @property
@@ -172,11 +175,11 @@ class Streaming:
                 return Position(0, 0, 0)
             everywhere = self._current.after(received).samples if self._current.is_shared else received.samples
             return Position(received.batches, received.samples, everywhere)
-        begin = self._loaded.state if self._loaded is not None else None
-        if begin is None:
+        if self._loaded is None and not self._skip:
             return Position(0, 0, 0)
-        world = begin.world if begin.rank is None else 1
-        return Position(begin.batches, begin.samples // world, begin.samples)
+        plan = self._plan()
+        received = plan.received()
+        return Position(received.batches, received.samples, plan.begin.samples)
 
     def state_dict(self, loader: Any, batches: int | None = None) -> dict[str, Any]:
         """The state after what the trainer has received, or after so many batches of the epoch."""
@@ -200,7 +203,7 @@ class Streaming:
         self._check_at_rest("load_state_dict()")
         self._peeked, self._journey, self._skip = None, None, 0
         if not state:
-            self._loaded, self._epochs.number, self._epochs.carried = None, 0, Cursor.at()
+            self._loaded, self._epochs.number, self._epochs.carried, self._epochs.mark = None, 0, Cursor.at(), None
             return
         loaded = State.unpack(state)
         order = None
@@ -246,7 +249,6 @@ class Streaming:
         if self._ranks.is_torch:
             self._ranks.agree("plan", plan.digest())
         left_out = 0 if self._stream.pipeline().keeps_count else self._skip
-        self._loaded, self._skip = None, 0
         if self._planning is not None:
             self._machinery.read_ahead(2 * self._planning.window_bytes // plan.steps.world)
         elif any(isinstance(operator, Shuffle) for operator in self._stream.pipeline().order):
@@ -262,7 +264,7 @@ class Streaming:
             recipe,
             self._key(plan),
             _weakly(self._blueprint.prepare),
-            partial(_use_up, self._epochs, self._machinery.meters, plan),
+            partial(_use_up, self._epochs, self._machinery.meters, plan, journey),
             self._name,
             plan.batches,
             cuts=plan.cuts(),
@@ -295,7 +297,8 @@ class Streaming:
                     "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
                     ".epoch(samples=N), or shard=False, which gives every rank all samples"
                 )
-            if not pipeline.keeps_count and pipeline.limit is None:
+            is_endless = any(isinstance(operator, Repeat) and operator.times is None for operator in pipeline.order)
+            if not pipeline.keeps_count and (pipeline.limit is None or not is_endless):
                 raise OptionError(
                     f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
                     "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
@@ -326,7 +329,7 @@ class Streaming:
                 source = pipeline.source
                 urls = source.urls if isinstance(source, Shards | IndexedShards) else (type(source).__name__,)
                 data, count = data_digest(urls, None), None
-                told = [str(operator) for operator in pipeline.order]
+                told = told_as_read(pipeline.order)
             self._facts = Facts(seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing)
         return self._facts
 
@@ -341,7 +344,8 @@ class Streaming:
         """The next epoch, from its begin or from the state that was loaded."""
         ranks, settings, pipeline = self._ranks or self._find_ranks(), self._settings, self._stream.pipeline()
         facts = self._known_facts()
-        begin = State(epoch=self._epochs.number, cursor=self._epochs.carried, world=ranks.world)
+        epochs = self._epochs
+        begin = State(epoch=epochs.number, cursor=epochs.carried, world=ranks.world, mark=epochs.mark)
         order: Order | None = None
         size = self._step(ranks)
         is_counted = self._planning is not None
@@ -373,15 +377,15 @@ class Streaming:
             batch_size=steps.batch if is_counted and pipeline.keeps_count else self._batch_size(ranks),
             keeps_count=pipeline.keeps_count,
             is_shared=is_shared,
+            is_resumed=self._loaded is not None,
+            share=self._share(begin, ranks, size),
             why_no_state=self._why_no_state(),
         )
         return plan if not self._skip or not pipeline.keeps_count else plan.skipped(self._skip)
 
     def _batch_size(self, ranks: Ranks) -> int:
-        whole, rank = self._settings.global_batch_size, ranks.rank
-        if whole is None:
-            return self._settings.batch_size
-        return (rank + 1) * whole // ranks.world - rank * whole // ranks.world
+        whole = self._settings.global_batch_size
+        return self._settings.batch_size if whole is None else _part(whole, ranks)
 
     def _key(self, plan: EpochPlan) -> int:
         """From which, with positions, random numbers are made."""
@@ -422,15 +426,26 @@ class Streaming:
             if size < ranks.world:
                 raise StateMismatchError(f"global batches of {size} samples cannot be shared by {ranks.world} ranks")
         if not is_shared:
-            begin = replace(begin, rank=ranks.rank, samples=begin.samples // ranks.world)
+            whole, rest = divmod(begin.samples, size)
+            begin = replace(begin, rank=ranks.rank, samples=whole * _part(size, ranks) + _part(rest, ranks))
         return begin, size
 
     def _limit(self, plan: EpochPlan) -> int | None:
         """How many samples that were left over there are to give at most, on this rank."""
-        limit, rank, world = self._stream.pipeline().limit, plan.rank, plan.world
+        limit = self._stream.pipeline().limit
         if limit is None:
             return None
-        return (rank + 1) * limit // world - rank * limit // world - plan.begin.samples
+        return limit - plan.begin.samples if plan.share is None else plan.share.count
+
+    def _share(self, begin: State, ranks: Ranks, size: int) -> Steps | None:
+        """This rank's samples of an epoch of so many: ranks have as many batches, whatever number of samples it is."""
+        pipeline = self._stream.pipeline()
+        samples = next((o.samples for o in pipeline.order if isinstance(o, EpochOf)), pipeline.limit)
+        if samples is None or ranks.world == 1 or (self._planning is not None and pipeline.keeps_count):
+            return None
+        tail: Tail = "drop" if self._settings.tail == "drop" else "short"
+        done = np.array([[0, begin.samples]] if begin.samples else [], np.int64).reshape(-1, 2)
+        return Steps(Cursor.at(), samples, size, tail, ranks.rank, ranks.world, done=done)
 
     def _why_no_state(self) -> str | None:
         if any(isinstance(o, Shuffle) and o.by == "buffer" for o in self._stream.pipeline().order):
@@ -455,6 +470,11 @@ class _Loaded(NamedTuple):
     order: Order | None
 
 
+def _part(count: int, ranks: Ranks) -> int:
+    """How many of so many samples are this rank's."""
+    return (ranks.rank + 1) * count // ranks.world - ranks.rank * count // ranks.world
+
+
 def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
     return positions
 
@@ -472,9 +492,9 @@ def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machin
     return call
 
 
-def _use_up(epochs: _Epochs, meters: LoaderMeters, plan: EpochPlan) -> None:
+def _use_up(epochs: _Epochs, meters: LoaderMeters, plan: EpochPlan, journey: Journey) -> None:
     """The last batch of an epoch was given on."""
-    epochs.advance(plan)
+    epochs.advance(plan, journey)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated
         meters.left_out += plan.steps.left_out
@@ -486,7 +506,9 @@ class _Epochs:
     def __init__(self) -> None:
         self.number = 0
         self.carried = Cursor.at()  # where it begins
+        self.mark: Any = None
 
-    def advance(self, finished: EpochPlan) -> None:
+    def advance(self, finished: EpochPlan, journey: Journey) -> None:
         if finished.number >= self.number:
             self.number, self.carried = finished.number + 1, finished.carried()
+            self.mark = finished.next_mark(journey.received.mark)

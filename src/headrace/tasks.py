@@ -473,11 +473,13 @@ class After:
         covers: ranges of the source's samples that are used up by it, and by those before it that were left out.
         mark: where a source can be begun again whose samples have no numbers.
         skipped: how many failed samples have been left out: (in all, right before this point).
+        used: how many samples these batches were cut from, failed ones too.
     """
 
     covers: tuple[tuple[int, int], ...]
     mark: Any = None
     skipped: tuple[int, int] = (0, 0)
+    used: int = 0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

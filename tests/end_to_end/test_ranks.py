@@ -228,9 +228,7 @@ def test_a_missing_shard_shifts_no_sample_of_others() -> None:
             data, global_batch_size=6, rank=rank, world_size=2, on_error="skip", collate_fn=_numbers
         ) as loader:
             steps.append(list(loader))
-            assert loader.stats().skipped == sum(
-                number in lost for step in expected for number in halves(step)[rank]
-            )
+            assert loader.stats().skipped == sum(number in lost for step in expected for number in halves(step)[rank])
     got = sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(steps)))
     assert got == sorted(set(range(TOTAL)) - lost)
     assert steps[0] == [kept for step in expected if (kept := [n for n in step[: len(step) // 2] if n not in lost])]

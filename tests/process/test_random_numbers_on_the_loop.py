@@ -30,7 +30,7 @@ class ByKey(hr.AsyncDataset):
     def __len__(self) -> int:
         return TOTAL
 
-    async def aget(self, key: int) -> tuple[float, ...]:  # noqa: ARG002
+    async def aget(self, key: int) -> tuple[float, ...]:
         await stir()
         return await draws()
 

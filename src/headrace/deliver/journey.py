@@ -21,6 +21,7 @@ class Received:
 
     Attributes:
         batches, samples: how many, on this rank.
+        used: from how many samples, failed ones too, the batches were cut.
         covers: which of the source's samples are used up by that.
         mark: where the source can be begun again.
         skipped: how many failed samples were left out: (in all, right before what comes next).
@@ -29,6 +30,7 @@ class Received:
 
     batches: int = 0
     samples: int = 0
+    used: int = 0
     covers: Ranges = ()
     mark: Any = None
     skipped: tuple[int, int] = (0, 0)
@@ -107,6 +109,7 @@ class Journey:
             Received(
                 last.batches + 1,
                 last.samples + samples,
+                last.used + after.used,
                 _with(last.covers, after.covers),
                 after.mark,
                 after.skipped,

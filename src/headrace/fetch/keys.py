@@ -311,7 +311,8 @@ class IterSource:
                 flow.put(position, part)
                 position += len(samples)
                 del samples
-                self._take_snapshot()
+                if self._take is None or self._number < self._take:  # one of the end could not be brought to it
+                    self._take_snapshot()
         finally:
             close = getattr(iterator, "aclose", None)
             if close is not None:

@@ -13,31 +13,72 @@ class Resumable:
     Args:
         dataset: may have `state_dict` and `load_state_dict`.
         samples: makes its iterator, which may have them too.
-        state: what `snapshot` once gave, to go on from there.
+        state: what `snapshot` once gave, to go on from there. With "over" it is of the epoch before, which has ended
+            since, and this is the number that the next sample had in that.
+        take: how many samples an epoch has at most; None: as many as there are.
     """
 
-    def __init__(self, dataset: Any, samples: Callable[[], AsyncIterator[Any]], state: dict[str, Any] | None) -> None:
-        self._dataset, self._samples, self._state = dataset, samples, state
+    def __init__(
+        self,
+        dataset: Any,
+        samples: Callable[[], AsyncIterator[Any]],
+        state: dict[str, Any] | None,
+        take: int | None = None,
+    ) -> None:
+        self._dataset, self._samples, self._state, self._take = dataset, samples, state or {}, take
         self._iterator: Any = None
 
     def open(self) -> AsyncIterator[Any]:
         """The iterator: the data set goes on first, then its iterator is made, then that goes on."""
-        state = self._state or {}
-        if "dataset" in state:
-            self._dataset.load_state_dict(copy.deepcopy(state["dataset"]))
-        self._iterator = self._samples()
-        if "iterator" in state:
-            self._iterator.load_state_dict(copy.deepcopy(state["iterator"]))
+        if "over" in self._state:
+            return self._next_epoch()
+        self._iterator = self._gone_on()
         return self._iterator  # type: ignore[no-any-return]
 
     def snapshot(self) -> dict[str, Any] | None:
         """How far it has come; None where neither says so."""
+        if "over" in self._state:
+            return copy.deepcopy(self._state)  # it is not begun yet
         state = {}
         if gives_state(self._dataset):
             state["dataset"] = copy.deepcopy(self._dataset.state_dict())
         if gives_state(self._iterator):
             state["iterator"] = copy.deepcopy(self._iterator.state_dict())
         return state or None
+
+    def _gone_on(self) -> Any:
+        if "dataset" in self._state:
+            self._dataset.load_state_dict(copy.deepcopy(self._state["dataset"]))
+        iterator: Any = self._samples()
+        if "iterator" in self._state:
+            iterator.load_state_dict(copy.deepcopy(self._state["iterator"]))
+        return iterator
+
+    async def _next_epoch(self) -> AsyncIterator[Any]:
+        """The data set is what the end of the epoch before has made of it: that is brought to its end once more."""
+        before = self._gone_on()
+        try:
+            number = self._state["over"]
+            while self._take is None or number < self._take:
+                await anext(before)
+                number += 1
+        except StopAsyncIteration:
+            pass
+        finally:
+            await _close(before)
+        self._state = {}
+        self._iterator = self._samples()
+        try:
+            async for sample in self._iterator:
+                yield sample
+        finally:
+            await _close(self._iterator)
+
+
+async def _close(iterator: Any) -> None:
+    close = getattr(iterator, "aclose", None)
+    if close is not None:
+        await close()
 
 
 def gives_state(thing: Any) -> bool:

@@ -38,6 +38,7 @@ class Track:
         self._delivered: set[int] = set()  # batches that were, above the first that was not
         self._first_not = 0
         self._covers: list[tuple[int, int]] = []  # since the last message
+        self._used = 0  # samples of batches, since then
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
         """The positions of samples by the source's numbers."""
@@ -64,6 +65,7 @@ class Track:
 
     def cover(self, number: int, start: int, stop: int, cuts: Cuts) -> None:
         """A batch was delivered, or left out, that has these samples."""
+        self._used += stop - start
         if self._kept_from is None:
             self._covers.append((start, stop))
         else:
@@ -79,11 +81,12 @@ class Track:
     def after(self, cuts: Cuts, skipped: tuple[int, int]) -> After:
         """What a state says once all that was delivered so far has been received."""
         covers, self._covers = tuple(self._covers), []
+        used, self._used = self._used, 0
         mark = None
         if self._mark is not None:
             oldest = cuts.start(self._first_not)
             mark = self._mark(oldest if self._kept_from is None else self._source_number(oldest - 1) + 1)
-        return After(covers, mark, skipped)
+        return After(covers, mark, skipped, used)
 
     def _source_number(self, number: int) -> int:
         """The source's number of what has this one in batches; -1 before the first."""

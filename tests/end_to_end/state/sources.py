@@ -1,0 +1,237 @@
+"""Data of every kind, made anew each time, whose samples tell their number, their bytes and their random numbers."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files", "map"
+STATEFUL, STATEFUL_ITERATOR = "stateful data set", "stateful iterator"
+NUMBERED = (INDEXED, KEYS, FILES, MAP)
+KINDS = (*NUMBERED, TAR, GZ, STATEFUL, STATEFUL_ITERATOR)
+
+
+@dataclass
+class Written:
+    """Samples that lie somewhere, in several forms.
+
+    Attributes:
+        counts: samples of each shard.
+        bad: the numbers of those that cannot be used.
+    """
+
+    counts: Sequence[int]
+    bad: frozenset[int] = frozenset()
+    urls: dict[str, list[str]] = field(default_factory=dict)
+    index: str = ""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+class Places:
+    """Writes samples to a server on loopback, and to files."""
+
+    def __init__(self, server: FaultServer, folder: Path) -> None:
+        self.server, self.folder, self._number = server, folder, 0
+        self.indexes: dict[str, bytes] = {}
+
+    def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
+        self._number += 1
+        name, written, first = f"set{self._number}", Written(counts, bad), 0
+        written.urls = {TAR: [], GZ: [], FILES: []}
+        indexes = []
+        for k, count in enumerate(counts):
+            samples = numbered_samples(first, count, size)
+            archive = tar(samples)
+            url = self.server.url + f"/{name}/{k}.tar"
+            indexes.append((url, index_of_archive(url, archive)))
+            written.urls[TAR].append(self.server.add(f"{name}/{k}.tar", _damaged(archive, samples, bad)))
+            written.urls[GZ].append(self.server.add(f"{name}/{k}.tar.gz", gzip.compress(archive, 1, mtime=0)))
+            for key, fields in samples:
+                path = self.folder / name / f"{key}.bin"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(fields["bin"])
+                written.urls[FILES].append(str(path))
+            first += count
+        written.index = f"memory://states/{name}.hri"
+        self.indexes[written.index] = index_file(indexes)
+        memory.put(written.index, self.indexes[written.index])
+        return written
+
+    def index_of(self, written: Written) -> bytes:
+        return self.indexes[written.index]
+
+
+def _damaged(archive: bytes, samples: Sequence[tuple[str, dict[str, bytes]]], bad: frozenset[int]) -> bytes:
+    """The same archive, the bytes of some samples being others than those that were indexed."""
+    whole = bytearray(archive)
+    for key, fields in samples:
+        if int(key) in bad:
+            header = archive.index(f"{key}.bin\0".encode())
+            whole[header + 512 : header + 512 + len(fields["bin"])] = bytes(len(fields["bin"]))
+    return bytes(whole)
+
+
+def source(kind: str, written: Written) -> Any:
+    """A data set, as a new process would make it."""
+    if kind == INDEXED:
+        return hr.stream(written.urls[TAR], index=written.index)
+    if kind in (TAR, GZ):
+        return hr.stream(written.urls[kind], index=None)
+    if kind == FILES:
+        return hr.files(written.urls[FILES])
+    made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful, STATEFUL_ITERATOR: WithStatefulIterator}
+    return hr.from_map(Listed(written)) if kind == MAP else made[kind](written)
+
+
+def sample_of(number: int) -> dict[str, Any]:
+    ((key, fields),) = numbered_samples(number, 1, 40)
+    return {"__key__": key, "bin": fields["bin"]}
+
+
+class Keyed(hr.AsyncDataset):
+    """Samples by number."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+    def __len__(self) -> int:
+        return self.written.total
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        if key in self.written.bad:
+            raise ValueError(f"sample {key} is damaged")
+        return sample_of(key)
+
+
+class Listed:
+    """The same for torch's loader."""
+
+    def __init__(self, written: Written) -> None:
+        self.written = written
+
+    def __len__(self) -> int:
+        return self.written.total
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return sample_of(key)
+
+
+class Stateful(hr.AsyncIterableDataset):
+    """Samples in turn; the data set knows how far it has come, and begins anew unless it was just told otherwise."""
+
+    def __init__(self, written: Written) -> None:
+        self.total, self.next, self.is_told = written.total, 0, False
+
+    async def aiter(self) -> AsyncIterator[dict[str, Any]]:
+        self.next, self.is_told = self.next if self.is_told else 0, False
+        while self.next < self.total:
+            self.next += 1
+            yield sample_of(self.next - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next, self.is_told = state["next"], True
+
+
+class WithStatefulIterator(hr.AsyncIterableDataset):
+    """The same; its iterator knows it."""
+
+    def __init__(self, written: Written) -> None:
+        self.total = written.total
+
+    def aiter(self) -> AsyncIterator[dict[str, Any]]:
+        return _Counting(self.total)
+
+
+class _Counting:
+    def __init__(self, total: int) -> None:
+        self.total, self.place = total, {"next": 0}
+
+    def __aiter__(self) -> _Counting:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        if self.place["next"] >= self.total:
+            raise StopAsyncIteration
+        self.place["next"] += 1
+        return sample_of(self.place["next"] - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.place  # the same object each time: whoever keeps it must copy it
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state
+
+
+class Seen:
+    """What tests look at: number, bytes, and what random numbers the function saw.
+
+    Args:
+        bad: the numbers of samples that are refused.
+        with_torch: draw from torch's own generator too, which is the sample's in worker processes alone.
+    """
+
+    def __init__(self, bad: frozenset[int] = frozenset(), *, with_torch: bool = False) -> None:
+        self.bad, self.with_torch = bad, with_torch
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        number = int(sample["__key__"])
+        if number in self.bad:
+            raise ValueError(f"sample {number} is damaged")
+        return {
+            "n": number,
+            "crc": zlib.crc32(sample["bin"]),
+            "numpy": int(hr.rng().integers(1 << 40)),
+            "torch": torch.rand((), dtype=torch.float64) if self.with_torch else 0.0,
+        }
+
+
+def some(sample: dict[str, Any]) -> bool:
+    """A filter that leaves stretches out, and single ones."""
+    return sample["n"] % 5 not in (1, 2) and not 20 <= sample["n"] < 26
+
+
+async def most(sample: dict[str, Any]) -> bool:
+    return bool(sample["n"] % 4 != 3)
+
+
+async def as_it_is(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "asynchronous": True}
+
+
+def even_key(key: str) -> bool:
+    return int(key) % 2 == 0
+
+
+def with_sum(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "sum": batch["n"].sum().repeat(len(batch["n"]))}
+
+
+def rows(batch: Any) -> tuple[Any, ...]:
+    """A batch, or the error in its place, as plain values: one tuple for each sample, its number first."""
+    if isinstance(batch, BaseException):
+        return (type(batch).__name__,)
+    names = sorted(batch, key=lambda name: (name not in ("n", "crc"), name))
+    return tuple(zip(*(batch[name].tolist() for name in names), strict=True))
+
+
+def shuffled_numbers(total: int, rng: random.Random) -> list[int]:
+    """Some of the numbers, in any order, some of them twice."""
+    return [rng.randrange(total) for _ in range(rng.randint(1, total))]

@@ -1,0 +1,284 @@
+"""A run goes on with another number of ranks: each sample once, and the global batches stay what they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from end_to_end.state import sources
+from end_to_end.state.runs import QUICK
+from end_to_end.state.sources import INDEXED, KEYS, MAP, TAR, Places, Seen, Written, rows
+
+import headrace as hr
+from headrace.state import merge_states
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
+State = dict[str, Any]
+Rows = tuple[Any, ...]
+
+
+@dataclass
+class Ranks:
+    """The loaders of all ranks of a world, in one process."""
+
+    loaders: Sequence[hr.DataLoader[Any]]
+
+    def run(self, most: int | None = None) -> list[list[Rows]]:
+        """So many steps, or all: of each one the batches of all ranks. All of them end after the same step."""
+        iterators, steps = [iter(loader) for loader in self.loaders], list[list[Rows]]()
+        while most is None or len(steps) < most:
+            batches = [next(iterator, None) for iterator in iterators]
+            if batches[0] is None:
+                assert batches == [None] * len(batches)
+                return steps
+            steps.append([rows(batch) for batch in batches])
+        return steps
+
+    def states(self) -> list[State]:
+        states: list[State] = json.loads(json.dumps([loader.state_dict() for loader in self.loaders]))
+        return states
+
+
+def world(
+    stack: ExitStack, size: int, make: Callable[[], Any], states: State | Sequence[State] | None = None, **options: Any
+) -> Ranks:
+    """The ranks of a world, each of which goes on from its own state or from the one of all."""
+    loaders = []
+    for rank in range(size):
+        loader = hr.DataLoader(make(), rank=rank, world_size=size, fetch=QUICK, timeout=30, **options)
+        stack.enter_context(loader)
+        if states is not None:
+            loader.load_state_dict(states if isinstance(states, dict) else states[rank])
+        loaders.append(loader)
+    return Ranks(loaders)
+
+
+def whole(steps: Sequence[Sequence[Rows]]) -> list[Rows]:
+    """The global batches: of each step the ranks' batches, one behind the other."""
+    return [tuple(sample for batch in step for sample in batch) for step in steps]
+
+
+def samples(steps: Sequence[Sequence[Rows]]) -> Counter[Any]:
+    return Counter(sample for batch in whole(steps) for sample in batch)
+
+
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "in order": lambda data: data,
+    "shuffled": lambda data: data.shuffle(),
+    "window 40": lambda data: data.shuffle("window", window=40),
+    "window 9": lambda data: data.shuffle("window", window=9, seed=8),
+    "within": lambda data: data.shuffle("within"),
+    "global": lambda data: data.shuffle("global"),
+    "twice": lambda data: data.shuffle().repeat(2),
+    "most of them": lambda data: data.shuffle().epoch(samples=97),
+}
+
+
+def made(kind: str, written: Written, order: str) -> Any:
+    return ORDERS[order](sources.source(kind, written)).map(Seen())
+
+
+def elastic_run(number: int, places: Places) -> int:
+    """One run through several worlds, compared with that of a single rank; how many resumes it had."""
+    rng = random.Random(f"elastic {number}")
+    written = places.write([rng.choice([0, 1, 7, 20, 33]) for _ in range(3)] + [70])
+    kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])
+    order = rng.choice([name for name in ORDERS if kind == INDEXED or name in ("in order", "shuffled", "twice")])
+    tail, size = rng.choice(["short", "drop", "pad", "carry"]), rng.choice([8, 12, 24])
+    told = f"elastic {number}: {kind} {written.counts} {order}, tail={tail}, global batches of {size}"
+    data = lambda: made(kind, written, order)
+    options: dict[str, Any] = {"global_batch_size": size, "tail": tail, "num_workers": 0}
+    with ExitStack() as stack:
+        alone = world(stack, 1, data, **options)
+        expected = [whole(alone.run()) for _ in range(2)]
+    got: list[list[Rows]] = [[], []]
+    state, epoch, resumes, worlds = None, 0, 0, list[int]()
+    while epoch < 2:
+        left = len(expected[epoch]) - len(got[epoch])
+        near_end = left <= 2 and tail == "short"  # what is left may be too little for many ranks
+        count = 1 if near_end else rng.randint(1, 8)
+        worlds.append(count)
+        most = None if near_end or rng.random() < 0.2 else rng.randint(0, max(0, left - 2))
+        with ExitStack() as stack:
+            ranks = world(stack, count, data, state, **options)
+            resumes += state is not None
+            assert {loader.epoch for loader in ranks.loaders} == {epoch}
+            got[epoch] += whole(ranks.run(most))
+            states = ranks.states()
+            assert all(one == states[0] for one in states), f"{told}; {worlds}: ranks differ"
+            state = states[0]
+            if most is None:
+                assert state["epoch"] == epoch + 1
+                epoch += 1
+    for wanted, found in zip(expected, got, strict=True):
+        same = len(wanted) - 2 if tail == "short" else len(wanted)  # the last steps are shared by all ranks of a world
+        assert found[:same] == wanted[:same], f"{told}; {worlds}"
+        assert sorted(sum(found, ())) == sorted(sum(wanted, ())), f"{told}; {worlds}"
+    return resumes
+
+
+def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> None:
+    resumes, number = 0, 0
+    while resumes < RESUMES // 2:
+        resumes += elastic_run(number, places)
+        number += 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 1), (1, 3), (3, 8)])
+def test_global_batch_is_kept_when_only_the_world_is_another(places: Places, before: int, after: int) -> None:
+    """With the batch size that each rank had before; what each has then follows from the ranks."""
+    written = places.write([40, 3, 60, 5])
+    data = lambda: made(INDEXED, written, "window 40")
+    with ExitStack() as stack:
+        expected = whole(world(stack, 1, data, batch_size=4 * before if before > 1 else 9).run())
+    size = 4 if before > 1 else 9
+    with ExitStack() as stack:
+        ranks = world(stack, before, data, batch_size=size)
+        got = whole(ranks.run(3))
+        state = ranks.states()[0]
+    with ExitStack() as stack:
+        got += whole(world(stack, after, data, state, batch_size=size).run())
+    assert got[:-2] == expected[:-2]
+    assert sorted(sum(got, ())) == sorted(sum(expected, ()))
+
+
+def test_each_sample_comes_once_when_batches_are_of_another_size_afterwards(places: Places) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: made(INDEXED, written, "window 40")
+    got: list[Rows] = []
+    state = None
+    for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
+        with ExitStack() as stack:
+            ranks = world(stack, count, data, state, global_batch_size=size)
+            got += whole(ranks.run(most))
+            state = ranks.states()[0]
+    assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 2}])
+def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
+    places: Places, options: dict[str, Any]
+) -> None:
+    written = places.write([60])
+    data = lambda: made(INDEXED, written, "shuffled")
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        ranks.run(2)
+        state = ranks.states()[0]
+    with hr.DataLoader(data(), rank=0, world_size=3, **options) as loader:
+        with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
+            loader.load_state_dict(state)
+        assert caught.value.field == "step"
+
+
+def filtered(written: Written) -> Any:
+    return sources.source(INDEXED, written).shuffle("window", window=20).map(Seen()).filter(sources.most)
+
+
+def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: made(INDEXED, written, "window 40")
+    with ExitStack() as stack:
+        expected = samples(world(stack, 3, data, batch_size=4, in_order=False).run())
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=4, in_order=False)
+        got = samples(ranks.run(4))
+        states = ranks.states()
+    assert [state["rank"] for state in states] == [0, 1, 2]
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, states, batch_size=4, in_order=False)
+        assert got + samples(ranks.run()) == expected
+        assert len({state["epoch"] for state in ranks.states()}) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 5), (1, 4)])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_merged_states_give_the_rest_when_the_world_is_another(
+    places: Places, before: int, after: int, in_order: bool
+) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: made(INDEXED, written, "window 40")
+    with ExitStack() as stack:
+        expected = samples(world(stack, 1, data, global_batch_size=12).run())
+    with ExitStack() as stack:
+        ranks = world(stack, before, data, global_batch_size=12, in_order=False)
+        got = samples(ranks.run(4))
+        states = ranks.states()
+    random.Random(4).shuffle(states)
+    merged = json.loads(json.dumps(merge_states(states)))
+    with ExitStack() as stack:
+        ranks = world(stack, after, data, merged, global_batch_size=12, in_order=in_order)
+        got += samples(ranks.run(2))
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, 1, data, merge_states(states), global_batch_size=5, in_order=in_order)
+        assert got + samples(ranks.run()) == expected
+
+
+@pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
+@pytest.mark.parametrize("kind", [INDEXED, TAR])
+def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: Places, kind: str, count: int) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: sources.source(kind, written).map(Seen()).filter(sources.most).epoch(samples=count)
+    if kind == TAR:
+        data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=count)
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=4)
+        assert sum(samples(ranks.run()).values()) == count
+        ranks.run(2)
+        states = ranks.states()
+    with ExitStack() as stack:
+        assert sum(samples(world(stack, 3, data, states, batch_size=4).run()).values()) == count - 24
+
+
+def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places) -> None:
+    written = places.write([40, 3, 60, 5])
+    with ExitStack() as stack:
+        ranks = world(stack, 2, lambda: filtered(written).take(80), batch_size=4)
+        with pytest.raises(hr.OptionError, match="different numbers of batches"):
+            ranks.run()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(places: Places, in_order: bool) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: filtered(written).epoch(samples=60)
+    options: dict[str, Any] = {"batch_size": 4, "in_order": in_order}
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, **options)
+        expected = [ranks.run() for _ in range(2)]
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, **options)
+        first = ranks.run(2)
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, states, **options)
+        rest, then = ranks.run(), ranks.run()
+    if in_order:
+        assert [first + rest, then] == expected
+    else:
+        assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
+def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
+    places: Places, before: int, after: int
+) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: filtered(written).epoch(samples=60)
+    with ExitStack() as stack:
+        ranks = world(stack, before, data, global_batch_size=12)
+        got = samples(ranks.run(2))
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, after, data, merge_states(states), global_batch_size=12)
+        got += samples(ranks.run())
+    assert sum(got.values()) == 60
+    assert max(got.values()) == 1

@@ -1,0 +1,158 @@
+"""A run goes on as if nothing had happened, wherever it was killed, and whatever it runs with afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from end_to_end.state import sources
+from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
+from end_to_end.state.sources import GZ, INDEXED, KEYS, KINDS, NUMBERED, TAR, Places, Seen, Written
+
+import headrace as hr
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
+
+
+def shuffled(kind: str, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    """A shuffle that this kind of data has."""
+    seed = rng.choice([None, 3])
+    window = rng.choice([3, 8, 17])
+    ways: dict[str, Callable[[Any], Any]] = {"in order": lambda data: data}
+    if kind in NUMBERED:
+        ways["shuffle()"] = lambda data: data.shuffle(seed=seed)
+    if kind in (INDEXED, TAR, GZ):
+        ways[f"window {window}"] = lambda data: data.shuffle("window", window=window, seed=seed)
+        ways["shards"] = lambda data: data.shuffle("shards", seed=seed)
+    if kind == INDEXED:
+        for by in ("within", "global"):
+            ways[by] = lambda data, by=by: data.shuffle(by, seed=seed)
+    name = rng.choice(list(ways))
+    return name, ways[name]
+
+
+def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    """What takes, repeats or draws samples; it may not go with a shuffle, which says so."""
+    count = rng.randint(1, 2 * written.total)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "": lambda data: data,
+        f"take {count}": lambda data: data.take(count),
+        f"epoch {count}": lambda data: data.epoch(samples=count),
+    }
+    if kind in (*NUMBERED, TAR, GZ):
+        times = rng.choice([2, 3])
+        ways[f"repeat {times}"] = lambda data: data.repeat(times)
+        ways[f"repeat {times}, take {count}"] = lambda data: data.repeat(times).take(count)
+    if kind in NUMBERED:
+        numbers = sources.shuffled_numbers(written.total, rng)
+        weights = [rng.random() for _ in range(written.total)]
+        ways["these"] = lambda data: data.sample(numbers)
+        ways["slice"] = lambda data: data.slice(1, None, 2)
+        ways["drawn"] = lambda data: data.sample(weights=weights, count=count)
+    name = rng.choice(["", "", *ways])
+    return name, ways[name]
+
+
+def stepped(
+    kind: str, rng: random.Random, bad: frozenset[int], with_torch: bool
+) -> tuple[str, Callable[[Any], Any], bool]:
+    """(what, what is done to each sample, whether its random numbers stay the same where batches come in any order)."""
+    seen = Seen(bad if kind not in (INDEXED, KEYS) else frozenset(), with_torch=with_torch)
+    name = rng.choice(["map", "map", "map, async", "some", "some, async", "async, some", "most", "map behind", "keys"])
+    if name == "map":
+        return name, lambda data: data.map(seen), True
+    if name == "map, async":
+        return name, lambda data: data.map(seen).map(sources.as_it_is), True
+    if name == "some":
+        return name, lambda data: data.map(seen).filter(sources.some), True
+    if name == "some, async":
+        return name, lambda data: data.map(seen).filter(sources.some).filter(sources.most), True
+    if name == "async, some":
+        return name, lambda data: data.map(sources.as_it_is).map(seen).filter(sources.some), True
+    if name == "most":
+        return name, lambda data: data.map(seen).filter(sources.most), True
+    if name == "map behind":  # it sees positions that count what is left
+        return name, lambda data: data.filter(_by_key).map(seen), False
+    return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), kind in (INDEXED, KEYS)
+
+
+def _by_key(sample: dict[str, Any]) -> bool:
+    return int(sample["__key__"]) % 3 != 1
+
+
+def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
+    """A case by its number."""
+    rng = random.Random(f"case {number}")
+    while True:
+        kind = rng.choice(KINDS)
+        counts = [rng.choice([0, 1, 3, 8, 15]) for _ in range(rng.randint(1, 5))]
+        bad = frozenset(n for n in range(sum(counts)) if rng.random() < 0.1) if rng.random() < 0.4 else frozenset()
+        options: dict[str, Any] = {"in_order": rng.random() < 0.7, "seed": rng.choice([None, 5])}
+        if rng.random() < 0.3:
+            options["tail"] = rng.choice(["drop", "pad", "carry"])
+        if bad:
+            options |= rng.choice([{"on_error": "skip", "max_skips": None}, {"on_error": "raise"}])
+        size = rng.choice([1, 2, 4, 7])
+        is_grouped = options.get("tail") in (None, "drop") and rng.random() < 0.2
+        if not sum(counts):
+            continue
+        written = places.write(counts, bad)
+        (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, written, rng)
+        which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
+        operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
+        if is_grouped:
+            operators.append(partial(_grouped, size))
+        else:
+            options["batch_size"] = size
+        told = (
+            f"case {number}: {kind} {counts}, {how}, {what}, {which}; {options}, grouped={is_grouped}, bad={set(bad)}"
+        )
+        errors = frozenset({"ValueError", "ChecksumError"} if options.get("on_error") == "raise" else ())
+        case = Case(told, partial(_made, kind, written, operators), options, keeps_random, workers, errors)
+        try:
+            case.data()
+        except hr.OptionError:
+            continue  # these do not go together
+        return case
+
+
+def _made(kind: str, written: Written, operators: Sequence[Callable[[Any], Any]]) -> Any:
+    data = sources.source(kind, written)
+    for operator in operators:
+        data = operator(data)
+    return data
+
+
+def _grouped(size: int, data: Any) -> Any:
+    return data.batch(size).map(sources.with_sum)
+
+
+def resumed(cases: range, places: Places, workers: tuple[int, ...], kills: int = 3) -> int:
+    """How many resumes of so many cases were exact."""
+    resumes = 0
+    for number in cases:
+        case = drawn(number, places, workers)
+        rng = random.Random(f"run {number}")
+        expected = uninterrupted(case, rng)
+        got, more = interrupted(case, rng, expected, kills)
+        assert_same(case, expected, got)
+        resumes += more
+    return resumes
+
+
+def test_run_gives_the_same_batches_when_it_is_killed_anywhere(places: Places) -> None:
+    """Through `hr.DataLoader`, over data, orders, operators and options of every kind that have states."""
+    resumes, first = 0, 0
+    while resumes < RESUMES:
+        resumes += resumed(range(first, first + 5), places, (0,))
+        first += 5
+
+
+def test_run_gives_the_same_batches_when_it_goes_on_with_other_workers(places: Places, warm_helper: None) -> None:
+    resumes, first = 0, 10**6
+    while resumes < RESUMES // 8:
+        resumes += resumed(range(first, first + 2), places, (1, 2), kills=2)
+        first += 2

@@ -1,0 +1,129 @@
+"""States inside frameworks that take a batch ahead: the one after the batches that were trained on is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from frameworks.whence import COUNT, data_of, keys_of
+
+import headrace as hr
+from headrace.frameworks import prepare
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:::lightning"),
+    pytest.mark.filterwarnings("ignore:::pytorch_lightning"),
+]
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Accelerator]:
+    accelerator = Accelerator(cpu=True)
+    yield accelerator
+    accelerator.free_memory()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def loader_of(data: Any = None) -> hr.DataLoader[Any]:
+    return hr.DataLoader(data_of("headrace").shuffle() if data is None else data, batch_size=2, num_workers=1)
+
+
+def all_keys() -> list[list[list[int]]]:
+    """The batches of two epochs."""
+    with loader_of() as loader:
+        return [[keys_of(batch) for batch in loader] for _ in range(2)]
+
+
+def through_json(state: dict[str, Any]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(json.dumps(state))
+    return loaded
+
+
+@pytest.mark.parametrize("trained", [1, 3, 5])
+def test_state_after_the_trained_batches_gives_the_rest_when_accelerate_is_one_ahead(
+    accelerator: Accelerator, trained: int
+) -> None:
+    first, second = all_keys()
+    loader = loader_of()
+    got, state = [], {}
+    for number, batch in enumerate(prepare(accelerator, loader), 1):
+        got.append(keys_of(batch))
+        if number == trained:
+            assert loader.position.batch == trained + 1, "Accelerate has taken one more"
+            state = through_json(loader.state_dict(batches=number))
+            break
+    loader.close()
+    with loader_of() as loader:
+        loader.load_state_dict(state)
+        prepared = prepare(accelerator, loader)
+        got += [keys_of(batch) for batch in prepared]
+        assert got == first
+        assert [keys_of(batch) for batch in prepared] == second
+
+
+class Model(lightning.LightningModule):
+    """It saves the loader's state with its own.
+
+    Args:
+        loader: what it is trained with.
+        stop: the batch after which training ends, as if it had been killed there.
+    """
+
+    def __init__(self, loader: hr.DataLoader[Any], stop: int = 0) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+        self.loader, self.stop = loader, stop
+        self.keys: list[list[int]] = []
+        self.state: dict[str, Any] = {}
+
+    def training_step(self, batch: dict[str, Any], number: int) -> torch.Tensor:
+        self.keys.append(keys_of(batch))
+        return (self.line(batch["x"] / COUNT) - batch["labels"]).square().mean()
+
+    def on_train_batch_end(self, *arguments: Any) -> None:
+        if len(self.keys) == self.stop:
+            self.state = through_json(self.loader.state_dict(batches=arguments[-1] + 1))
+            self.trainer.should_stop = True
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def fit(model: Model, max_epochs: int) -> None:
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    runner = lightning.Trainer(
+        accelerator="cpu", devices=1, max_epochs=max_epochs, min_epochs=0, **dict.fromkeys(quiet, False)
+    )
+    runner.fit(model, model.loader)
+
+
+@pytest.mark.parametrize("trained", [1, 3, 5])
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_state_after_the_trained_batches_gives_the_rest_when_lightning_is_one_ahead(
+    trained: int, is_counted: bool
+) -> None:
+    """It takes one batch ahead where a loader has no length."""
+    data = data_of("headrace").shuffle()
+    data = data if is_counted else data.filter(always)
+    with loader_of(data) as loader:
+        expected = [keys_of(batch) for batch in loader]
+    with loader_of(data) as loader:
+        model = Model(loader, stop=trained)
+        fit(model, 1)
+        assert model.keys == expected[:trained]
+    with loader_of(data) as loader:
+        loader.load_state_dict(model.state)
+        again = Model(loader)
+        fit(again, 1)
+        assert again.keys == expected[trained:]
+
+
+def always(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] >= 0)

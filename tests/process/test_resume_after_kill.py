@@ -1,0 +1,119 @@
+"""A trainer that is killed at any moment goes on exactly from the last state it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
+from process.waiting import run_script, trainer
+
+from headrace.testing import FaultServer
+
+KILLS = int(os.environ.get("HEADRACE_KILLS", "8"))
+COUNTS = (30, 0, 41, 12, 77)
+Batch = list[list[int]]
+
+LOADER = """
+import json, os, sys, zlib
+import headrace as hr
+
+def seen(sample):
+    return {{"n": int(sample["cls"]), "crc": zlib.crc32(sample["bin"]), "random": int(hr.rng().integers(1 << 40))}}
+
+def batches_of(loader):
+    return [list(map(list, zip(*(batch[name].tolist() for name in ("n", "crc", "random"))))) for batch in loader]
+
+urls, index = {urls!r}, {index!r}
+data = hr.stream(urls, index=index).shuffle("window", window=40).map(seen)
+"""
+KILLED = """
+from pathlib import Path
+import random
+
+state_path, log = Path({folder!r}, "state.json"), open(Path({folder!r}, "batches.jsonl"), "a", buffering=1)
+dice = random.Random({seed})
+options = {{"num_workers": dice.choice([0, 0, 1]), "fetch_concurrency": dice.choice([1, 64])}}
+with hr.DataLoader(data, batch_size=4, **options) as loader:
+    if state_path.exists():
+        loader.load_state_dict(json.loads(state_path.read_text()))
+    while loader.epoch < 2:
+        epoch = loader.epoch
+        for batch in loader:
+            rows = [list(row) for row in zip(*(batch[name].tolist() for name in ("n", "crc", "random")))]
+            log.write(json.dumps([epoch, loader.position.batch, rows]) + "\\n")
+            state_path.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
+            os.replace(state_path.with_suffix(".new"), state_path)
+            print("batch", flush=True)
+        state_path.with_suffix(".new").write_text(json.dumps(loader.state_dict()))
+        os.replace(state_path.with_suffix(".new"), state_path)
+    print("over", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def loader_code() -> Iterator[str]:
+    """What every trainer begins with: the data on a server of this process."""
+    with FaultServer() as server:
+        urls, entries, first = [], [], 0
+        for k, count in enumerate(COUNTS):
+            archive = tar(numbered_samples(first, count, 100))
+            urls.append(server.add(f"{k}.tar", archive))
+            entries.append((urls[-1], index_of_archive(urls[-1], archive)))
+            first += count
+        index = server.add("all.hri", index_file(entries))
+        yield LOADER.format(urls=urls, index=index)
+
+
+def crc_of(number: int) -> int:
+    ((_, fields),) = numbered_samples(number, 1, 100)
+    return zlib.crc32(fields["bin"])
+
+
+def uninterrupted(code: str) -> list[list[Batch]]:
+    """The batches of two epochs of a trainer that nobody kills."""
+    status, out, err = run_script(
+        code
+        + "with hr.DataLoader(data, batch_size=4) as loader:\n"
+        + "    print(json.dumps([batches_of(loader) for _ in range(2)]))\n"
+    )
+    assert (status, err) == (0, "")
+    epochs: list[list[Batch]] = json.loads(out)
+    return epochs
+
+
+@pytest.mark.timeout(20 * KILLS + 60)
+def test_trainer_goes_on_exactly_when_it_is_killed_at_any_moment(loader_code: str, tmp_path: Path) -> None:
+    """It is killed while it takes batches, writes, saves: what it logs behind its last state comes again, the same."""
+    expected = uninterrupted(loader_code)
+    for epoch in expected:
+        assert sorted(row[:2] for batch in epoch for row in batch) == [[n, crc_of(n)] for n in range(sum(COUNTS))]
+    dice, kills = random.Random(6), 0
+    many = 2 * len(expected[0]) * 3 // (2 * KILLS)
+    while True:
+        code = loader_code + KILLED.format(folder=str(tmp_path), seed=kills)
+        with trainer(code, preamble="") as running:
+            most = dice.randint(0, many) if kills < KILLS else 10**6
+            received = 0
+            while received < most and running.line() != "over":
+                received += 1
+            if received < most:
+                assert running.finish()[0] == 0
+                break
+            kills += 1
+            os.kill(running.pid, signal.SIGKILL)  # it may be anywhere by now
+    got: dict[tuple[int, int], Batch] = {}
+    logged = 0
+    for line in (tmp_path / "batches.jsonl").read_text().splitlines():
+        epoch, number, batch = json.loads(line)
+        assert got.setdefault((epoch, number), batch) == batch
+        logged += 1
+    assert kills == KILLS
+    assert logged - len(got) <= KILLS  # at most the batch that a kill came behind, before its state was written
+    assert [[got[epoch, number + 1] for number in range(len(expected[epoch]))] for epoch in range(2)] == expected

@@ -1,0 +1,98 @@
+"""States of version 1, as they were saved once: they load, and the same samples follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.tars import numbered_samples, tar
+
+import headrace as hr
+from headrace.fetch.stores import memory
+
+GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden").joinpath("state_1.json").read_text())
+
+
+class Numbers(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return 60
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+class Counter(hr.AsyncIterableDataset):
+    """It goes on from its own state."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    async def aiter(self) -> AsyncIterator[int]:
+        while self.next < 40:
+            self.next += 1
+            yield self.next - 1
+        self.next = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def shards() -> hr.Stream:
+    """Samples that are counted while they are read."""
+    urls, first = [], 0
+    for k, count in enumerate((9, 0, 14, 22)):
+        urls.append(f"memory://golden/{k}.tar")
+        memory.put(urls[-1], tar(numbered_samples(first, count, 20)))
+        first += count
+    return hr.stream(urls, index=None).map(number_of)
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+def is_odd(number: int) -> bool:
+    return bool(number % 2)
+
+
+LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
+    "in order, of all ranks": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
+    "with holes": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=5, tail="carry"),
+    "of one rank": lambda: hr.DataLoader(Numbers(), batch_size=4, rank=1, world_size=3, in_order=False),
+    "behind a filter": lambda: hr.DataLoader(Numbers().shuffle().filter(is_odd), batch_size=4),
+    "shards without an index": lambda: hr.DataLoader(shards().shuffle(window=8), batch_size=4),
+    "an iterable data set": lambda: hr.DataLoader(Counter(), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_state_of_version_1_loads_and_the_same_samples_follow(name: str) -> None:
+    golden = GOLDEN[name]
+    with LOADERS[name]() as loader:
+        loader.load_state_dict(golden["state"])
+        assert (loader.epoch, loader.position.batch) == (golden["state"]["epoch"], golden["state"]["batches"])
+        assert [batch.tolist() for batch in loader] == golden["rest"]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_state_is_saved_as_it_was_once(name: str) -> None:
+    """Another form of it would be another version."""
+    golden = GOLDEN[name]
+    with LOADERS[name]() as loader:
+        loader.load_state_dict(golden["state"])
+        iterator = iter(loader)
+        assert iterator.state_dict() == golden["state"]
+        next(iterator)
+        assert json.loads(json.dumps(iterator.state_dict())) == golden["next"]
+
+
+def test_states_of_version_1_have_all_fields() -> None:
+    """What is not in any of them nothing would keep from changing."""
+    fields = set().union(*(golden["state"] for golden in GOLDEN.values()))
+    assert fields >= {"holes", "done", "rank", "mark", "check", "step", "lanes", "tail", "world", "samples"}
