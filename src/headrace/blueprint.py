@@ -76,7 +76,6 @@ class Blueprint:
             workers=max(1, settings.num_workers),
             drop_last=settings.drop_last,
             keeps_count=pipeline.keeps_count,
-            limit=pipeline.limit,
             look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
             use_slots=settings.use_slots,
@@ -175,7 +174,11 @@ class Blueprint:
             samples = partial(_from_caller, source.aiter, caller)
         begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
         resumable = Resumable(source, samples, plan.begin.mark if plan.is_resumed else None, take)
-        make = resumable.open if not self._prefix else partial(_iterate_through, resumable.open, self._prefix, begin)
+
+        def make() -> AsyncIterator[Any]:
+            opened = resumable.open()  # now: snapshots are of what is open
+            return opened if not self._prefix else _iterate_through(opened, self._prefix, begin)
+
         return IterSource(
             make,
             snapshot=resumable.snapshot,
@@ -424,12 +427,16 @@ async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: An
 
 
 async def _iterate_through(
-    samples: Callable[[], AsyncIterator[Any]], steps: Sequence[Step], position: int
+    samples: AsyncIterator[Any], steps: Sequence[Step], position: int
 ) -> AsyncIterator[Any]:
-    async for sample in samples():
-        made, _ = await _apply(steps, sample, position)  # one that fails does not end the others
-        yield made
-        position += 1
+    try:
+        async for sample in samples:
+            made, _ = await _apply(steps, sample, position)  # one that fails does not end the others
+            yield made
+            position += 1
+    finally:
+        if hasattr(samples, "aclose"):
+            await samples.aclose()
 
 
 async def _from_caller(

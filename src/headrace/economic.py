@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn, default_collat
 
 from headrace.deliver.iterator import BatchIterator, Opener
 from headrace.deliver.slabs import Views
-from headrace.drop_in_state import Book, Resumable
+from headrace.drop_in_state import Book, Resumable, is_among
 from headrace.fetch.keys import KeyFeed
 from headrace.machinery import Machinery
 from headrace.options import FetchOptions, Settings
@@ -118,8 +118,8 @@ class EconomicIterator(Resumable):
         economy.machinery.teach(self._number, self._chain)
         self._in_order = loader.in_order
         self._open_run(self._before)
-        self._told, self._goes_on = None, False
         self._begin()
+        self._has_begun()
 
     def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -137,7 +137,6 @@ class EconomicIterator(Resumable):
             workers=self._num_workers,
             drop_last=False,
             keeps_count=True,
-            limit=None,
             look_ahead=0,
             in_order=self._in_order,
             use_slots=self._auto_collation and self._collate_fn is default_collate and not is_extended(),
@@ -148,7 +147,7 @@ class EconomicIterator(Resumable):
         )
         self._source = KeyFeed(machinery.key_part_of)
         self._drawn, self._is_drawn = 0, False
-        self._first, self._beyond = self._run.due, set(self._run.point.beyond)
+        self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
         self._opened: deque[int] = deque()  # those that were given since they were counted, as the engine knows them
         self._batches: BatchIterator[Any] = machinery.iterate(
@@ -226,7 +225,7 @@ class EconomicIterator(Resumable):
         while self._drawn < count and not self._is_drawn:
             try:
                 index = self._next_index()  # type: ignore[no-untyped-call]
-                while self._first in self._beyond:  # it was given already
+                while is_among(self._first, self._beyond):  # it was given already
                     self._first += 1
                     index = self._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:

@@ -96,7 +96,7 @@ class EpochPlan:
 
     @property
     def _done(self) -> Ranges:
-        return tuple((int(a), int(b)) for a, b in self.steps.done)
+        return as_ranges(self.steps.done)
 
     def received(self) -> Received:
         """What has been received at its begin."""
@@ -114,7 +114,9 @@ class EpochPlan:
         if not self.is_shared:
             told = replace(told, done=(), samples=0, batches=0, mark=None)
         told = replace(told, skipped=(0, 0))
-        return int(check_of(told.pack(self.facts, _NONE), _NONE), 16)
+        coming = steps.begin.coming(0, min(_COMPARED, steps.left))
+        numbers = _NONE if self.order is None else self.numbers(self.order, coming)
+        return int(check_of(told.pack(self.facts, _NONE), numbers), 16)
 
     def save(self, received: Received) -> dict[str, Any]:
         """A state.
@@ -146,6 +148,7 @@ class EpochPlan:
                 state,
                 epoch=self.number + 1,
                 cursor=self.carried(),
+                carried=as_ranges(self.carried().holes),
                 done=(),
                 batches=0,
                 samples=0,
@@ -235,6 +238,11 @@ def told(mark: Any) -> Any:
     return list(astuple(mark)) if is_dataclass(mark) and not isinstance(mark, type) else mark
 
 
+def as_ranges(holes: Ints) -> Ranges:
+    """The same ranges as plain numbers."""
+    return tuple((int(start), int(stop)) for start, stop in holes)
+
+
 def _left(cursor: Cursor, end: int) -> int:
     return max(0, end - cursor.position) + cursor.hole_count
 
@@ -244,4 +252,5 @@ def _original(number: int, done: Ranges) -> int:
     return among_left(number, number + 1, done)[0][0]
 
 
+_COMPARED = 1024  # samples to come, by all ranks
 _NONE = np.zeros(0, np.int64)

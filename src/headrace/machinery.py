@@ -91,6 +91,7 @@ class Machinery:
         opener: Callable[[Views], Opener] = Opener,
         cuts: Cuts | None = None,
         track: Track | None = None,
+        limit: int | None = None,
         skips: Skips | None = None,
         journey: Journey | None = None,
     ) -> BatchIterator[Any]:
@@ -108,6 +109,7 @@ class Machinery:
             opener: makes batches of what the engine delivers.
             cuts: where samples are cut into batches; None: where the source says, or evenly.
             track: where in the epoch samples are; None: as the source counts them.
+            limit: how many samples are cut into batches at most.
             journey: told what the trainer has received; None: nobody asks for its state.
             skips: says which failed samples are left out; None: none is.
 
@@ -136,6 +138,7 @@ class Machinery:
             packing.pack_error,
             cuts or (ToldCuts() if recipe.batch_size is None else EvenCuts(recipe.batch_size)),
             track or Track(),
+            limit,
             skips,
         )
 

@@ -14,13 +14,14 @@ from headrace.datasets.base import AsyncDataset
 from headrace.datasets.mixture import MixedShards, Mixture
 from headrace.datasets.operators import Drawn, EpochOf, Pick, Repeat, Shuffle, Take
 from headrace.datasets.shards import IndexedShards
-from headrace.datasets.stream import Pipeline
+from headrace.datasets.stream import Files, Pipeline
 from headrace.errors import OptionError
 from headrace.fetch.visits import Visit, Window
 from headrace.mixing import Mixing
 from headrace.plan import (
     ChosenOrder,
     DrawnOrder,
+    EpochOrder,
     FirstOf,
     Order,
     Passes,
@@ -31,13 +32,14 @@ from headrace.plan import (
     Windows,
     draw,
 )
-from headrace.plan.order import WITHIN_WINDOW
+from headrace.plan.order import ENDLESS, WITHIN_WINDOW
 from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
 _STRETCH_BYTES = 4 * 2**20
+_NO_SAMPLES = ".epoch(): there are no samples to make one of"
 
 
 class Planning:
@@ -60,7 +62,49 @@ class Planning:
             self._mixing = Mixing(self._source, list(map(Planning, mixed.pipelines, seeds)), seed)
 
     def order(self, epoch: int) -> Order:
-        """Which samples come at the positions of an epoch."""
+        """Which samples come at the positions of an epoch; negative ones are those of the epochs before."""
+        return EpochOrder(lambda later: self._one_epoch(epoch + later))
+
+    def _one_epoch(self, epoch: int) -> Order:
+        times, limit = self._passes()
+        # of what comes before these; the others concern all passes together
+        passes = Passes(partial(self.one_pass, epoch), times)
+        if limit is not None and not passes.pass_count:
+            raise OptionError(_NO_SAMPLES)
+        order: Order = passes if limit is None else FirstOf(passes, limit)
+        for operator in self._behind_passes():
+            order = FirstOf(order, operator.count)
+        return order
+
+    def count(self) -> int:
+        """How many positions an epoch has: without its order, and without asking a sampler for numbers.
+
+        Raises:
+            OptionError: epochs are to have samples, and there are none to make them of.
+        """
+        times, limit = self._passes()
+        count = self._count_of_a_pass()
+        if limit is not None and not count:
+            raise OptionError(_NO_SAMPLES)
+        count = (ENDLESS if count else 0) if times is None else count * times
+        limits = [take.count for take in self._behind_passes()]
+        return min([count, *limits] if limit is None else [count, limit, *limits])
+
+    def _count_of_a_pass(self) -> int:
+        count = self.count_of_pass
+        for operator in self._pipeline.order:
+            if isinstance(operator, Repeat | EpochOf):
+                break
+            if isinstance(operator, Take):
+                count = min(count, operator.count)
+            elif isinstance(operator, Pick):
+                count = operator.count(count)
+            elif isinstance(operator, Drawn) and operator.count is not None:
+                count = operator.count
+        return count
+
+    def _passes(self) -> tuple[int | None, int | None]:
+        """(how many passes an epoch is made of, how many positions of these `.epoch()` leaves it); None: any number."""
         times: int | None = 1
         limit: int | None = None
         for operator in self._pipeline.order:
@@ -68,14 +112,7 @@ class Planning:
                 times = operator.times
             elif isinstance(operator, EpochOf):
                 times, limit = None, operator.samples
-        # of what comes before these; the others concern all passes together
-        passes = Passes(lambda number: self._pass(epoch, number, times), times)
-        if limit is not None and not passes.pass_count:
-            raise OptionError(".epoch(): there are no samples to make one of")
-        order: Order = passes if limit is None else FirstOf(passes, limit)
-        for operator in self._behind_passes():
-            order = FirstOf(order, operator.count)
-        return order
+        return times, limit
 
     def _behind_passes(self) -> Iterator[Take]:
         is_behind = False
@@ -85,11 +122,6 @@ class Planning:
             elif is_behind:
                 assert isinstance(operator, Take)
                 yield operator
-
-    def _pass(self, epoch: int, number: int, times: int | None) -> Order:
-        if number < 0:
-            epoch, number = epoch - 1, (times or 0) + number
-        return self.one_pass(epoch, number)
 
     def one_pass(self, epoch: int, number: int) -> Order:
         """Which samples come in one pass over the source."""
@@ -209,7 +241,7 @@ class Planning:
         if self._mixing is not None:
             return self._mixing.data
         source = self._source
-        names = source.urls if isinstance(source, IndexedShards) else ()
+        names = source.urls if isinstance(source, IndexedShards | Files) else ()
         return data_digest(names, self.sizes)
 
     @property

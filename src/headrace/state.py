@@ -26,7 +26,7 @@ _OLDEST = 1
 _CHECKED_MOST = 1024
 _FACTS = ("seed", "data", "count", "order", "steps")
 _ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world")
-_NUMBERS = ("epoch", "position", "end", "step", "lanes", "world", "batches", "samples")
+_NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Facts:
             StateMismatchError: one is another; it is named.
         """
         for name in ("data", "count", "order", "steps", "seed"):
-            mine, saved = getattr(self, name), state[name]
+            mine, saved = getattr(self, name), state.get(name)
             if isinstance(mine, tuple):
                 mine = list(mine)
             if saved != mine:
@@ -80,6 +80,8 @@ class State:
         done: what this rank has received besides, as ranges of numbers that count from there.
         end: the position where the epoch ends.
         step: samples of a global batch.
+        batch_size: of each rank, where the loader was given that; 0: it was given that of all ranks together.
+        carried: which samples of the epoch before this epoch began with.
         lanes, tail: how steps are divided among ranks, and how the epoch ends; see `headrace.plan.Steps`.
         rank, world: whose state it is; rank is None where it is that of all ranks.
         batches: received of this epoch, on each rank.
@@ -93,6 +95,8 @@ class State:
     done: Ranges = ()
     end: int = 0
     step: int = 0
+    batch_size: int = 0
+    carried: Ranges = ()
     lanes: int = 1
     tail: Tail = "short"
     rank: int | None = None
@@ -122,12 +126,15 @@ class State:
             "position": self.cursor.position,
             "end": self.end,
             "step": self.step,
+            "batch_size": self.batch_size,
             "lanes": self.lanes,
             "tail": self.tail,
             "world": self.world,
             "batches": self.batches,
             "samples": self.samples,
         }
+        if self.carried:
+            packed["carried"] = pack_ranges(np.array(self.carried, np.int64))
         if len(self.cursor.holes):
             packed["holes"] = pack_ranges(self.cursor.holes)
         if self.done:
@@ -169,6 +176,8 @@ class State:
                 done=tuple((int(a), int(b)) for a, b in done),
                 end=number["end"],
                 step=number["step"],
+                batch_size=number["batch_size"],
+                carried=tuple((int(a), int(b)) for a, b in unpack_ranges(packed.get("carried", ()))),
                 lanes=number["lanes"],
                 tail=packed["tail"],
                 rank=None if rank is None else int(rank),
@@ -257,6 +266,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         cursor=cursor,
         end=parts[0].end,
         step=parts[0].step,
+        batch_size=parts[0].batch_size,
+        carried=parts[0].carried,
         lanes=parts[0].lanes,
         tail=parts[0].tail,
         world=world,
@@ -273,11 +284,16 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def merged(parts: Sequence[State]) -> Cursor:
     """What is to come once all that some ranks' states name was received."""
+    ranks = [(_steps_of(part), united(part.done)) for part in parts]
+    # Most of it are whole steps, which all ranks have: only what was received besides is listed.
+    whole = min(steps.within(done[0][1] if done and done[0][0] == 0 else 0) for steps, done in ranks)
+    if len(ranks) < parts[0].world:
+        whole = 0  # of the others nobody knows
     received = [np.zeros(0, np.int64)]
-    for part in parts:
-        steps = _steps_of(part)
-        received += [steps.positions(start, stop) for start, stop in united(part.done)]
-    return parts[0].cursor.without(np.concatenate(received))
+    for steps, done in ranks:
+        first = steps.samples(whole)
+        received += [steps.positions(max(start, first), stop) for start, stop in done if stop > first]
+    return ranks[0][0].after(whole).without(np.concatenate(received))
 
 
 def _steps_of(state: State) -> Steps:

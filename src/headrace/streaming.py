@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Stream, with_built_index
 from headrace.deliver.iterator import BatchIterator
 from headrace.deliver.journey import Journey
-from headrace.epoch_plan import EpochPlan
+from headrace.epoch_plan import EpochPlan, as_ranges
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError, StateMismatchError
 from headrace.machinery import Machinery
 from headrace.observe.stats import LoaderMeters, Stats
@@ -74,7 +75,9 @@ class Streaming:
         name: str,
     ) -> None:
         self._stream, self._settings, self._find_ranks, self._name = stream, settings, ranks, name
+        self._lock = threading.RLock()  # states may be asked for by any thread, also before an epoch has begun
         self._ranks: Ranks | None = None
+        self._kept_step: int | None = None  # samples of a global batch, as the state said that was loaded
         self._epochs = _Epochs()
         self._dataset, self._heard = dataset, dataset.told_epoch
         self._loaded: _Loaded | None = None
@@ -116,27 +119,23 @@ class Streaming:
             caller: the loop of an `async for`.
         """
         del loader
-        self._hear()
-        peeked, self._peeked = self._peeked, None
-        iterator = peeked if peeked is not None else self._new_iterator(caller)
-        self._loaded, self._skip = None, 0
+        with self._lock:
+            self._hear()
+            peeked, self._peeked = self._peeked, None
+            iterator = peeked if peeked is not None else self._new_iterator(caller)
+            self._loaded, self._skip = None, 0
         return iterator
 
     def length(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
         len(self._stream)  # says why it is not known
-        pipeline, ranks = self._stream.pipeline(), self._ranks or self._find_ranks()
+        pipeline, ranks = self._stream.pipeline(), self._find_ranks()
         if not pipeline.has_numbers and ranks.world == 1:
             count, settings = len(Stream(pipeline.source, pipeline.order)), self._settings
             whole, rest = divmod(count, settings.batch_size)
             return whole + bool(rest and settings.tail == "short")
-        planning = Planning(pipeline, self._settings.seed) if self._planning is None else self._planning
-        order = planning.order(self._epochs.number)
-        if order.count >= ENDLESS:
-            raise TypeError(f"{self._stream!r} has no length: it is repeated without end")
-        return Steps(
-            Cursor.at(), order.count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world, order.lanes
-        ).steps
+        count = (self._planning or Planning(pipeline, self._settings.seed)).count()
+        return Steps(self._epochs.carried, count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world).steps
 
     @property
     def epoch(self) -> int:
@@ -146,6 +145,7 @@ class Streaming:
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
+        self._hear()
         if epoch != self._epochs.number:
             self._loaded, self._skip, self._peeked = None, 0, None
             self._journey, self._epochs.carried = None, Cursor.at()
@@ -162,6 +162,7 @@ class Streaming:
         """Have the next `iterate` begin so many batches further on."""
         if batches < 0:
             raise OptionError(f"skip({batches}): 0 or more")
+        self._hear()
         self._check_at_rest("skip()")
         self._peeked, self._journey = None, None
         self._skip += batches
@@ -184,13 +185,22 @@ class Streaming:
     def state_dict(self, loader: Any, batches: int | None = None) -> dict[str, Any]:
         """The state after what the trainer has received, or after so many batches of the epoch."""
         del loader
-        self._hear()
-        if self._journey is not None:
-            return self._journey.state(batches)
+        with self._lock:
+            self._hear()
+            journey = self._journey
+            if journey is None:
+                return self._state_of_begin(batches)
+        return journey.state(batches)
+
+    def _state_of_begin(self, batches: int | None) -> dict[str, Any]:
+        self._find_out()
+        plan = self._plan()
+        received = plan.received()
+        if batches not in (None, received.batches):
+            raise OptionError(f"state_dict(batches={batches}): none has been given since batch {received.batches}")
         if self._loaded is not None and self._skip == 0:
             return copy.deepcopy(self._loaded.packed)
-        plan = self._plan()
-        return plan.save(plan.received())
+        return plan.save(received)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any], force: bool = False) -> None:
         """Have the next `iterate` go on from a state; an empty one is the begin.
@@ -200,29 +210,34 @@ class Streaming:
             StateMismatchError: the state belongs to another plan; not with `force`.
         """
         del loader
+        self._hear()
         self._check_at_rest("load_state_dict()")
         self._peeked, self._journey, self._skip = None, None, 0
         if not state:
-            self._loaded, self._epochs.number, self._epochs.carried, self._epochs.mark = None, 0, Cursor.at(), None
+            self._loaded, self._epochs, self._kept_step = None, _Epochs(), None
             return
         loaded = State.unpack(state)
-        order = None
+        self._find_out()
+        facts = self._known_facts()
         if not force:
-            self._known_facts().compare(state)
-        if self._has_numbers and self._planning is not None:
-            order = self._planning.order(loaded.epoch)
+            facts.compare(state)
+        order = None if self._planning is None else self._planning.order(loaded.epoch)
         packed = copy.deepcopy(dict(state))
-        self._loaded = _Loaded(loaded, packed, order)
-        self._epochs.number = loaded.epoch
-        if not force:
-            self._plan().check(packed)
+        before = self._loaded, self._epochs, self._kept_step
+        self._loaded, self._epochs = _Loaded(loaded, packed, order), _Epochs(loaded)
+        try:
+            plan = self._plan()
+            if not force:
+                plan.check(packed)
+        except BaseException:
+            self._loaded, self._epochs, self._kept_step = before
+            raise
 
     def peek(self) -> Any:
         """The first batch of the next epoch, which is not consumed by that."""
+        self._hear()
         if self._peeked is None:
-            iterator = self._new_iterator(None)
-            iterator.peek()
-            self._peeked = iterator
+            self._peeked = self._new_iterator(None)
         return self._peeked.peek()
 
     def stats(self) -> Stats:
@@ -242,19 +257,15 @@ class Streaming:
 
     def _new_iterator(self, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
         self._machinery.check()
-        if self._ranks is None:
-            self._ranks = self._find_ranks()
-            self._prepare_for(self._ranks)
+        ranks = self._find_out()
         plan = self._plan()
-        if self._ranks.is_torch:
-            self._ranks.agree("plan", plan.digest())
         left_out = 0 if self._stream.pipeline().keeps_count else self._skip
         if self._planning is not None:
             self._machinery.read_ahead(2 * self._planning.window_bytes // plan.steps.world)
         elif any(isinstance(operator, Shuffle) for operator in self._stream.pipeline().order):
             self._machinery.read_ahead(self._blueprint.window_bytes)
         recipe = self._blueprint.recipe
-        recipe.batch_size, recipe.limit = plan.batch_size, self._limit(plan)
+        recipe.batch_size = plan.batch_size
         reader = self._machinery.reader(self._blueprint.storage_options)
         source = self._blueprint.source(plan, self._planning, reader, caller)
         journey = Journey(plan.received(), plan.save)
@@ -269,14 +280,29 @@ class Streaming:
             plan.batches,
             cuts=plan.cuts(),
             track=plan.track(source.mark if self._planning is None else None),
+            limit=self._limit(plan),
             skips=self._skips(plan),
             journey=journey,
         )
         iterator.leave_out = left_out
+        if ranks.is_torch:
+            iterator.before = partial(ranks.agree, "the plan of an epoch", plan.digest())
         self._journey, self._current, self._live = journey, plan, weakref.ref(iterator)
         return iterator
 
     # Planning an epoch.
+
+    def _find_out(self) -> Ranks:
+        """Which rank this is now, and how samples are divided among that many."""
+        ranks = self._find_ranks()
+        if ranks != self._ranks:
+            self._ranks, self._planning, self._facts = ranks, None, None
+            try:
+                self._prepare_for(ranks)
+            except BaseException:
+                self._ranks = None
+                raise
+        return ranks
 
     def _prepare_for(self, ranks: Ranks) -> None:
         """Find out how samples can be divided among ranks, the first time that is needed."""
@@ -334,8 +360,9 @@ class Streaming:
         return self._facts
 
     def _step(self, ranks: Ranks) -> int:
+        """Samples of a global batch."""
         settings = self._settings
-        size = settings.global_batch_size or settings.batch_size * ranks.world
+        size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
             raise OptionError(f"global_batch_size={size} for {ranks.world} ranks: each must have a sample of each step")
         return size
@@ -345,11 +372,24 @@ class Streaming:
         ranks, settings, pipeline = self._ranks or self._find_ranks(), self._settings, self._stream.pipeline()
         facts = self._known_facts()
         epochs = self._epochs
-        begin = State(epoch=epochs.number, cursor=epochs.carried, world=ranks.world, mark=epochs.mark)
+        begin = State(
+            epoch=epochs.number,
+            cursor=epochs.carried,
+            carried=as_ranges(epochs.carried.holes),
+            batch_size=0 if settings.global_batch_size else settings.batch_size,
+            world=ranks.world,
+            mark=epochs.mark,
+        )
         order: Order | None = None
         size = self._step(ranks)
         is_counted = self._planning is not None
-        is_shared = is_counted and pipeline.keeps_count and settings.in_order
+        is_known = is_counted and pipeline.keeps_count
+        is_shared = is_known and settings.in_order
+        if not is_known and settings.tail in ("pad", "carry"):
+            raise OptionError(
+                f"tail={settings.tail!r} needs to know how many samples there are, and {self._stream!r} does not: "
+                "'short' and 'drop' are left"
+            )
         if self._loaded is not None:
             begin, order = self._loaded.state, self._loaded.order
         if self._planning is not None and order is None:
@@ -360,7 +400,7 @@ class Streaming:
             begin.cursor,
             ENDLESS if order is None else order.count,
             size,
-            settings.tail if is_counted and pipeline.keeps_count else "short",
+            settings.tail if is_known else "short",
             ranks.rank if is_counted else 0,
             ranks.world if is_counted else 1,
             1 if order is None else order.lanes,
@@ -374,7 +414,7 @@ class Streaming:
             steps=steps,
             rank=ranks.rank,
             world=ranks.world,
-            batch_size=steps.batch if is_counted and pipeline.keeps_count else self._batch_size(ranks),
+            batch_size=steps.batch if is_known else self._batch_size(ranks),
             keeps_count=pipeline.keeps_count,
             is_shared=is_shared,
             is_resumed=self._loaded is not None,
@@ -403,6 +443,8 @@ class Streaming:
             StateMismatchError: it is of one of several other ranks, or of another global batch.
         """
         settings, keeps_count = self._settings, self._stream.pipeline().keeps_count
+        if settings.global_batch_size is None and settings.batch_size == begin.batch_size and size != begin.step:
+            size = self._kept_step = begin.step  # on other ranks: the global batch stays, in later epochs too
         if begin.rank is not None:
             is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
             if is_mine and (order is None or begin.step == size or not keeps_count) and not is_shared:
@@ -414,17 +456,17 @@ class Streaming:
                     field="world",
                 )
             begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
-        if settings.global_batch_size is None and begin.step and ranks.world != begin.world:
-            if begin.step == settings.batch_size * begin.world:
-                size = begin.step  # the global batch stays, and each rank's share follows from that
-            elif begin.step != size:
-                raise StateMismatchError(
-                    f"the state is of global batches of {begin.step} samples, and batch_size={settings.batch_size} on "
-                    f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
-                    field="step",
-                )
-            if size < ranks.world:
-                raise StateMismatchError(f"global batches of {size} samples cannot be shared by {ranks.world} ranks")
+        if settings.global_batch_size is None and size != begin.step and ranks.world != begin.world:
+            raise StateMismatchError(
+                f"the state is of global batches of {begin.step} samples, and batch_size={settings.batch_size} on "
+                f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
+                field="step",
+            )
+        if size < ranks.world:
+            raise StateMismatchError(
+                f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
+            )
+        begin = replace(begin, batch_size=0 if settings.global_batch_size else settings.batch_size)
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             begin = replace(begin, rank=ranks.rank, samples=whole * _part(size, ranks) + _part(rest, ranks))
@@ -458,7 +500,13 @@ class Streaming:
             return None
         meters = self._machinery.meters
         return Skips(
-            weakref.ref(policy), plan.number, meters, packing.unpack_error, packing.pack_error, plan.begin.skipped
+            weakref.ref(policy),
+            plan.number,
+            meters,
+            packing.unpack_error,
+            packing.pack_error,
+            plan.begin.skipped,
+            needs_batches=plan.world > 1,
         )
 
 
@@ -503,10 +551,12 @@ def _use_up(epochs: _Epochs, meters: LoaderMeters, plan: EpochPlan, journey: Jou
 class _Epochs:
     """Which epoch is next. The iterators advance it, and must not keep the loader alive by that."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    def __init__(self, begin: State | None = None) -> None:
+        self.number = 0 if begin is None else begin.epoch
         self.carried = Cursor.at()  # where it begins
         self.mark: Any = None
+        if begin is not None and begin.carried:
+            self.carried = Cursor(0, np.array(begin.carried, np.int64))
 
     def advance(self, finished: EpochPlan, journey: Journey) -> None:
         if finished.number >= self.number:

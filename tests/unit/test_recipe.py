@@ -10,7 +10,7 @@ from headrace.scheduler.recipe import Recipe
 
 def recipe(workers: int, depth: int, *, is_adaptive: bool) -> Recipe:
     return Recipe(
-        inner=(), chain=1, batch_size=8, workers=workers, drop_last=False, keeps_count=True, limit=None, look_ahead=0,
+        inner=(), chain=1, batch_size=8, workers=workers, drop_last=False, keeps_count=True, look_ahead=0,
         in_order=True, use_slots=True, is_adaptive=is_adaptive, depth=depth,
     )  # fmt: skip
 

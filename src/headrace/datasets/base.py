@@ -143,7 +143,7 @@ class Operators:
         fn = checked(fn, "filter")
         if field is not None:
             fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
-        return self._with(Step(f"filter({name_of(fn)})", "filter", fn))
+        return self._with(Step(f"filter({name_of(fn)})", "filter", fn, random=True))
 
     def select(self, *names: str) -> Stream:
         """The named fields of each sample only; where shards have an index, the others are not read.

@@ -307,6 +307,12 @@ class Stream(Operators):
             raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
         if not isinstance(self.source, AsyncDataset) and any(isinstance(operator, Pick | Drawn) for operator in order):
             raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
+        if (
+            not isinstance(self.source, AsyncDataset)
+            and repeats
+            and any(isinstance(o, Take) for o in order[: repeats[0]])
+        ):
+            raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
         if not isinstance(self.source, AsyncDataset) and shuffles:
             if shuffles[0] > 0:
                 raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")

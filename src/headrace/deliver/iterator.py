@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import anyio
+import anyio.to_thread
 import torch
 
 from headrace.deliver.ahead import Ahead
@@ -84,6 +85,13 @@ async def readable(descriptor: int, timeout_s: float) -> None:
         raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
 
 
+class _Failed:
+    """Stands in the place of a batch that was peeked at and is an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
 class BatchIterator(Generic[B]):
     """Batches of one epoch, in order.
 
@@ -104,6 +112,7 @@ class BatchIterator(Generic[B]):
         journey: told what has been given on; None: nobody asks for a state.
 
     Attributes:
+        before: called before the first batch is given; it may block.
         batches: how many have been given.
         leave_out: how many of the next ones are received and not given.
     """
@@ -133,9 +142,10 @@ class BatchIterator(Generic[B]):
         self._end.atexit = False
         self._lock = threading.Lock()
         self._tasks_lock: anyio.Lock | None = None
-        self._peeked: list[tuple[B, Delivery]] = []
+        self._peeked: list[tuple[B | _Failed, Delivery]] = []
         self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
+        self.before: Callable[[], None] | None = None
         self.batches = 0
         self.leave_out = 0
 
@@ -155,6 +165,8 @@ class BatchIterator(Generic[B]):
         if self._tasks_lock is None:
             self._tasks_lock = anyio.Lock()
         async with self._tasks_lock:
+            if self.before is not None:
+                await anyio.to_thread.run_sync(self._begin)
             began = time.perf_counter()
             while True:
                 try:
@@ -174,6 +186,7 @@ class BatchIterator(Generic[B]):
             StopIteration: the epoch is over.
         """
         with self._lock:
+            self._begin()
             began = time.perf_counter()
             try:
                 return self._take(began)
@@ -189,7 +202,10 @@ class BatchIterator(Generic[B]):
                 self._next()
             finally:
                 self._is_peeking = False
-        return self._peeked[0][0]
+        made = self._peeked[0][0]
+        if isinstance(made, _Failed):
+            raise made.error
+        return made
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the loader after the batches that this has given so far.
@@ -217,8 +233,19 @@ class BatchIterator(Generic[B]):
         """As `close`."""
         self.close()
 
+    def _begin(self) -> None:
+        """Do what comes before the first batch; where that fails, there is none."""
+        before, self.before = self.before, None
+        if before is not None:
+            try:
+                before()
+            except BaseException:
+                self.close()
+                raise
+
     def _next(self) -> B:
         with self._lock:
+            self._begin()
             began = time.perf_counter()
             while True:
                 with contextlib.suppress(anyio.WouldBlock):
@@ -229,9 +256,7 @@ class BatchIterator(Generic[B]):
 
     def _take(self, began: float) -> B:
         if self._peeked and not self._is_peeking:
-            made, delivery = self._peeked.pop()
-            self._given(delivery)
-            return made
+            return self._told(*self._peeked.pop())
         if self._journey is not None:
             self._journey.ask()
         if self._is_exhausted:
@@ -248,12 +273,13 @@ class BatchIterator(Generic[B]):
             self._end_with(self._over)
         now = time.perf_counter()
         self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
+        made: B | _Failed
         try:
             made = batch()
-        except BaseException:
-            if self._journey is not None:
-                self._journey.fail(delivery)
-            self._count_one()
+        except Exception as error:
+            made = _Failed(error)
+        except BaseException:  # such as an interrupt: that batch is gone
+            self._failed(delivery)
             raise
         finally:
             self._left = time.perf_counter()
@@ -262,10 +288,25 @@ class BatchIterator(Generic[B]):
             self._given(delivery)
             raise anyio.WouldBlock
         if self._is_peeking:
-            self._peeked.append((made, delivery))
+            self._peeked.append((made, delivery))  # an error is told again, in its place
+        return self._told(made, delivery)
+
+    def _told(self, made: B | _Failed, delivery: Delivery) -> B:
+        """A batch as it is given on; an error is raised."""
+        if self._is_peeking:
+            pass
+        elif isinstance(made, _Failed):
+            self._failed(delivery)
         else:
             self._given(delivery)
+        if isinstance(made, _Failed):
+            raise made.error
         return made
+
+    def _failed(self, delivery: Delivery) -> None:
+        if self._journey is not None:
+            self._journey.fail(delivery)
+        self._count_one()
 
     def _given(self, delivery: Delivery) -> None:
         if self._journey is not None:

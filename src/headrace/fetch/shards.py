@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import numpy as np
 
-from headrace.errors import not_as_indexed
+from headrace.errors import OptionError, not_as_indexed
 from headrace.fetch.reading_ahead import Reader, ReadingAhead, Sends
 from headrace.fetch.shard_ranges import ShardRanges
 from headrace.fetch.shuffle_buffer import ShuffleBuffer
@@ -122,6 +122,7 @@ class ShardSource:
         self._largest = 0  # bytes of the largest shard seen
         self._first_shard = begin.shard
         self._skip_rows = begin.row  # samples of the first shard that are not used
+        self._read_before = 0
         self._read = self._position = 0  # how many samples were read, and put, since `begin`
         self._windows = begin.window
         self._pending: list[RawPart] = []
@@ -155,6 +156,7 @@ class ShardSource:
                     self._skip_rows = 0
                     if shard % self._in_round == 0:
                         self._flush(flow)
+                        self._begin_round(shard)
                     self._shard_starts.append((self._read, shard, skip))
                     async for given in stream:
                         part: Part = ListPart([given]) if isinstance(given, Failure) else given
@@ -237,6 +239,12 @@ class ShardSource:
             for held in spans.values():
                 held.release()
 
+    def _begin_round(self, shard: int) -> None:
+        """See that the round before has brought something: what is repeated without end would never end."""
+        if shard >= self._first_shard + self._in_round and self._read == self._read_before:
+            raise OptionError(".repeat() and .epoch(): the shards have no samples to begin again with")
+        self._read_before = self._read
+
     def range_bytes(self, ordinal: int, offset: int) -> int:
         """How much to ask a shard for at `offset`.
 
@@ -297,6 +305,9 @@ class ShardSource:
             part.release()
 
     def _put_window(self, flow: Flow, window: Window, part: RawPart, count: int) -> None:
+        if not count:  # what came was of before `begin`
+            part.release()
+            return
         order = window.order(count, self._windows)
         self._windows += 1
         shuffled = part.take(order)

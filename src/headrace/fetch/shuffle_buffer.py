@@ -44,4 +44,5 @@ class ShuffleBuffer:
 
     def end(self) -> Ints:
         """The numbers of those that are left, in the order in which they leave."""
-        return self._random.permutation(self.waiting)
+        waiting, self.waiting = self.waiting, 0
+        return self._random.permutation(waiting)

@@ -38,6 +38,7 @@ class Epoch:
         pack_error: an exception as bytes.
         cuts: where the samples are cut into batches.
         track: where in the epoch they are.
+        limit: how many samples are cut into batches at most; None: all.
         skips: says which failed samples are left out; None: none is.
     """
 
@@ -57,6 +58,7 @@ class Epoch:
         pack_error: Callable[[BaseException], bytes],
         cuts: Cuts,
         track: Track,
+        limit: int | None = None,
         skips: Skips | None = None,
     ) -> None:
         self._source, self._recipe, self.key = source, recipe, key
@@ -64,7 +66,7 @@ class Epoch:
         self._sender, self._meters = sender, meters
         self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
         self._dispatch = Dispatch(works, budget, arena)
-        self._cuts, self._track = cuts, track
+        self._cuts, self._track, self._limit = cuts, track, limit
         self._assembly = Assembly(
             recipe, cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, track, skips
         )
@@ -293,7 +295,7 @@ class Epoch:
 
     def _arrive(self, start: int, part: Part, numbers: Sequence[int]) -> None:
         """Samples that count, as far as there is no limit to them; they have these numbers in the source."""
-        limit = self._recipe.limit
+        limit = self._limit
         if limit is not None and start + part.count > limit:
             kept = part.cut(0, max(0, limit - start))
             part.release()
@@ -304,7 +306,7 @@ class Epoch:
 
     def _check_end(self) -> None:
         """Whether every sample of the epoch has been cut into batches."""
-        is_full = self._recipe.limit is not None and self._cut >= self._recipe.limit
+        is_full = self._limit is not None and self._cut >= self._limit
         if is_full or (self._is_fed and not self._inner_under_way):
             self._assembly.end(self._cut)
 

@@ -68,7 +68,6 @@ class Recipe:
         workers: who share a batch's samples.
         drop_last: leave a short last batch out.
         keeps_count: whether each sample put by the source becomes one sample of a batch.
-        limit: how many samples an epoch has at most, counted where batches are cut.
         look_ahead: how many samples may lie ready beyond the batches that may be sent.
         in_order: whether batches come in plan order.
         spec: the form of a sample, once a worker has told it.
@@ -89,7 +88,6 @@ class Recipe:
     workers: int
     drop_last: bool
     keeps_count: bool
-    limit: int | None
     look_ahead: int
     in_order: bool
     use_slots: bool

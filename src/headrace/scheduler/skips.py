@@ -47,6 +47,7 @@ class Skips:
         meters: where samples that are left out are counted.
         unpack: a packed exception's exception.
         pack: the reverse.
+        needs_batches: whether a batch of which nothing is left is an error: other ranks have theirs, and would wait.
         before: how many were left out in this epoch before: (in all, right before what comes now).
     """
 
@@ -58,10 +59,13 @@ class Skips:
         unpack: Callable[[bytes], BaseException],
         pack: Callable[[BaseException], bytes],
         before: tuple[int, int] = (0, 0),
+        *,
+        needs_batches: bool = False,
     ) -> None:
         self._policy, self._epoch, self._meters = policy, epoch, meters
         self._unpack, self._pack = unpack, pack
         self._in_all, self._in_a_row = before
+        self._needs_batches = needs_batches
         self._logged = 0
         self._known: set[int] = set()  # errors that were counted, by their hashes
 
@@ -91,6 +95,8 @@ class Skips:
                 return raised
         if following < count:
             self._in_a_row = 0
+        if self._needs_batches and len(errors) == count:
+            return Raised(owned(errors[min(errors)])[0], "no sample of this batch is left, and other ranks have theirs")
         return None
 
     def _rule_on(self, position: int, blob: bytes) -> Raised | None:

@@ -313,7 +313,10 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
         return f"OptionError: ranks do not read a whole: {seen}; give all the same device_mesh=, or {_GIVE}"
     if len(digests) > 1:
         seen = _few([f"{digest:016x} on {_listed(digests[digest])}" for digest in digests])
-        mend = "give all the same data, seed, options and state"
+        mend = (
+            "give all the same data, seed, options and state, and have them iterate over their loaders in the same "
+            "order; ranks='local' is for loops that not all ranks run"
+        )
         return f"StateMismatchError: {what} is not the same on all ranks: {seen}; {mend}"
     return _AGREED
 

@@ -6,12 +6,13 @@ An object is stateful when it has both `state_dict` and `load_state_dict`; that 
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import copy
 import itertools
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -22,11 +23,17 @@ from headrace.errors import StateMismatchError
 from headrace.torch_compat import packing
 
 _FAILED = b"failed "  # begins what stands for a state that could not be had
+_NESTED_MOST = 8
 
 
 def is_stateful(thing: Any) -> bool:
-    """Whether an object can say its state, and take it back."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    """Whether an object can say its state, and take it back. The parameters of a module are none."""
+    if isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict:
+        return False
+    try:
+        return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    except Exception:  # a property that cannot be had
+        return False
 
 
 def load(thing: Any, states: dict[str, Any] | None, name: str) -> None:
@@ -57,8 +64,18 @@ def packed_states(dataset: Any, iterator: Any) -> bytes | None:
             states["iterator"] = iterator.state_dict()
         return packing.pack_bytes(states) if states else None
     except Exception as error:
-        error.add_note("raised where the state of the data set was asked for")
-        return _FAILED + packing.pack_error(error)
+        return failed(error, "raised where the state of the data set was asked for")
+
+
+def failed(error: Exception, note: str) -> bytes:
+    """What stands for a state that could not be had."""
+    error.add_note(note)
+    return _FAILED + packing.pack_error(error)
+
+
+def is_known(blob: bytes | None) -> bool:
+    """Whether somebody can go on from a state that `packed_states` gave."""
+    return blob is not None and not blob.startswith(_FAILED)
 
 
 def unpacked_states(blob: bytes | None) -> dict[str, Any] | None:
@@ -80,15 +97,23 @@ def encoded(state: torch.Tensor) -> str:
 
 
 def decoded(text: str) -> torch.Tensor:
-    """The state of a generator that `encoded` gave."""
-    return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    """The state of a generator that `encoded` gave.
+
+    Raises:
+        StateMismatchError: it did not.
+    """
+    try:
+        return torch.frombuffer(bytearray(zlib.decompress(base64.b64decode(text))), dtype=torch.uint8)
+    except (TypeError, ValueError, binascii.Error, zlib.error) as error:
+        raise StateMismatchError(f"{text!r:.50} is no state of a generator: {error}", field="generators") from error
 
 
 class Source:
     """Where draws come from: a generator, or torch's global one.
 
     A state cannot set the global one, which is the user's. When it was drawn from, and is now another than it was when
-    the state was made, draws go on from a place of our own, as they would have gone on there.
+    the state was made, draws go on from a place of our own, as they would have gone on there; until somebody else
+    draws from the global one, or seeds it.
 
     Args:
         generator: None for torch's global one.
@@ -97,19 +122,29 @@ class Source:
     def __init__(self, generator: torch.Generator | None) -> None:
         self.generator = generator
         self._own: torch.Tensor | None = None
+        self._outside: torch.Tensor | None = None  # the global one's state, as long as we draw from a place of our own
 
     def now(self) -> torch.Tensor:
         """The state that the next draw begins with."""
         if self.generator is not None:
             return self.generator.get_state()
-        return torch.get_rng_state() if self._own is None else self._own
+        outside = torch.get_rng_state()
+        own = self._place(outside)
+        return outside if own is None else own
 
     def go_on(self, state: torch.Tensor) -> None:
         """Have the next draw begin there."""
         if self.generator is not None:
             self.generator.set_state(state)
         else:
-            self._own = None if torch.equal(torch.get_rng_state(), state) else state
+            self._outside = torch.get_rng_state()
+            self._own = None if torch.equal(self._outside, state) else state
+
+    def _place(self, outside: torch.Tensor) -> torch.Tensor | None:
+        """Where the next draw begins, if that is a place of our own."""
+        if self._own is not None and self._outside is not None and not torch.equal(self._outside, outside):
+            self._own = None
+        return self._own
 
     @contextlib.contextmanager
     def drawing(self, at: torch.Tensor | None = None) -> Iterator[None]:
@@ -123,11 +158,11 @@ class Source:
                 self.generator.set_state(at)
             yield
             return
-        begin = self._own if at is None else at
+        outside = torch.get_rng_state()
+        begin = self._place(outside) if at is None else at
         if begin is None:
             yield
             return
-        outside = torch.get_rng_state()
         torch.set_rng_state(begin)
         try:
             yield
@@ -185,20 +220,26 @@ class Draws:
 
 
 def _generator_of(sampler: Any) -> torch.Generator | None:
-    while sampler is not None:
-        generator = getattr(sampler, "generator", None)
-        if isinstance(generator, torch.Generator):
-            return generator
-        sampler = getattr(sampler, "sampler", None)
-    return None
+    generators = (getattr(part, "generator", None) for part in chain_of(sampler))
+    return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)
 
 
 # Samplers.
 
 
+def chain_of(sampler: Any) -> Iterator[Any]:
+    """A sampler, the one that it takes its indices from, and so on."""
+    for _ in range(_NESTED_MOST):  # an object may have an attribute of any name, without end
+        if sampler is None:
+            return
+        yield sampler
+        inner = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+
+
 class _Kept(NamedTuple):
     drawn: int
-    states: dict[str, Any] | None
+    states: dict[str, Any] | bytes | None  # bytes stand for states that could not be had
     is_over: bool
 
 
@@ -213,10 +254,13 @@ class Indices:
         opened: `iter` of it.
         source: where it draws random numbers.
         before: the state of `source` before `iter` was called.
-        every: after so many indices a stateful sampler is asked for its state; 0: never.
+        every: says after how many indices a stateful sampler is asked for its state; 0: only before the first, at the
+            end, and by `after`.
     """
 
-    def __init__(self, sampler: Any, opened: Any, source: Source, before: torch.Tensor | None, every: int) -> None:
+    def __init__(
+        self, sampler: Any, opened: Any, source: Source, before: torch.Tensor | None, every: Callable[[], int]
+    ) -> None:
         self._outer, self._source, self._every = sampler, source, every
         self._is_plain = type(sampler) is BatchSampler
         self._sampler: Any = sampler.sampler if self._is_plain else sampler
@@ -226,12 +270,12 @@ class Indices:
         self._first: torch.Tensor | None = None  # the source's state when the first one was drawn
         self._waiting: deque[Any] = deque()
         self._kept: deque[_Kept] = deque()
-        self._end: dict[str, Any] | None = None  # the states after the end
+        self._end: dict[str, Any] | bytes | None = None  # the states after the end
         self._is_over = False
         self.drawn = 0
 
     @classmethod
-    def resumed(cls, sampler: Any, source: Source, told: dict[str, Any], every: int) -> Indices:
+    def resumed(cls, sampler: Any, source: Source, told: dict[str, Any], every: Callable[[], int]) -> Indices:
         """Those that come after the ones of which `told` was made."""
         before, first = (None if text is None else decoded(text) for text in told["start"])
         states = copy.deepcopy(told["states"])
@@ -273,7 +317,8 @@ class Indices:
         else:
             index = self._draw()
         self.drawn += 1
-        if self._every and self.drawn % self._every == 0:
+        every = self._every()
+        if every and self.drawn % every == 0:
             self._keep()
         return index
 
@@ -298,12 +343,15 @@ class Indices:
             raise
         return batch
 
-    def _states(self) -> dict[str, Any] | None:
+    def _states(self) -> dict[str, Any] | bytes | None:
         things = {"sampler": self._sampler, "iterator": self._iterator}
         if self._iterator is self._sampler:
             del things["sampler"]
-        states = {name: thing.state_dict() for name, thing in things.items() if is_stateful(thing)}
-        return copy.deepcopy(states) or None
+        try:
+            states = {name: thing.state_dict() for name, thing in things.items() if is_stateful(thing)}
+            return copy.deepcopy(states) or None
+        except Exception as error:  # indices come whether a state can be had or not
+            return failed(error, "raised where the state of the sampler was asked for")
 
     def _keep(self) -> None:
         states = self._states()
@@ -325,15 +373,17 @@ class Indices:
             self._kept.popleft()
 
     def after(self, drawn: int, *, is_finished: bool) -> dict[str, Any]:
-        """How to go on after `drawn` of them, or a few before: text and numbers, but for the sampler's own states."""
-        states: dict[str, Any] | None = None
-        is_over = False
+        """How to go on after `drawn` of them, or some before: text and numbers, but for the sampler's own states."""
+        known = next((kept for kept in reversed(self._kept) if kept.drawn <= drawn), None)
         if is_finished:
-            states = self._end
-        elif self._kept:
-            drawn, states, is_over = next(kept for kept in reversed(self._kept) if kept.drawn <= drawn)
-        elif self._first is None:
-            states = self._states()
+            known = _Kept(drawn, self._end, False)
+        elif known is None:
+            known = _Kept(drawn, self._states() if self._first is None else None, False)
+        elif known.drawn < drawn == self.drawn:
+            known = _Kept(drawn, self._states(), self._is_over)
+        drawn, states, is_over = known
+        if isinstance(states, bytes):
+            unpacked_states(states)  # raises
         start = (None, None) if is_finished or states is not None else (self._before, self._first)
         return {
             "batches": drawn,
