@@ -122,3 +122,74 @@ def test_a_loader_that_is_in_use_cannot_be_moved() -> None:
         loader.skip(1)
     with pytest.raises(hr.OptionError, match="0 or more"):
         loader.skip(-1)
+
+
+class Failing(Numbers):
+    async def aget(self, key: int) -> int:
+        if key == 3:
+            raise ValueError("bad")
+        return key
+
+
+def test_an_error_that_was_peeked_at_is_told_again_in_its_place() -> None:
+    with hr.DataLoader(Failing(), batch_size=4) as loader:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="bad"):
+                loader.peek()
+        batches = iter(loader)
+        assert loader.position.batch == 0
+        with pytest.raises(ValueError, match="bad"):
+            next(batches)
+        assert next(batches).tolist() == [4, 5, 6, 7]
+        assert loader.position.batch == 2
+
+
+def test_errors_in_what_is_skipped_are_not_told() -> None:
+    with hr.DataLoader(Failing().filter(is_even_or_three), batch_size=2) as loader:
+        loader.skip(2)
+        assert next(iter(loader)).tolist() == [6, 8]
+
+
+def is_even_or_three(number: int) -> bool:
+    return number == 3 or number % 2 == 0
+
+
+def test_a_state_that_is_refused_or_cannot_be_used_yet_changes_nothing() -> None:
+    with hr.DataLoader(Numbers(), batch_size=8) as loader:
+        for _, _ in zip(range(2), loader, strict=False):
+            pass
+        state = loader.state_dict()
+    with hr.DataLoader(Numbers(), batch_size=8) as loader:
+        with pytest.raises(hr.StateMismatchError, match="was edited"):
+            loader.load_state_dict(state | {"batches": 3})
+        assert len(as_lists(loader)) == 5
+    with hr.DataLoader(Numbers(), batch_size=8, rank=0) as loader:
+        with pytest.raises(hr.OptionError, match="go together"):
+            loader.load_state_dict(state)
+    with pytest.raises(hr.StateMismatchError) as caught, hr.DataLoader(Numbers(), batch_size=8) as loader:
+        loader.load_state_dict({name: value for name, value in state.items() if name != "seed"})
+    assert caught.value.field == "seed"
+
+
+def test_two_iterators_of_one_loader_have_ends_of_their_own() -> None:
+    data = Numbers().filter(is_even).take(12)
+    with hr.DataLoader(data, batch_size=4) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(data, batch_size=4) as loader:
+        loader.load_state_dict(state)
+        first = iter(loader)
+        second = iter(loader)
+        assert [len(as_lists(first)), len(as_lists(second))] == [2, 3]
+
+
+def test_a_filter_that_draws_drops_the_same_samples_in_each_run() -> None:
+    def is_lucky(number: int) -> bool:
+        return bool(hr.rng().random() < 0.5)
+
+    runs = []
+    for workers in (0, 0, 1):
+        with hr.DataLoader(Numbers().filter(is_lucky), batch_size=4, num_workers=workers) as loader:
+            runs.append(as_lists(loader))
+    assert runs[0] == runs[1] == runs[2]
+    assert 5 < sum(map(len, runs[0])) < 35

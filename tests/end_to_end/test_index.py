@@ -1,4 +1,4 @@
-"""Shards with an index give what they give without one, whatever is asked of them; in the same order if not shuffled."""
+"""Shards with an index give what they give without one, and in the same order where they are not shuffled."""
 
 from __future__ import annotations
 

@@ -187,6 +187,100 @@ def test_the_numbers_of_random_functions_do_not_depend_on_ranks(urls: list[str],
     assert len({x for x, _ in drawn[0].values()}) == TOTAL
 
 
+def test_a_global_batch_stays_in_later_epochs_and_after_a_second_resume() -> None:
+    def loader_of(world: int) -> hr.DataLoader[Any]:
+        return hr.DataLoader(Numbers(64), batch_size=4, rank=0, world_size=world)
+
+    with loader_of(4) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for _ in range(2):
+        with loader_of(2) as loader:
+            loader.load_state_dict(state)
+            batches = iter(loader)
+            assert len(next(batches)) == 8
+            state = loader.state_dict()
+            assert [len(batch) for batch in batches] == [8] * (4 - loader.position.batch) or loader.epoch == 1
+            assert [len(batch) for batch in loader] == [8] * 4
+            assert len(loader) == 4
+    with hr.DataLoader(Numbers(64), batch_size=6, rank=0, world_size=3) as loader:
+        with pytest.raises(hr.StateMismatchError, match="global_batch_size=") as caught:
+            loader.load_state_dict(state)
+        assert caught.value.field == "step"
+        assert len(list(loader)) == 4  # and what was refused is not gone on with
+
+
+def test_ranks_without_an_index_go_on_from_their_state(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    urls = put_shards("resumed without an index", COUNTS)
+    options: dict[str, Any] = {"global_batch_size": 6, "rank": 1, "world_size": 2, "collate_fn": _numbers}
+    with hr.DataLoader(hr.stream(urls, index=None).shuffle(), **options) as loader:
+        begin = loader.state_dict()
+        batches = iter(loader)
+        got = [next(batches), next(batches)]
+        state = loader.state_dict()
+        got += batches
+    with hr.DataLoader(hr.stream(urls, index=None).shuffle(), **options) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == got[2:]
+        loader.load_state_dict(begin)
+        assert list(loader) == got
+
+
+def test_ranks_are_those_of_now_when_an_epoch_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with hr.DataLoader(Numbers(16), batch_size=4) as loader:
+        assert len(list(loader)) == 4
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15]]
+
+
+def test_a_batch_of_which_nothing_is_left_is_an_error_where_others_have_theirs() -> None:
+    class Failing(Numbers):
+        async def aget(self, key: int) -> int:
+            if 8 <= key < 12:
+                raise ValueError(f"bad {key}")
+            return key
+
+    with hr.DataLoader(Failing(32), batch_size=4, on_error="skip") as loader:
+        assert len(list(loader)) == 7
+    with hr.DataLoader(Failing(32), batch_size=4, rank=0, world_size=2, on_error="skip") as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(ValueError, match="bad 8") as caught:
+            next(batches)
+        assert "other ranks have theirs" in caught.value.__notes__[-1]
+        assert len(list(batches)) == 2
+
+
+@pytest.mark.parametrize("tail", ["pad", "carry"])
+def test_tails_that_need_to_know_the_end_are_refused_where_it_is_not_known(urls: list[str], tail: Any) -> None:
+    for data in (hr.stream(urls, index=None), Numbers().filter(bool), Counting()):
+        with hr.DataLoader(data, batch_size=4, tail=tail) as loader, pytest.raises(hr.OptionError, match="tail="):
+            iter(loader)
+
+
+def test_a_carried_begin_is_part_of_the_state() -> None:
+    options: dict[str, Any] = {"batch_size": 4, "tail": "carry"}
+    with hr.DataLoader(Numbers(10), **options) as loader:
+        list(loader)
+        epoch = [batch.tolist() for batch in loader]
+        loader.set_epoch(0)
+        list(loader)
+        batches = iter(loader)
+        assert next(batches).tolist() == epoch[0] == [8, 9, 0, 1]
+        state = loader.state_dict()
+        batches.close()
+        assert len(loader) == 3
+    with hr.DataLoader(Numbers(10), **options) as loader:
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        assert next(batches).tolist() == epoch[1]
+        batches.close()
+        assert [batch.tolist() for batch in loader] == epoch
+
+
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("give one of them", {"batch_size": 4, "global_batch_size": 8}),
     ("number of 1 or more", {"global_batch_size": 0}),

@@ -167,6 +167,18 @@ def test_an_endless_stream_ends_where_it_is_told_to(urls: list[str], index: str)
         assert len(list(itertools.islice(loader, 40))) == 40
 
 
+def test_a_buffer_is_emptied_at_the_end_of_each_round(urls: list[str]) -> None:
+    (order,) = epochs_of(hr.stream(urls, index=None).shuffle(buffer=7).repeat(3))
+    assert all(sorted(order[k * TOTAL : (k + 1) * TOTAL]) == list(range(TOTAL)) for k in range(3))
+
+
+def test_shards_without_samples_are_not_repeated_for_ever() -> None:
+    data = hr.stream(put_shards("nothing", [0, 0]), index=None)
+    for endless in (data.repeat(), data.epoch(samples=10)):
+        with pytest.raises(hr.OptionError, match="no samples"):
+            epochs_of(endless)
+
+
 WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("a buffer is for", lambda indexed, plain: plain.shuffle("window", buffer=3)),
     ("a window is for", lambda indexed, plain: indexed.shuffle("global", window=3)),
@@ -181,6 +193,7 @@ WRONG: list[tuple[str, Callable[[Any, Any], Any]]] = [
     ("1 or more", lambda indexed, plain: indexed.epoch(samples=0)),
     ("need samples that have numbers", lambda indexed, plain: plain.sample(count=3)),
     ("does its own drawing", lambda indexed, plain: indexed.sample([1, 2], count=3)),
+    ("needs samples that are counted", lambda indexed, plain: plain.take(5).repeat(2)),
     ("let its aiter", lambda indexed, plain: Counting().repeat(2)),
 ]
 

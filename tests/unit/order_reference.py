@@ -75,8 +75,10 @@ def place(p: int, sizes: Sequence[int], by: str, key: Sequence[int], lanes: int 
         lane = turns(lanes)[p % lanes]
         j, i = divmod(p // lanes, block)
         size = min(block, lengths[lane] - j * block)
-        first = sum(lengths[other] for other in range(lane)) + j * block
-        base = first + permutation(i, size, number(j * lanes + lane, draw("blocks", *key)))
+        first = sum(lengths[other] for other in range(lane))
+        shift = below(number(lane, draw("shifts", *key)), lengths[lane])
+        inside = j * block + permutation(i, size, number(j * lanes + lane, draw("blocks", *key)))
+        base = first + (inside + shift) % lengths[lane]
     ends = list(accumulate(sizes[shard] for shard in shards))
     k = next(k for k, end in enumerate(ends) if base < end)
     shard = shards[k]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.plan import ChosenOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
+from headrace.plan import ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder, ShuffledOrder, Windows
 from headrace.plan.lanes import lane_turns
 
 UNEVEN = st.lists(st.integers(0, 40), max_size=12)
@@ -90,12 +90,54 @@ def test_what_comes_behind_a_window_lies_elsewhere(
 
 def test_a_window_of_lanes_holds_a_block_of_each() -> None:
     order = ShardOrder(np.array([1000]), "windows", (0, 0), Windows(4, 25))
-    lanes = {row // 250 for _, row in located(order, 0, 100)}
     assert order.window_end(0) == 100
-    assert lanes == {0, 1, 2, 3}
-    assert sorted(row for _, row in located(order, 100, 200)) == [
-        *range(25, 50), *range(275, 300), *range(525, 550), *range(775, 800)
-    ]  # fmt: skip
+    begins = []
+    for lane in range(4):
+        blocks = [{row for _, row in located(order, at, at + 100) if row // 250 == lane} for at in range(0, 1000, 100)]
+        begins.append(next(row % 250 for row in blocks[0] if 250 * lane + (row - 1) % 250 not in blocks[0]))
+        turned = [250 * lane + (begins[-1] + k) % 250 for k in range(250)]
+        assert blocks == [set(turned[at : at + 25]) for at in range(0, 250, 25)]
+    assert len(set(begins)) == 4
+
+
+def windows_of(order: Order) -> np.ndarray:
+    """The window in which each sample of a pass over shards of one size comes."""
+    shards, rows = order.locate(np.arange(order.count))
+    windows = np.empty(order.count, np.int64)
+    windows[shards * (rows.max() + 1) + rows] = np.arange(order.count) // order.window_end(0)
+    return windows
+
+
+@pytest.mark.parametrize("shards", [1, 2, 32, 64])
+def test_samples_come_in_another_window_each_epoch_when_shards_are_equal(shards: int) -> None:
+    count = 2**18  # 32 lanes, each of 16 blocks
+    sizes = np.full(shards, count // shards)
+    epochs = [windows_of(ShardOrder(sizes, "windows", (0, epoch), Windows(32, 512))) for epoch in range(9)]
+    assert epochs[0].max() == 15
+    same = np.mean([(a == b).mean() for a, b in itertools.pairwise(epochs)])
+    assert 0.5 / 16 < same < 2 / 16
+    alike = np.mean([(epoch == epochs[0]).all() for epoch in epochs[1:]])
+    assert alike == 0
+
+
+@pytest.mark.parametrize("shards", [1, 32, 64, 256])
+def test_a_batch_has_rows_of_everywhere_in_shards_when_these_are_equal(shards: int) -> None:
+    size = 640_000 // shards
+    order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
+    _, rows = order.locate(np.arange(256 * 100))
+    spread = (rows.reshape(100, 256) / size).std(axis=1).mean()
+    assert 0.75 < spread * 12**0.5 < 1.25  # 1 where they are spread evenly
+    assert rows[:256].max() - rows[:256].min() > 0.8 * size
+
+
+@pytest.mark.parametrize("shards", [32, 64, 256])
+def test_batches_have_many_classes_when_equal_shards_are_sorted_by_class(shards: int) -> None:
+    size, classes = 640_000 // shards, 100
+    order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
+    _, rows = order.locate(np.arange(order.count))
+    found = np.mean([len(np.unique(batch)) for batch in (rows * classes // size).reshape(-1, 256)])
+    by_chance = classes * (1 - (1 - 1 / classes) ** order.lanes)  # of so many lanes, each in one class
+    assert found > 0.8 * by_chance
 
 
 def test_small_shards_share_a_window_when_each_is_shuffled_within() -> None:
@@ -198,12 +240,44 @@ def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, 
         assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
 
 
-def test_positions_before_the_epoch_are_those_of_the_pass_before() -> None:
-    passes = Passes(lambda number: ShardOrder(np.array([9, 4]), "shards", (number + 5,)), 2)
-    before = located(ShardOrder(np.array([9, 4]), "shards", (4,)))
-    first = located(passes)[:3]
-    assert located(passes, -4, 3) == [*before[-4:], *first]
-    assert passes.window_end(-1) == 0
+@settings(deadline=None)
+@given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
+def test_positions_before_an_epoch_are_the_last_ones_of_those_before(
+    count: int, by: str, start: int, stop: int, windows: Windows
+) -> None:
+    def epoch(number: int) -> Order:  # two passes over 13 samples, as far as so many
+        return FirstOf(Passes(lambda turn: order_of([9, 4], by, (number, turn), windows), 2), count)
+
+    order = EpochOrder(lambda later: epoch(7 + later))
+    size = order.count
+    assert size == min(count, 26)
+    whole = [sample for number in range(-100 // size, 1) for sample in located(epoch(7 + number))]
+    stop = min(stop, size)
+    assert located(order, start, stop) == whole[len(whole) - size + start : len(whole) - size + stop]
+    for position in range(start, stop):
+        assert position < order.window_end(position)
+        assert position >= 0 or order.window_end(position) <= (position // size + 1) * size
+
+
+def test_an_epoch_without_samples_has_no_positions() -> None:
+    order = EpochOrder(lambda later: order_of([], "shards", (later,), Windows(1, 1)))
+    assert order.count == 0
+    assert located(order) == []
+
+
+def test_epochs_before_are_made_once_they_are_asked_for() -> None:
+    made = []
+
+    def make(later: int) -> Order:
+        made.append(later)
+        return order_of([10], "global", (later,), Windows(1, 1))
+
+    order = EpochOrder(make)
+    located(order)
+    assert made == [0]
+    located(order, -3)
+    located(order, -5)
+    assert made == [0, -1]
 
 
 def test_passes_without_end_go_on() -> None:
