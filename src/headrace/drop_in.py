@@ -13,6 +13,7 @@ from headrace.economic import EconomicIterator, Economy, check_benefit
 from headrace.errors import OptionError
 from headrace.observe.stats import Stats
 from headrace.settings import budget_bytes
+from headrace.torch_compat.stateful import chain_of
 from headrace.work.starter import Helper
 
 
@@ -26,9 +27,10 @@ class Torch:
     def __init__(self, loader: Any) -> None:
         self._epoch = 0
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
-        self._samplers = [s for s in (loader.sampler, loader.batch_sampler) if hasattr(s, "set_epoch")]
+        self._samplers = [part for part in chain_of(loader._index_sampler) if hasattr(part, "set_epoch")]
         self._book = drop_in_state.Book(loader)
         self._made: Any = None  # an iterator that nobody has asked for yet
+        self._made_epoch: int | None = None
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._economy: Economy | None = None
         self._end: weakref.finalize[..., Any] | None = None
@@ -56,6 +58,7 @@ class Torch:
     def iterate(self, loader: Any, caller: Any) -> Any:
         """A new iterator."""
         del caller
+        self._drop_stale(loader)
         if self._made is not None:
             iterator, self._made = self._made, None
             return iterator
@@ -69,18 +72,25 @@ class Torch:
         self._live.add(iterator)
         return iterator
 
+    def _drop_stale(self, loader: Any) -> None:
+        """Let go of an iterator that nobody has asked for, if samplers have been told another epoch since."""
+        if self._made is not None and drop_in_state.epoch_of(loader) != self._made_epoch:
+            self._made = self._book.run = None
+
     def state_dict(self, loader: Any, batches: int | None = None) -> drop_in_state.State:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
 
         Raises:
             OptionError: the state after so many batches is not there.
         """
+        self._book.pace.is_asked = True
+        self._drop_stale(loader)
         if self._book.told is not None:
             if batches not in (None, self._book.told["batches"]):
                 raise OptionError(f"batches={batches}: the state after {self._book.told['batches']} batches is there")
             return copy.deepcopy(self._book.told)
         if self._book.run is None:
-            self._made = self.iterate(loader, None)
+            self._made, self._made_epoch = self.iterate(loader, None), drop_in_state.epoch_of(loader)
         assert self._book.run is not None
         return self._book.run.state(batches)
 
@@ -90,6 +100,7 @@ class Torch:
         Raises:
             StateMismatchError: the state is that of another loader; says which field differs.
         """
+        self._book.pace.is_asked = True
         told = drop_in_state.check(loader, state, force=force) if state != {} else None
         self._book.run, self._book.told = None, told
         self._made = loader._iterator = None
@@ -108,7 +119,9 @@ class Torch:
     def set_epoch(self, epoch: int) -> None:
         """Tell the samplers."""
         self._epoch = epoch
-        if self._economy is not None:
+        if self._economy is not None and not (self._made is not None and epoch == self._economy.epoch - 1):
+            if self._made is not None:  # its samples are those of another epoch
+                self._made = self._book.run = None
             self._economy.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)

@@ -38,6 +38,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
             self._run.copy_now = functools.partial(_copy_now, fetcher)
         self._make_again()
         self._mover = mover_of(loader)
+        self._has_begun()
         if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
             fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
 
@@ -70,7 +71,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
         except StopIteration:
             self._run.is_finished = True
             raise
-        except Exception:
+        except BaseException:  # also where the user has stopped it: its index was drawn
             self._receive(self._num_yielded)
             raise
         self._receive(self._num_yielded + 1)
@@ -80,8 +81,8 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
         run, fetcher = self._run, self._dataset_fetcher
         if run.indices is not None and run.indices.drawn == run.due:
             return  # it was the sampler that has failed
-        blob = None
-        if self._is_stateful and self._every and (run.copies[0].batches + 1) % self._every == 0:
+        blob, every = None, self._every()
+        if self._is_stateful and every and (run.copies[0].batches + 1) % every == 0:
             blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
         run.receive(run.due, 0, given, blob=blob, is_over=getattr(fetcher, "ended", False), died=False)
 

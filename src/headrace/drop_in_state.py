@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import threading
 from collections import deque
@@ -10,15 +11,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import BatchSampler, IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.errors import OptionError, StateMismatchError
+from headrace.plan.ranges import united
+from headrace.state import VERSION, check_kind
 from headrace.torch_compat import packing
-from headrace.torch_compat.stateful import Draws, Indices, unpacked_states
+from headrace.torch_compat.stateful import Draws, Indices, chain_of, decoded, unpacked_states
+from headrace.types import Ranges
 
-VERSION = 1
+_FIELDS = (
+    *("is_map", "economic", "num_workers", "epoch", "count", "sampler_type", "base_seed", "shared_seed"),
+    *("is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
+)
+_FIELDS_OF = {
+    "sampler": ("batches", "samples", "is_over", "start", "states"),
+    "copies": ("batches", "known", "is_over", "states"),
+}
+_DATA = {"count": "the data set has another number of samples", "sampler_type": "the sampler is of another kind"}
 _POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
 
 log = logging.getLogger("headrace")
@@ -44,14 +56,15 @@ class Point(NamedTuple):
     Attributes:
         given: how many batches it was given; one for which it got an error is none.
         due: the number of the first batch that it got neither of.
-        beyond: the numbers of those after it that it got nevertheless, where order is not kept.
+        beyond: the numbers of those after it that it got nevertheless, where order is not kept; they leave out no more
+            than is under way.
         turn: the worker that is asked next.
         copies: of each worker's data set.
     """
 
     given: int
     due: int
-    beyond: frozenset[int]
+    beyond: Ranges
     turn: int
     copies: tuple[Copy, ...]
 
@@ -125,10 +138,10 @@ class Run:
         if number == due and not beyond:
             due += 1
         else:
-            beyond |= {number}
-            while due in beyond:
-                beyond -= {due}
-                due += 1
+            beyond = united((*beyond, (number, number + 1)))
+            if beyond[0][0] == due:
+                (_, due), *rest = beyond
+                beyond = tuple(rest)
         if copies:
             old = copies[worker]
             count = old.batches + 1
@@ -196,7 +209,7 @@ class Run:
             "is_finished": is_finished,
             "batches": point.given,
             "due": point.due,
-            "beyond": sorted(point.beyond),
+            "beyond": [list(numbers) for numbers in point.beyond],
             "turn": point.turn,
             "generators": self._draws.now(),
             "sampler": sampler,
@@ -226,6 +239,25 @@ class Run:
         }
 
 
+class Pace:
+    """Whether anybody has asked a loader for a state: before that, none is kept for later, as that is not for nothing.
+
+    Attributes:
+        is_asked: somebody has.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def every(self, option: int | None) -> int:
+        """After how many batches states are kept; 0: after none.
+
+        Args:
+            option: what the user wants, in any case; None: after each, as soon as somebody has asked.
+        """
+        return int(self.is_asked) if option is None else option
+
+
 class Book:
     """What a loader remembers of its newest run, and of a state that the next one begins with.
 
@@ -235,6 +267,7 @@ class Book:
 
     def __init__(self, loader: Any) -> None:
         self._draws = Draws(loader.generator, loader._index_sampler)
+        self.pace = Pace()
         self.told: State | None = None
         self.run: Run | None = None
         self._has_warned = False
@@ -246,8 +279,8 @@ class Book:
         return self._draws
 
     def take(self) -> State | None:
-        """The state that the run which now begins goes on from."""
-        told, self.told = self.told, None
+        """The state that the run which now begins goes on from; it stays in `told` until that has begun."""
+        told = self.told
         if told is not None and not told["is_map"] and not told["is_finished"]:
             again = sum(known["batches"] - known["known"] for known in told["copies"] if known["states"] is None)
             if again and not self._has_warned:
@@ -269,18 +302,18 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
     Raises:
         StateMismatchError: it cannot; says which field differs.
     """
-    if not isinstance(state, dict) or state.get("regime") != "torch":
-        regime = state.get("regime", "headrace") if isinstance(state, dict) else type(state).__name__
-        raise StateMismatchError(f"regime: the state is of {regime!r}, and the loader's is 'torch'", field="regime")
-    if state.get("version") != VERSION:
-        raise StateMismatchError(
-            f"version: the state's is {state.get('version')!r}, and {VERSION} can be read", field="version"
-        )
-    told: State = copy.deepcopy(state)
+    check_kind(state, "torch")
+    told: State = copy.deepcopy(dict(state))
     ours = _common(loader)
+    _check_fields(told, is_economic=ours["economic"])
     for name in ("is_map", "economic"):
         if told[name] != ours[name]:
             raise StateMismatchError(f"{name}: {told[name]} in the state, {ours[name]} in the loader", field=name)
+    for name, meaning in _DATA.items():
+        if None not in (told[name], ours[name]) and told[name] != ours[name] and not force:
+            raise StateMismatchError(
+                f"{name}: {meaning}: {told[name]!r} in the state, {ours[name]!r} in the loader", field=name
+            )
     if told["num_workers"] != loader.num_workers and not loader.economic:
         if not (force and told["is_map"]):
             raise StateMismatchError(
@@ -292,20 +325,64 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
     return told
 
 
+def _check_fields(state: State, *, is_economic: bool) -> None:
+    """Whether a state is whole; what is in it may still be wrong.
+
+    Raises:
+        StateMismatchError: it is not; says which field is missing, or what of it makes no sense.
+    """
+    parts: list[tuple[str, Any, tuple[str, ...]]] = [("", state, _FIELDS)]
+    if is_economic and state.get("economic"):
+        parts.append(("", state, ("epoch_of_samples", "run")))
+    if state.get("sampler") is not None:
+        parts.append(("sampler", state["sampler"], _FIELDS_OF["sampler"]))
+    copies = state.get("copies", ())
+    parts += [("copies", known, _FIELDS_OF["copies"]) for known in (copies if isinstance(copies, list) else [copies])]
+    for where, part, names in parts:
+        for name in names:
+            if not isinstance(part, dict) or name not in part:
+                field = where or name
+                raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
+    try:
+        state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
+    except (TypeError, ValueError) as error:
+        raise StateMismatchError(f"beyond: {state['beyond']!r:.50} are no ranges", field="beyond") from error
+    for text in state["generators"]:
+        decoded(text)
+    for text in () if state["sampler"] is None else state["sampler"]["start"]:
+        if text is not None:
+            decoded(text)
+
+
 def _common(loader: Any) -> State:
+    is_map = loader._dataset_kind == _DatasetKind.Map
     return {
         "version": VERSION,
         "regime": "torch",
-        "is_map": loader._dataset_kind == _DatasetKind.Map,
+        "is_map": is_map,
         "economic": getattr(loader, "economic", True),
         "num_workers": loader.num_workers,
-        "epoch": _epoch_of(loader),
+        "epoch": epoch_of(loader),
+        "count": _count_of(loader.dataset) if is_map else None,
+        "sampler_type": type(_inmost_batches(loader._index_sampler)).__name__ if is_map else None,
     }
 
 
-def _epoch_of(loader: Any) -> int | None:
+def _count_of(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except Exception:  # a data set that only a sampler knows the keys of
+        return None
+
+
+def _inmost_batches(sampler: Any) -> Any:
+    """A sampler; torch's own BatchSampler is looked through."""
+    return sampler.sampler if type(sampler) is BatchSampler else sampler
+
+
+def epoch_of(loader: Any) -> int | None:
     """The last number that a sampler was given which knows epochs; None where none does."""
-    samplers = (sampler for sampler in (loader.sampler, loader.batch_sampler) if hasattr(sampler, "set_epoch"))
+    samplers = (sampler for sampler in chain_of(loader._index_sampler) if hasattr(sampler, "set_epoch"))
     epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
     return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
 
@@ -322,8 +399,11 @@ class Resumable(_BaseDataLoaderIter):
     def _prepare(self, loader: Any, book: Book) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
         self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
-        every = getattr(loader, "snapshot_every_n_steps", 1)  # torch's own loaders have none
-        self._every = min(1, every) if loader.num_workers and not loader.in_order else every
+        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
+        if every is not None and loader.num_workers and not loader.in_order:
+            every = min(1, every)
+        self._pace = book.pace
+        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
         self._common = _common(loader)
         self._goes_on = self._told is not None and not self._told["is_finished"]
 
@@ -353,7 +433,7 @@ class Resumable(_BaseDataLoaderIter):
         before = self._draws.sampler.now()
         with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
             super()._reset(loader, first_iter)
-        self._common |= {"epoch": _epoch_of(loader)}
+        self._common |= {"epoch": epoch_of(loader)}
         self._open_run(before)
 
     def _open_run(self, before: torch.Tensor) -> None:
@@ -371,10 +451,10 @@ class Resumable(_BaseDataLoaderIter):
         if indices is not None:
             self._sampler_iter = indices
         copies = self._first_copies()
-        point = Point(0, 0, frozenset(), 0, copies)
+        point = Point(0, 0, (), 0, copies)
         if told is not None:
             copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
-            point = Point(told["batches"], told["due"], frozenset(told["beyond"]), told["turn"], copies)
+            point = Point(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
             self._num_yielded = told["batches"]
         self._again = [] if indices is None else indices.until(point.due)
         self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
@@ -383,9 +463,21 @@ class Resumable(_BaseDataLoaderIter):
         """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
         return ()
 
+    def _has_begun(self) -> None:
+        """All is as it was in the state that this goes on from: the next iterator begins anew."""
+        if self._told is self._book.told:
+            self._book.told = None
+        self._told, self._goes_on = None, False
+
     def state_dict(self, batches: int | None = None) -> State:
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
+        self._pace.is_asked = True
         return self._run.state(batches)
+
+
+def is_among(number: int, ranges: Ranges) -> bool:
+    """Whether a number is in one of some ranges."""
+    return any(start <= number < stop for start, stop in ranges)
 
 
 def copy_of(told: State) -> Copy:

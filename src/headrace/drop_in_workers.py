@@ -26,7 +26,7 @@ from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
-from headrace.drop_in_state import Book, Copy, Resumable, State, copy_of
+from headrace.drop_in_state import Book, Copy, Resumable, State, copy_of, is_among
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady
 from headrace.tasks import Delivery
 from headrace.torch_compat import packing
@@ -65,7 +65,6 @@ class WorkerIterator(Resumable):
             init_fn=init_fn,
             num_workers=self._num_workers,
             shared_seed=self._shared_seed,
-            every=self._every,
         )
         self._ahead = ahead_of(loader, mover_of(loader))
         self._crew = Crew(job, _starter(loader, job), self._prefetch_factor * self._num_workers)
@@ -82,6 +81,7 @@ class WorkerIterator(Resumable):
         self._staged: deque[Made] = deque()
         try:
             self._reset(loader, first_iter=True)
+            self._has_begun()
         except BaseException:
             self._end()
             raise
@@ -106,7 +106,7 @@ class WorkerIterator(Resumable):
                 self._crew.drop(made)
         told, point = self._told, self._run.point
         self._run.lock = self._lock
-        self._sent, self._beyond = point.due, set(point.beyond)
+        self._sent, self._beyond = point.due, point.beyond
         self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
         self._arrived: dict[int, Made] = {}
         self._staged = deque()  # those that were due, and wait for `next`
@@ -120,10 +120,9 @@ class WorkerIterator(Resumable):
             self._crew.reset(self._shared_seed)
         elif told is not None and told["copies"] and (self._goes_on or self._persistent_workers):
             self._crew.go_on(self._starts(told))
-        went_on, self._told, self._goes_on = self._goes_on, None, False
         if point.copies and self._persistent_workers:
             self._run.ask_now = functools.partial(_ask_now, weakref.ref(self))
-        if point.copies and not went_on:
+        if point.copies and not self._goes_on:
             self._run.begun = self._crew.begun
             self._run.ask_begun = functools.partial(_ask_begun, weakref.ref(self))
         for _ in range(self._prefetch_factor * self._num_workers):
@@ -155,10 +154,11 @@ class WorkerIterator(Resumable):
 
     def _try_put_index(self) -> None:
         """Have one more batch made, if there is one, and a worker for it."""
+        if (every := self._every()) != self._crew.every:
+            self._crew.keep_states(every)
         try:
             index = self._next_index()  # type: ignore[no-untyped-call]
-            while self._sent in self._beyond:  # it was given already
-                self._beyond.discard(self._sent)
+            while is_among(self._sent, self._beyond):  # it was given already
                 self._sent += 1
                 index = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:

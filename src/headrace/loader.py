@@ -323,7 +323,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             batches: the state after so many batches of this epoch, for loops that take one batch ahead; the last 16
-                are known.
+                are known, and with data sets of torch's the last 3.
 
         Raises:
             OptionError: there is no state, and why.

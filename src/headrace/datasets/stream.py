@@ -492,7 +492,11 @@ class _FromIterable(AsyncIterableDataset):
 
 
 def from_map(dataset: Any) -> Stream:
-    """Any data set with `__len__` and `__getitem__`, its calls made in threads, many at once."""
+    """Any data set with `__len__` and `__getitem__`, its calls made in threads, many at once.
+
+    What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
+    to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
+    """
     return Stream(_FromMap(dataset))
 
 

@@ -3,7 +3,7 @@
 from headrace.plan.cursor import Cursor
 from headrace.plan.drawn import DrawnOrder
 from headrace.plan.lanes import Windows
-from headrace.plan.order import ChosenOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
+from headrace.plan.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
 from headrace.plan.steps import Steps, Tail
 
@@ -11,6 +11,7 @@ __all__ = [
     "ChosenOrder",
     "Cursor",
     "DrawnOrder",
+    "EpochOrder",
     "FirstOf",
     "Order",
     "Passes",

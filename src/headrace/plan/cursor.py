@@ -60,8 +60,8 @@ class Cursor:
         if not len(delivered):
             return self
         top = max(self.position, int(delivered.max()) + 1)
-        planned = np.concatenate([expanded(self.holes), np.arange(self.position, top)])
-        return Cursor(top, compressed(np.setdiff1d(planned, delivered)))
+        planned = np.concatenate([self.holes, [[self.position, top]]])
+        return Cursor(top, difference(planned, compressed(np.unique(delivered))))
 
 
 def expanded(ranges: Ints) -> Ints:
@@ -79,6 +79,20 @@ def compressed(numbers: Ints) -> Ints:
     starts = np.concatenate([numbers[:1], numbers[ends + 1]])
     stops = np.concatenate([numbers[ends], numbers[-1:]]) + 1
     return np.stack([starts, stops], axis=1)
+
+
+def difference(ranges: Ints, others: Ints) -> Ints:
+    """The numbers of ascending ranges that are in none of the others, as ranges that do not touch."""
+    edges = np.concatenate([ranges[:, 0], ranges[:, 1], others[:, 0], others[:, 1]])
+    steps = np.repeat([1, -1, 2, -2], [len(ranges), len(ranges), len(others), len(others)])
+    ascending = np.argsort(edges, kind="stable")
+    edges, inside = edges[ascending], np.cumsum(steps[ascending])
+    wanted = np.flatnonzero((inside[:-1] == 1) & (edges[1:] > edges[:-1]))
+    starts, stops = edges[wanted], edges[wanted + 1]
+    is_new = starts[1:] != stops[:-1]
+    first, last = np.ones(len(starts), np.bool_), np.ones(len(starts), np.bool_)
+    first[1:] = last[:-1] = is_new
+    return np.stack([starts[first], stops[last]], axis=1)
 
 
 def pack_ranges(ranges: Ints) -> list[int] | str:

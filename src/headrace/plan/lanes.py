@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan.permutation import SORTED_MOST, Words, draw, numbers, permutations, sorted_orders
+from headrace.plan.permutation import SORTED_MOST, Words, below, draw, numbers, permutations, sorted_orders
 from headrace.types import Ints
 
 _LANES_MOST = 256
@@ -55,7 +55,9 @@ class LaneBlocks:
     """Where in a sequence of `count` samples each position lies, when it is mixed by windows.
 
     The sequence is cut into lanes, whose lengths differ by at most one. Positions go round the lanes by `lane_turns`.
-    Within a lane, samples are shuffled by blocks.
+    Each lane begins somewhere within itself and goes round: else lanes that are shards of one size, or equal parts of
+    them, would all be at the same rows, and a sample would come at the same time in every epoch. Within a lane, samples
+    are shuffled by blocks.
 
     Attributes:
         lanes: how many there are: no more than samples.
@@ -71,6 +73,7 @@ class LaneBlocks:
         self._lengths = np.full(self.lanes, length)
         self._lengths[self._turns[:longer]] += 1  # the last round of positions comes to these alone
         self._starts = np.cumsum(self._lengths) - self._lengths
+        self._shifts = below(numbers(np.arange(self.lanes), draw("shifts", *key)), self._lengths)
         self._key = draw("blocks", *key)
         self._kept: _Window | None = None
 
@@ -79,8 +82,11 @@ class LaneBlocks:
         offset = positions // self.lanes
         lane = self._turns[positions - offset * self.lanes]
         number = offset // self._block
-        inside = self._within(lane, number, offset - number * self._block)
-        return np.asarray(self._starts[lane] + number * self._block + inside, np.int64)
+        place = self._shifts[lane] + number * self._block
+        place += self._within(lane, number, offset - number * self._block)
+        length = self._lengths[lane]
+        place -= length * (place >= length)
+        return np.asarray(self._starts[lane] + place, np.int64)
 
     def _within(self, lane: Ints, number: Ints, inside: Ints) -> Ints:
         """Where in their blocks the samples lie that come at `inside` of these."""

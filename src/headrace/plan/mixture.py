@@ -138,6 +138,8 @@ class Blend:
             self._last = self._last_block(until)
             self._end = tuple(self._counts_at_end(until))
             self.count = sum(self._end)
+            if self.count >= ENDLESS:
+                raise OptionError(_too_long(self._end))
 
     def before(self, block: int) -> Sequence[int]:
         """How many samples of each source come before a block."""
@@ -217,6 +219,15 @@ class Blend:
         if until == "first":  # what is due at that very moment does not come
             return [max(math.ceil(amount) - 1, count) for amount, count in zip(amounts, before, strict=True)]
         return [math.floor(amount) for amount in amounts]
+
+
+def _too_long(counts: Sequence[int]) -> str:
+    rare, whole = counts.index(min(filter(None, counts))), sum(counts)
+    share = Fraction(counts[rare], whole)
+    return (
+        f"the weight of source {rare} is {float(share):.1g} of all: it has come in full after {float(whole):.1g} "
+        "samples, and no epoch has so many: give it a larger weight, or until='forever' with .epoch(samples=N)"
+    )
 
 
 class _Block(NamedTuple):

@@ -171,12 +171,48 @@ class Passes:
         return number * self.pass_count + end
 
     def of(self, number: int) -> Order:
-        """The order of one pass; negative numbers are those of the epoch before."""
+        """The order of one pass."""
         if number == 0:
             return self._first
         made = self._made
         if made[0] != number:
             made = self._made = number, self._make(number)  # looked at once: other threads may want another pass
+        return made[1]
+
+
+class EpochOrder:
+    """The order of an epoch, together with those before it: negative positions count from its begin back into these.
+
+    Args:
+        make: the order of the epoch that comes so many after this one: 0, -1, -2, …; all have as many positions.
+    """
+
+    def __init__(self, make: Callable[[int], Order]) -> None:
+        self._make, self._this = make, make(0)
+        self._made = 0, self._this
+        self.count, self.lanes = self._this.count, self._this.lanes
+
+    def locate(self, positions: Ints) -> Places:
+        if (positions >= 0).all():
+            return self._this.locate(positions)
+        epochs = np.minimum(positions // max(1, self.count), 0)
+        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            shards[mine], rows[mine] = self._of(epoch).locate(positions[mine] - epoch * self.count)
+        return Places(shards, rows)
+
+    def window_end(self, position: int) -> int:
+        epoch = min(position // max(1, self.count), 0)
+        end = self._of(epoch).window_end(position - epoch * self.count) + epoch * self.count
+        return end if epoch == 0 else min(end, (epoch + 1) * self.count)
+
+    def _of(self, epoch: int) -> Order:
+        if epoch == 0:
+            return self._this
+        made = self._made
+        if made[0] != epoch:
+            made = self._made = epoch, self._make(epoch)  # looked at once: other threads may want another epoch
         return made[1]
 
 

@@ -92,10 +92,10 @@ def numbers(positions: Ints | Words, key: int | Words) -> Words:
     return _mixed(steps + _mixed(_words(key) if isinstance(key, int) else key.copy()))
 
 
-def below(drawn: Words, n: int) -> Ints:
-    """Numbers of range(n) from numbers of 64 bits: the high half of their products with n."""
+def below(drawn: Words, n: int | Ints) -> Ints:
+    """Numbers of range(n) from numbers of 64 bits: the high half of their products with n, which may differ."""
     high, low = drawn >> _U64(32), drawn & _LOW
-    n_high, n_low = _U64(n >> 32), _U64(n & 0xFFFFFFFF)
+    n_high, n_low = np.asarray(n >> 32).astype(_U64), np.asarray(n & 0xFFFFFFFF).astype(_U64)
     middle, other = high * n_low, low * n_high
     carried = ((low * n_low >> _U64(32)) + (middle & _LOW) + (other & _LOW)) >> _U64(32)
     return np.asarray(high * n_high + (middle >> _U64(32)) + (other >> _U64(32)) + carried, np.int64)

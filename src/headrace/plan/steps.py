@@ -134,6 +134,17 @@ class Steps:
         """The same samples as ranges of numbers that count from `begin`, with those that are done."""
         return compressed(self._numbers(start, stop))
 
+    def within(self, count: int) -> int:
+        """How many whole steps this rank's first `count` samples are, delivered ones too."""
+        if count < self.full * self.batch:
+            return count // self.batch
+        return next(steps for steps in range(self.steps, -1, -1) if self.samples(steps) <= count)
+
+    def samples(self, steps: int) -> int:
+        """How many samples of the first so many steps are this rank's, delivered ones too."""
+        last = self.last[: max(0, steps - self.full)]
+        return min(steps, self.full) * self.batch + sum(high - low for low, high in map(self._share, last))
+
     def after(self, steps: int) -> Cursor:
         """What is to come once so many steps have been delivered on all ranks."""
         if steps <= self.full:

@@ -17,6 +17,7 @@ from typing import Any
 
 from headrace.memory import Segment
 from headrace.torch_compat import packing
+from headrace.torch_compat.stateful import is_known
 from headrace.wakeup import Wakeup
 from headrace.work.hands import Starter
 from headrace.work.job import Job, Result, Start
@@ -39,6 +40,7 @@ class Crew:
 
     Attributes:
         places: where batches lie in shared memory.
+        every: after so many of its batches a worker tells its state; 0: never.
         begun: of each worker, once it is known: the state in which its copy of the data set began this epoch.
     """
 
@@ -50,7 +52,7 @@ class Crew:
         self._wakeup = Wakeup()
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
         self._inbox: deque[Made] = deque()
-        self._epoch = 0
+        self._epoch = self.every = 0
         self._is_receiving = self._is_closed = False
         self._serials = itertools.count(1)
         self._workers = [Member(number) for number in range(job.num_workers)]
@@ -108,6 +110,13 @@ class Crew:
                 self._is_receiving = False
                 self._close_selector()
         return self._inbox.popleft() if self._inbox else None
+
+    def keep_states(self, every: int) -> None:
+        """Have each worker tell its state after so many of the batches that are sent from now on."""
+        with self._lock:
+            self.every = every
+            for worker in self._workers:
+                self._tell(worker, ("every", every))
 
     def go_on(self, starts: Sequence[Start]) -> None:
         """Have each worker go on somewhere; before the first batch is sent."""
@@ -200,6 +209,8 @@ class Crew:
         self._tell(worker, ("words", self._words.size, 1 + WORDS * worker.number), [self._words.fd])
         for message, descriptors in self._starter.greeting:
             self._tell(worker, message, descriptors)
+        if self.every:
+            self._tell(worker, ("every", self.every))
         if self._epoch or worker.start is not None:
             self._tell(worker, ("start", self._epoch, worker.start))
         self._watch(worker)
@@ -283,14 +294,14 @@ class Crew:
     def _on_begun(self, worker: Member, epoch: int, blob: bytes | None) -> None:
         if epoch == self._epoch:
             self.begun[worker.number] = self.begun[worker.number] or (blob,)
-        if blob is not None:
+        if is_known(blob):
             worker.start = Start(blob)
 
     def _on_made(
         self, worker: Member, serial: int, result: Result, state: tuple[bytes | None, bool] = (None, False)
     ) -> None:
         task = worker.tasks.pop(serial)
-        if state[0] is not None:
+        if is_known(state[0]):
             worker.start = Start(*state)
         worker.idle_deaths = 0
         used = result[1] if result[0] in ("slots", "packed") else None

@@ -18,7 +18,7 @@ from headrace.errors import WorkerDiedError
 from headrace.torch_compat import packing, worker_info
 from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
 from headrace.torch_compat.errors import pack_worker_error
-from headrace.torch_compat.stateful import is_stateful, load, packed_states, unpacked_states
+from headrace.torch_compat.stateful import failed, is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 from headrace.work.shelf import Shelf
 
@@ -50,7 +50,6 @@ class Job:
     init_fn: Callable[[int], Any] | None
     num_workers: int
     shared_seed: int | None
-    every: int = 1  # after so many of its batches a worker says its state; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +105,7 @@ class Maker:
         self._place, self._tell_spec, self._progress = place, tell_spec, progress
         self._dataset = job.dataset
         self._failure: Result | None = None
+        self._shared: bytes | None = None  # stands for the state of a data set that this worker has no copy of
         self._has_begun = False  # what is done once has not failed
         self._index: Any = None
         self._are_small = False  # the last samples were, so that they are not worth writing one by one
@@ -149,15 +149,21 @@ class Maker:
 
     def state(self) -> bytes | None:
         """The states of this worker's copy of the data set and of its iterator; None where they have none."""
+        if self._shared is not None:
+            return self._shared
         return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
 
-    def state_after(self, result: Result) -> tuple[bytes | None, bool] | None:
-        """What is to be told with a result: the states, and whether the data set is over; None: nothing."""
+    def state_after(self, result: Result, every: int) -> tuple[bytes | None, bool] | None:
+        """What is to be told with a result: the states, and whether the data set is over; None: nothing.
+
+        Args:
+            every: states are told after so many batches; 0: only where the data set is over.
+        """
         if result[0] == "end":
             is_due, self._has_told_end = not self._has_told_end, True
         else:
             self._made += 1
-            is_due = self._is_over or (self._job.every > 0 and self._made % self._job.every == 0)
+            is_due = self._is_over or (every > 0 and self._made % every == 0)
         is_due = is_due and self._has_begun
         return (self.state(), self._is_over) if is_due and (self.is_stateful or self._is_over) else None
 
@@ -165,7 +171,7 @@ class Maker:
         job = self._job
         with self._kept_error():
             if self._shelf is not None and _needs_a_copy(self._dataset):
-                self._dataset = packing.copied(self._dataset)  # each worker shards its own, and has its own state
+                self._copy_dataset()
             set_info = worker_info.set_in_process if self._shelf is None else worker_info.set_in_thread
             set_info(self._number, job.num_workers, job.base_seed, self._dataset)
             if self._seed_pipes(job.shared_seed):
@@ -179,7 +185,21 @@ class Maker:
             else:
                 self._go_on(start)
 
+    def _copy_dataset(self) -> None:
+        """Each thread shards its own, and has its own state; one that cannot be copied is shared, and has none."""
+        try:
+            self._dataset = packing.copied(self._dataset)
+        except Exception as error:
+            if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+                raise
+            note = (
+                "the data set cannot be copied for each thread: all use the one there is, and it has no state for each"
+            )
+            self._shared = failed(error, note)
+
     def _go_on(self, start: Start) -> None:
+        if self._shared is not None and start.blob is not None:
+            unpacked_states(self._shared)  # raises
         states = unpacked_states(start.blob)
         load(self._dataset, states, "dataset")
         self._open()

@@ -39,6 +39,7 @@ class Server:
         self._maker: Maker | None = None
         self._start: Start | None = None
         self._epoch = 0
+        self._every = 0
         self._has_told_start = False
         self._error: bytes | None = None
         self._descriptors: list[int] = []
@@ -83,6 +84,10 @@ class Server:
         """The number of the iterator's epoch, and where the worker goes on in it."""
         self._epoch, self._start = epoch, start
 
+    def _on_every(self, every: int) -> None:
+        """After so many batches the state is to be told with what was made; 0: never."""
+        self._every = every
+
     def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
         self._epoch, self._has_told_start = epoch, False
         if self._maker is not None:
@@ -120,7 +125,7 @@ class Server:
             self._given = place
             result = self._maker.make(packing.unpack_bytes(index) if isinstance(index, bytes) else index)
         self._words[self._first_word] = 0
-        state = None if self._maker is None else self._maker.state_after(result)
+        state = None if self._maker is None else self._maker.state_after(result, self._every)
         self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
     # What the maker needs.

@@ -50,7 +50,10 @@ _HARMLESS_MODULES = {
     **dict.fromkeys(("numpy.linalg", "numpy.fft"), "test"),
     **dict.fromkeys(_WHOLLY_HARMLESS, ""),
 }
-_INTROSPECTION = {"gi_frame", "cr_frame", "ag_frame", "tb_frame", "f_globals", "f_locals", "f_builtins", "f_back"}
+_INTROSPECTION = {
+    *("gi_frame", "cr_frame", "ag_frame", "tb_frame", "f_globals", "f_locals", "f_builtins", "f_back"),
+    *("obj", "base", "metadata"),  # of memory, arrays and types of elements: any object at all
+}
 _KNOWN_SPECIAL_NAMES = {"__call__", "__getitem__", "__len__", "__iter__", "__next__", "__enter__", "__exit__"}
 # What makes instances, of which one that exists is none the wiser.
 _OF_CONSTRUCTION = {"__init__", "__new__", "__init_subclass__", "__class_getitem__", "__set_name__"}
