@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.blueprint import Blueprint, told_as_read
 from headrace.datasets.base import Operators
-from headrace.datasets.operators import EpochOf, Repeat, Shuffle
+from headrace.datasets.operators import EpochOf, Pick, Repeat, Shuffle
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Stream, with_built_index
 from headrace.deliver.iterator import BatchIterator
@@ -390,6 +390,8 @@ class Streaming:
                 f"tail={settings.tail!r} needs to know how many samples there are, and {self._stream!r} does not: "
                 "'short' and 'drop' are left"
             )
+        if settings.tail == "carry" and any(isinstance(o, Pick) and o.name == "sample" for o in pipeline.order):
+            raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
         if self._loaded is not None:
             begin, order = self._loaded.state, self._loaded.order
         if self._planning is not None and order is None:

@@ -261,6 +261,12 @@ def test_tails_that_need_to_know_the_end_are_refused_where_it_is_not_known(urls:
             iter(loader)
 
 
+def test_samples_of_a_sampler_are_not_carried() -> None:
+    data = Numbers(10).sample([1, 2, 3])
+    with hr.DataLoader(data, batch_size=2, tail="carry") as loader, pytest.raises(hr.OptionError, match="asked again"):
+        iter(loader)
+
+
 def test_a_carried_begin_is_part_of_the_state() -> None:
     options: dict[str, Any] = {"batch_size": 4, "tail": "carry"}
     with hr.DataLoader(Numbers(10), **options) as loader:
