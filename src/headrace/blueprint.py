@@ -426,9 +426,7 @@ async def _get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: An
     return sample
 
 
-async def _iterate_through(
-    samples: AsyncIterator[Any], steps: Sequence[Step], position: int
-) -> AsyncIterator[Any]:
+async def _iterate_through(samples: AsyncIterator[Any], steps: Sequence[Step], position: int) -> AsyncIterator[Any]:
     try:
         async for sample in samples:
             made, _ = await _apply(steps, sample, position)  # one that fails does not end the others

@@ -74,7 +74,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ranks: "all": when an epoch begins, ranks compare their plans. "local": they do not, for loops that not all
             ranks run.
         snapshot_every_n_steps: data sets of torch's only: after how many of its batches each worker tells its state;
-            what came since is made again by who goes on. 0: never.
+            what came since is made again by who goes on. 0: never. None: 1, as soon as somebody has called
+            `state_dict` or `load_state_dict`.
         fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
             brings a third more per second.
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the
@@ -139,7 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         device_mesh: Any = None,
         data_dims: Sequence[str] | None = None,
         ranks: Literal["all", "local"] = "all",
-        snapshot_every_n_steps: int = 1,
+        snapshot_every_n_steps: int | None = None,
         fetch_concurrency: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
@@ -200,6 +201,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ):
             if value:
                 raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
+        if snapshot_every_n_steps is not None:
+            raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
         if prefetch_factor is not None and prefetch_factor < 0:
             raise ValueError("prefetch_factor option should be non-negative")
         if sampler is not None or batch_sampler is not None:

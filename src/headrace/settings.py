@@ -73,7 +73,7 @@ def check_torch(loader: Any) -> None:
                 f"{name}={value!r:.100} is for headrace's data sets: of {kind} a sampler says what each rank gets; "
                 "hr.from_map(data) makes one of ours of it"
             )
-    if not _is_count(loader.snapshot_every_n_steps):
+    if loader.snapshot_every_n_steps is not None and not _is_count(loader.snapshot_every_n_steps):
         raise OptionError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r} must be a number of 0 or more")
     if loader.on_error != "raise":
         raise OptionError(

@@ -390,7 +390,7 @@ class Streaming:
                 f"tail={settings.tail!r} needs to know how many samples there are, and {self._stream!r} does not: "
                 "'short' and 'drop' are left"
             )
-        if settings.tail == "carry" and any(isinstance(o, Pick) and o.name == "sample" for o in pipeline.order):
+        if settings.tail == "carry" and any(isinstance(o, Pick) and not o.is_fixed for o in pipeline.order):
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
         if self._loaded is not None:
             begin, order = self._loaded.state, self._loaded.order

@@ -151,10 +151,62 @@ def test_batch_size_may_be_another_one_where_torchs_batch_sampler_makes_them() -
 
 
 @WORKERS
-def test_samplers_that_know_epochs_are_told_the_one_of_the_state(num_workers: int) -> None:
+def test_seed_that_the_user_sets_before_each_epoch_counts_after_a_resume(num_workers: int) -> None:
+    def epoch(loader: hr.DataLoader[Any], seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        return epochs(loader, 1)[0]
+
+    first = shuffled(num_workers)
+    torch.manual_seed(1)
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    other = shuffled(num_workers)
+    other.load_state_dict(state)
+    assert epoch(other, 9) == [batch.tolist() for batch in iterator]
+    assert [epoch(other, seed) for seed in (2, 3)] == [epoch(first, seed) for seed in (2, 3)]
+
+
+@pytest.mark.parametrize("is_told_by_the_loader", [False, True])
+@WORKERS
+def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
+    num_workers: int, is_told_by_the_loader: bool
+) -> None:
+    def make() -> tuple[Any, hr.DataLoader[Any]]:
+        sampler: Any = DistributedSampler(Numbers(), num_replicas=1, rank=0)
+        return sampler, hr.DataLoader(Numbers(), 3, sampler=sampler, num_workers=num_workers, collate_fn=identity)
+
+    sampler, loader = make()
+    early = loader.state_dict()
+    (loader if is_told_by_the_loader else sampler).set_epoch(5)
+    state = loader.state_dict()
+    got = list(loader)
+    sampler, other = make()
+    whole = list(other)
+    sampler.set_epoch(5)
+    assert got == list(other) != whole
+    assert (early["epoch"], state["epoch"]) == (0, 5)
+    for saved, expected in ((early, whole), (state, got)):
+        other.load_state_dict(saved)
+        assert list(other) == expected
+
+
+def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one_in_economic_mode() -> None:
+    options: dict[str, Any] = {"num_workers": 1, "economic": True, "seed": 3, "collate_fn": identity}
+    with hr.DataLoader(Drawing(), **options) as loader, hr.DataLoader(Drawing(), **options) as other:
+        loader.state_dict()
+        loader.set_epoch(5)
+        other.set_epoch(5)
+        assert list(loader) == list(other)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@WORKERS
+def test_samplers_that_know_epochs_are_told_the_one_of_the_state(num_workers: int, is_nested: bool) -> None:
     def make() -> hr.DataLoader[Any]:
         sampler: Any = DistributedSampler(Numbers(), num_replicas=2, rank=1, seed=3)
-        return hr.DataLoader(Numbers(), 3, sampler=sampler, num_workers=num_workers, collate_fn=identity)
+        given: Any = {"batch_sampler": BatchSampler(sampler, 3, False)} if is_nested else {"sampler": sampler}
+        return hr.DataLoader(Numbers(), **given, num_workers=num_workers, collate_fn=identity)
 
     loader = make()
     loader.set_epoch(5)
@@ -208,6 +260,23 @@ def test_nothing_is_lost_or_doubled_when_batches_come_out_of_order(kind: Callabl
     other.load_state_dict(state)
     assert sorted(int(batch) for batch in other) == sorted(rest)
     assert len({*head, *rest}) == len(head) + len(rest) == 12
+
+
+def test_state_stays_small_when_batches_come_out_of_order() -> None:
+    allowed = threading.Event()
+    dataset = Held(allowed)
+    dataset.count = 200
+    loader = ThreadLoader(dataset, num_workers=2, in_order=False, batch_size=None)
+    iterator = iter(loader)
+    head = [int(next(iterator)) for _ in range(150)]
+    state = through_text(loader.state_dict())
+    assert len(state["beyond"]) <= 4
+    assert [number for start, stop in state["beyond"] for number in range(start, stop)] == sorted(head)
+    allowed.set()
+    rest = [int(batch) for batch in iterator]
+    loader.load_state_dict(state)
+    assert sorted(int(batch) for batch in loader) == sorted(rest)
+    assert sorted(head + rest) == list(range(200))
 
 
 class Drawing(Numbers):

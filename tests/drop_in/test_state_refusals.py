@@ -56,6 +56,84 @@ def test_state_of_other_data_is_refused_by_name() -> None:
         loader.load_state_dict({"version": 1, "seed": 3})
 
 
+def test_state_of_another_length_or_kind_of_sampler_is_refused_by_name_unless_forced() -> None:
+    state = state_of(Numbers(), batch_size=2)
+    for field, loader in {
+        "count": hr.DataLoader(Numbers(24), batch_size=2),
+        "sampler_type": hr.DataLoader(Numbers(), batch_size=2, shuffle=True),
+    }.items():
+        with pytest.raises(hr.StateMismatchError, match=field) as told:
+            loader.load_state_dict(state)
+        assert told.value.field == field
+        loader.load_state_dict(state, force=True)
+
+
+def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
+    loader = hr.DataLoader(Counted(), shuffle=True)
+    state = state_of(Counted(), shuffle=True)
+    for field in set(state) - {"version", "regime"}:
+        with pytest.raises(hr.StateMismatchError, match=field) as told:
+            loader.load_state_dict({name: value for name, value in state.items() if name != field})
+        assert told.value.field == field
+    for field, value in {
+        "generators": ["xx"],
+        "sampler": {},
+        "copies": [{}],
+        "beyond": [3],
+    }.items():
+        with pytest.raises(hr.StateMismatchError) as told:
+            loader.load_state_dict({**state, field: value})
+        assert told.value.field == field
+    for other in ({"_snapshot": {}, "_steps_since_snapshot": 1}, None, []):
+        with pytest.raises(hr.StateMismatchError, match="is no state of a headrace loader"):
+            loader.load_state_dict(other)  # type: ignore[arg-type]
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 22
+
+
+class LateToLoad(Counted):
+    """It does not take its state back when it is asked for the first time."""
+
+    is_there = False
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.is_there:
+            self.is_there = True
+            raise OSError("not mounted yet")
+        super().load_state_dict(state)
+
+
+def test_state_is_kept_when_the_first_iter_fails() -> None:
+    loader = hr.DataLoader(LateToLoad(), batch_size=None)
+    loader.load_state_dict(state_of(LateToLoad(), batch_size=None))
+    with pytest.raises(OSError, match="not mounted"):
+        iter(loader)
+    assert loader.state_dict()["batches"] == 1
+    assert len(list(loader)) == 22
+    assert len(list(loader)) == 23
+
+
+class Interrupted(Numbers):
+    """The user stops it at one sample."""
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise KeyboardInterrupt
+        return index
+
+
+def test_batch_at_which_the_user_has_stopped_counts_as_received() -> None:
+    loader = hr.DataLoader(Interrupted(), batch_size=None)
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert next(iterator) == 3
+    other = hr.DataLoader(Interrupted(), batch_size=None)
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == list(iterator) == list(range(4, 23))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int) -> None:
     loader = hr.DataLoader(Numbers(), num_workers=num_workers)
@@ -66,7 +144,7 @@ def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int
 
 def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:
     loader = hr.DataLoader(Numbers(), sampler=range(23))
-    loader.load_state_dict(state_of(Numbers(), sampler=EpochSampler(23)))
+    loader.load_state_dict(state_of(Numbers(), sampler=EpochSampler(23)), force=True)
     with pytest.raises(hr.StateMismatchError, match=r"sampler.*range has no load_state_dict"):
         iter(loader)
 
@@ -157,5 +235,19 @@ class Dying(Counted):
 def test_worker_that_replaces_a_dead_one_has_the_state_of_its_copy(tmp_path: Path) -> None:
     quiet = tmp_path / "quiet"
     quiet.touch()
-    expected = list(hr.DataLoader(Dying(quiet), num_workers=2, collate_fn=identity))
-    assert list(hr.DataLoader(Dying(tmp_path / "loud"), num_workers=2, collate_fn=identity)) == expected
+    options: dict[str, Any] = {"num_workers": 2, "collate_fn": identity, "snapshot_every_n_steps": 1}
+    expected = list(hr.DataLoader(Dying(quiet), **options))
+    assert list(hr.DataLoader(Dying(tmp_path / "loud"), **options)) == expected
+
+
+class UnwillingToo(Dying):
+    """The same, without a state that could be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise ZeroDivisionError("no state today")
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+def test_worker_is_replaced_when_its_data_set_cannot_say_its_state(tmp_path: Path) -> None:
+    loader = hr.DataLoader(UnwillingToo(tmp_path / "loud"), num_workers=2, collate_fn=identity)
+    assert [batch[0][0] for batch in loader] == list(range(23))

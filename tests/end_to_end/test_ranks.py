@@ -262,7 +262,9 @@ def test_tails_that_need_to_know_the_end_are_refused_where_it_is_not_known(urls:
 
 
 def test_samples_of_a_sampler_are_not_carried() -> None:
-    data = Numbers(10).sample([1, 2, 3])
+    numbers = Numbers(10).sample([1, 2, 3, 4, 5])
+    assert len(batches_of(numbers, 0, 1, batch_size=3, tail="carry", epochs=2)) == 3
+    data = Numbers(10).sample(torch.utils.data.RandomSampler(range(5)))
     with hr.DataLoader(data, batch_size=2, tail="carry") as loader, pytest.raises(hr.OptionError, match="asked again"):
         iter(loader)
 
@@ -296,6 +298,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("go together", {"rank": 1}),
     ("less than world_size", {"rank": 3, "world_size": 3}),
     ("neither 'all' nor 'local'", {"ranks": "some"}),
+    ("need no snapshots", {"snapshot_every_n_steps": 2}),
 ]
 
 

@@ -379,6 +379,7 @@ def unwrapped(function: Any) -> Any:
         lambda _: random.__builtins__["eval"]("1"),  # type: ignore[attr-defined]
         lambda _: ().__class__.__base__.__subclasses__(),  # type: ignore[union-attr]
         lambda _: (k for k in ()).gi_frame.f_globals["random"],
+        lambda _: memoryview(b"").obj,
         lambda _: operator.attrgetter("random")(random),
         lambda _: len.__self__.eval("1"),  # type: ignore[attr-defined]
         object.__subclasses__,

@@ -72,6 +72,12 @@ class Pick:
     name: str
     chooses: Callable[[int], Iterable[int]]
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it gives the same numbers each time that it is asked."""
+        told: Any = getattr(self.chooses, "args", (None,))[0]
+        return not hasattr(told, "__iter__") or isinstance(told, list | tuple | range | np.ndarray)
+
     def count(self, count: int) -> int:
         """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
 

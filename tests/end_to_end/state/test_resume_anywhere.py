@@ -113,9 +113,12 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         errors = frozenset({"ValueError", "ChecksumError"} if options.get("on_error") == "raise" else ())
         case = Case(told, partial(_made, kind, written, operators), options, keeps_random, workers, errors)
         try:
-            case.data()
+            data = case.data()
         except hr.OptionError:
             continue  # these do not go together
+        pipeline = (data if isinstance(data, hr.Stream) else hr.Stream(data)).pipeline()
+        if options.get("tail") in ("pad", "carry") and not (pipeline.keeps_count and pipeline.has_numbers):
+            continue  # it is not known where the epoch ends
         return case
 
 

@@ -1,0 +1,195 @@
+"""What states cost a loader in the torch regime that nobody asks for one, and how it goes on once somebody does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drop_in.classes import OURS, ThreadLoader
+from drop_in.reading import told_by
+from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, StreamOfPlaces, identity, through_text
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def plain(dataset: Any, kind: type[hr.DataLoader[Any]] = hr.DataLoader, **options: Any) -> hr.DataLoader[Any]:
+    """A loader that was told nothing of when to keep states."""
+    loader = kind(dataset, **{"collate_fn": identity, **options})
+    loader.snapshot_every_n_steps = None  # type: ignore[assignment]
+    return loader
+
+
+class Asked(Numbers):
+    """Each sample is how often this copy of the data set was asked for its state before."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> int:
+        return self.asked
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing to take."""
+
+
+@pytest.mark.parametrize("kind", OURS)
+@WORKERS
+def test_data_set_is_asked_once_an_epoch_when_nobody_wants_a_state(
+    kind: type[hr.DataLoader[Any]], num_workers: int
+) -> None:
+    if kind is ThreadLoader and num_workers == 0:
+        kind = hr.DataLoader
+    loader = plain(Asked(), kind, num_workers=num_workers, batch_size=None)
+    iterator = iter(loader)
+    assert max(next(iterator) for _ in range(10)) <= 1
+    loader.state_dict()
+    assert max(iterator) > 2
+    explicit = kind(Asked(), num_workers=num_workers, batch_size=None, snapshot_every_n_steps=2)
+    assert max(explicit) > 2
+
+
+@WORKERS
+def test_sampler_is_asked_at_begin_and_end_when_nobody_wants_a_state(num_workers: int) -> None:
+    class Sampler(EpochSampler):
+        asked = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            return super().state_dict()
+
+    sampler = Sampler(23)
+    loader = plain(Numbers(), sampler=sampler, num_workers=num_workers)
+    assert len(list(loader)) == 23
+    assert sampler.asked <= 2
+    loader.state_dict()
+    list(loader)
+    assert sampler.asked > 20
+
+
+class Unwilling(EpochSampler):
+    """Its state cannot be had."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise ZeroDivisionError("only on rank 0")
+
+
+class Locked(EpochSampler):
+    """Its state cannot be copied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": threading.Lock()}
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Unwilling, ZeroDivisionError), (Locked, TypeError)])
+@WORKERS
+def test_batches_come_and_only_state_dict_raises_when_a_sampler_cannot_say_its_state(
+    kind: Callable[[int], Any], error: type[Exception], num_workers: int
+) -> None:
+    loader = hr.DataLoader(Numbers(), sampler=kind(23), num_workers=num_workers, collate_fn=identity)
+    iterator = iter(loader)
+    assert next(iterator) == [0]
+    with pytest.raises(error) as told:
+        loader.state_dict()
+    assert "the state of the sampler was asked for" in told_by(told.value)
+    assert len(list(iterator)) == 22
+
+
+class Module(torch.nn.Module):
+    """A data set that is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.given: list[int] = []
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.given.append(index)
+        return index
+
+
+@WORKERS
+def test_parameters_of_a_module_are_no_state(num_workers: int) -> None:
+    loader = hr.DataLoader(Module(), num_workers=num_workers)
+    next(iter(loader))
+    assert loader.state_dict()["copies"] == []
+
+
+def test_threads_share_a_data_set_that_is_a_module() -> None:
+    module = Module()
+    list(ThreadLoader(module, num_workers=2))
+    assert sorted(module.given) == [0, 1, 2, 3]
+
+
+class WithLock(Counted):
+    """It cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_threads_share_a_data_set_that_cannot_be_copied_and_refuse_its_state() -> None:
+    dataset = WithLock()
+    loader = ThreadLoader(dataset, num_workers=2, collate_fn=identity)
+    iterator = iter(loader)
+    next(iterator)
+    with pytest.raises(Exception, match=r"lock") as told:
+        loader.state_dict()
+    assert "cannot be copied for each thread" in told_by(told.value)
+    assert len(list(iterator)) == 22
+    assert dataset.given == 23
+    other = ThreadLoader(Counted(), num_workers=2, collate_fn=identity)
+    iterator = iter(other)
+    next(iterator)
+    loader.load_state_dict(other.state_dict())
+    with pytest.raises(Exception, match=r"lock"):
+        next(iter(loader))
+
+
+class Property(Numbers):
+    """It has a property that cannot be had."""
+
+    @property
+    def state_dict(self) -> Any:
+        raise RuntimeError("not now")
+
+
+@WORKERS
+def test_batches_come_when_state_dict_is_a_property_that_raises(num_workers: int) -> None:
+    assert len(list(hr.DataLoader(Property(), num_workers=num_workers))) == 23
+
+
+@pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream, StreamOfPlaces])
+@WORKERS
+def test_first_state_of_all_gives_the_rest_and_so_do_later_ones(kind: Callable[[], Any], num_workers: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 2}
+    if issubclass(kind, Numbers):  # type: ignore[arg-type]
+        options["sampler"] = EpochSampler(23)
+    loader = plain(kind(), **options)
+    iterator = iter(loader)
+    got = [next(iterator) for _ in range(3)]
+    states = [(3, loader.state_dict()), (2, loader.state_dict(batches=2))]
+    for batch in iterator:
+        got.append(batch)
+        states.append((len(got), loader.state_dict()))
+    if kind is not Numbers:
+        assert states[0][1]["copies"][-1]["known"] == (3 if num_workers == 0 else 0)
+        assert states[-1][1]["copies"][-1]["known"] > 0
+    for count, state in states:
+        if issubclass(kind, Numbers):  # type: ignore[arg-type]
+            options["sampler"] = EpochSampler(23)
+        other = plain(kind(), **options)
+        other.load_state_dict(through_text(state))
+        assert list(other) == got[count:]
