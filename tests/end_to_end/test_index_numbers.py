@@ -172,7 +172,7 @@ FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
     "by a coroutine": lambda data: data.filter(is_third_soon, field="__key__"),
     "behind a map": lambda data: data.map(as_numbers).filter(is_third, field="key"),
     "with fields": lambda data: data.filter(is_third, field="__key__").select("cls"),
-    "behind a shuffle of shards": lambda data: data.shuffle(window=1, seed=3).filter(is_third, field="__key__"),
+    "behind a shuffle of shards": lambda data: data.shuffle("shards", seed=3).filter(is_third, field="__key__"),
 }
 
 
