@@ -42,17 +42,11 @@ def resumes(session: nox.Session) -> None:
     """Interrupt and resume epochs at random points: HEADRACE_RESUMES (9,000) by plan alone, 1,000 with real reads."""
     install(session, ".[test]")
     count = int(os.environ.get("HEADRACE_RESUMES", "9000"))
-    session.run(
-        "pytest", "--timeout=0", "tests/unit/test_plan_resumes.py", *session.posargs, env={"HEADRACE_RESUMES": str(count)}
-    )
-    session.run(
-        "pytest",
-        "--timeout=0",
-        "tests/end_to_end/state",
-        "tests/process/test_resume_after_kill.py",
-        *session.posargs,
-        env={"HEADRACE_RESUMES": str(max(1, count // 9))},
-    )
+    options = ("--timeout=0", "-o", "faulthandler_timeout=0", *session.posargs)
+    session.run("pytest", *options, "tests/unit/test_plan_resumes.py", env={"HEADRACE_RESUMES": str(count)})
+    real = ("tests/end_to_end/state", "tests/process/test_resume_after_kill.py")
+    env = {"HEADRACE_RESUMES": str(max(1, count // 9)), "HEADRACE_KILLS": "50"}
+    session.run("pytest", *options, *real, env=env)
 
 
 PEERS = [  # the two sets exclude each other, over huggingface-hub
