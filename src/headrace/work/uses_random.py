@@ -252,8 +252,8 @@ class _Look:
                 self.at(value)
 
 
-def _global(name: str, function: types.FunctionType) -> Any:
-    for names in (function.__globals__, function.__builtins__):  # type: ignore[attr-defined]
+def _global(name: str, function: Any) -> Any:
+    for names in (function.__globals__, function.__builtins__):
         if type(names) is not dict:
             raise _NotUnderstoodError
         if name in names:
