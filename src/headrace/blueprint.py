@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import anyio
-import numpy as np
 
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.mixture import Mixture
-from headrace.datasets.operators import EpochOf, Repeat, Shuffle, Take, ToTuple, is_async
+from headrace.datasets.operators import EpochOf, Shuffle, Take, ToTuple, is_async
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Files, Pipeline
 from headrace.epoch_plan import EpochPlan
@@ -38,12 +37,12 @@ from headrace.formats.tar.scanner import TarScanner
 from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
 from headrace.options import Settings
-from headrace.plan import draw, permutation, window_order
+from headrace.plan import Rounds, draw, window_order
 from headrace.planning import Planning
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
 from headrace.tasks import Chain, Failure, Part, Source, Step
 from headrace.torch_compat import packing
-from headrace.types import Ints, RunningSample, running_charge, running_reader, running_sample
+from headrace.types import RunningSample, running_charge, running_reader, running_sample
 from headrace.work.workbench import note_origin, open_part, stage_key
 
 _FINAL = 1  # the number of the chain that makes batches
@@ -225,16 +224,16 @@ class Blueprint:
         )
 
     def _shard_source(self, source: Shards | IndexedShards, plan: EpochPlan, reader: Reader) -> ShardSource:
-        settings, order = self._settings, self._pipeline.order
+        pipeline, settings, shuffle = self._pipeline, self._settings, self._pipeline.shuffle
         mark = Mark() if plan.begin.mark is None else Mark(*plan.begin.mark)
-        shuffle = next((operator for operator in order if isinstance(operator, Shuffle)), None)
+        seed = None if shuffle is None else shuffle.seed_or(settings.seed)
         window = None
-        if shuffle is not None and shuffle.by in ("auto", "window"):
-            seed = settings.seed if shuffle.seed is None else shuffle.seed
-            samples = shuffle.window or WINDOW_SAMPLES
-            window = Window(samples, WINDOW_BYTES, lambda n, k: window_order(n, seed, plan.number, k))
+        if shuffle is not None and seed is not None and shuffle.by in ("auto", "window"):
+            order = partial(window_order, seed=seed, epoch=plan.number)
+            window = Window(shuffle.window or WINDOW_SAMPLES, WINDOW_BYTES, lambda n, k: order(n, window=k))
         limits, expected = source.limits, None
-        rounds = self._rounds(source, plan)
+        times, _ = pipeline.passes
+        rounds = Rounds(source.urls, seed, plan.number, times, plan.rank, plan.world)
         if isinstance(source, IndexedShards):
             expected = lambda turn: source.expected(rounds.shard(turn))
         return ShardSource(
@@ -246,31 +245,19 @@ class Blueprint:
             range_bytes=settings.fetch.range_bytes,
             window=window,
             buffer=self._buffer(plan),
-            take=_left_to_take(order, plan),
+            take=_left_to_take(pipeline.order, plan),
             in_round=rounds.count,
             begin=mark,
             done=plan.begin.done,
             pack_error=packing.pack_error,
         )
 
-    def _rounds(self, source: Shards | IndexedShards, plan: EpochPlan) -> Rounds:
-        order = self._pipeline.order
-        shuffle = next((operator for operator in order if isinstance(operator, Shuffle)), None)
-        seed = None
-        if shuffle is not None:
-            seed = self._settings.seed if shuffle.seed is None else shuffle.seed
-        times: int | None = 1
-        for operator in order:
-            if isinstance(operator, Repeat | EpochOf):
-                times = operator.times if isinstance(operator, Repeat) else None
-        return Rounds(source.urls, seed, plan.number, times, plan.rank, plan.world)
-
     def _buffer(self, plan: EpochPlan) -> ShuffleBuffer | None:
-        shuffle = next((o for o in self._pipeline.order if isinstance(o, Shuffle) and o.by == "buffer"), None)
-        if shuffle is None:
+        shuffle = self._pipeline.shuffle
+        if shuffle is None or shuffle.by != "buffer":
             return None
-        seed = self._settings.seed if shuffle.seed is None else shuffle.seed
-        return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, draw("buffer", seed, plan.number, plan.rank))
+        key = draw("buffer", shuffle.seed_or(self._settings.seed), plan.number, plan.rank)
+        return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, key)
 
 
 def told_as_read(operators: Sequence[Any]) -> list[str]:
@@ -288,48 +275,6 @@ def told_as_read(operators: Sequence[Any]) -> list[str]:
             size = f", samples={operator.buffer or _BUFFER_SAMPLES}"
         told.append(f"shuffle({by}{size}{seed})")
     return told
-
-
-class Rounds:
-    """Shards that are read one after the other, as often as is asked for.
-
-    Args:
-        seed: of their order; None: as they are given.
-        epoch: the epoch's number.
-        times: how often; None: without end.
-        rank, world: which of them are read here.
-
-    Attributes:
-        count: how many that are.
-    """
-
-    def __init__(
-        self, urls: Sequence[str], seed: int | None, epoch: int, times: int | None, rank: int, world: int
-    ) -> None:
-        if world > len(urls):
-            raise OptionError(
-                f"{len(urls)} shards for {world} ranks, each of which reads shards of its own: make an index, "
-                "then they share shards (headrace index URL…)"
-            )
-        self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times
-        self._rank, self._world = rank, world
-        self.count = (len(urls) - rank - 1) // world + 1
-        self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
-
-    def from_turn(self, turn: int) -> Iterator[tuple[int, str]]:
-        """(turn, address) of each shard from a turn on."""
-        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self.count)
-        return ((k, self._urls[self.shard(k)]) for k in turns)
-
-    def shard(self, turn: int) -> int:
-        """The number of the shard whose turn it is."""
-        number, k = divmod(turn, self.count)
-        if self._round[0] != number:
-            shards = np.arange(len(self._urls))
-            if self._seed is not None:
-                shards = permutation(shards, len(shards), draw("shards", self._seed, self._epoch, number))
-            self._round = number, shards[self._rank :: self._world]
-        return int(self._round[1][k])
 
 
 class _Ahead:

@@ -39,7 +39,6 @@ WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
 _STRETCH_BYTES = 4 * 2**20
-_NO_SAMPLES = ".epoch(): there are no samples to make one of"
 
 
 class Planning:
@@ -66,11 +65,11 @@ class Planning:
         return EpochOrder(lambda later: self._one_epoch(epoch + later))
 
     def _one_epoch(self, epoch: int) -> Order:
-        times, limit = self._passes()
+        times, limit = self._pipeline.passes
         # of what comes before these; the others concern all passes together
         passes = Passes(partial(self.one_pass, epoch), times)
         if limit is not None and not passes.pass_count:
-            raise OptionError(_NO_SAMPLES)
+            raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)
         for operator in self._behind_passes():
             order = FirstOf(order, operator.count)
@@ -82,13 +81,17 @@ class Planning:
         Raises:
             OptionError: epochs are to have samples, and there are none to make them of.
         """
-        times, limit = self._passes()
+        times, limit = self._pipeline.passes
         count = self._count_of_a_pass()
         if limit is not None and not count:
-            raise OptionError(_NO_SAMPLES)
+            raise self._lacks_samples()
         count = (ENDLESS if count else 0) if times is None else count * times
         limits = [take.count for take in self._behind_passes()]
         return min([count, *limits] if limit is None else [count, limit, *limits])
+
+    def _lacks_samples(self) -> OptionError:
+        limit, source = self._pipeline.passes[1], type(self._source).__name__
+        return OptionError(f".epoch(samples={limit}): {source} has no samples to make one of")
 
     def _count_of_a_pass(self) -> int:
         count = self.count_of_pass
@@ -102,17 +105,6 @@ class Planning:
             elif isinstance(operator, Drawn) and operator.count is not None:
                 count = operator.count
         return count
-
-    def _passes(self) -> tuple[int | None, int | None]:
-        """(how many passes an epoch is made of, how many positions of these `.epoch()` leaves it); None: any number."""
-        times: int | None = 1
-        limit: int | None = None
-        for operator in self._pipeline.order:
-            if isinstance(operator, Repeat):
-                times = operator.times
-            elif isinstance(operator, EpochOf):
-                times, limit = None, operator.samples
-        return times, limit
 
     def _behind_passes(self) -> Iterator[Take]:
         is_behind = False

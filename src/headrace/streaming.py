@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.blueprint import Blueprint, told_as_read
 from headrace.datasets.base import Operators
-from headrace.datasets.operators import EpochOf, Pick, Repeat, Shuffle
+from headrace.datasets.operators import Pick
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Stream, with_built_index
 from headrace.deliver.iterator import BatchIterator
@@ -262,7 +262,7 @@ class Streaming:
         left_out = 0 if self._stream.pipeline().keeps_count else self._skip
         if self._planning is not None:
             self._machinery.read_ahead(2 * self._planning.window_bytes // plan.steps.world)
-        elif any(isinstance(operator, Shuffle) for operator in self._stream.pipeline().order):
+        elif self._stream.pipeline().shuffle is not None:
             self._machinery.read_ahead(self._blueprint.window_bytes)
         recipe = self._blueprint.recipe
         recipe.batch_size = plan.batch_size
@@ -307,7 +307,8 @@ class Streaming:
     def _prepare_for(self, ranks: Ranks) -> None:
         """Find out how samples can be divided among ranks, the first time that is needed."""
         pipeline = self._stream.pipeline()
-        if ranks.world > 1 and not any(isinstance(operator, EpochOf) for operator in pipeline.order):
+        times, samples = pipeline.passes
+        if ranks.world > 1 and samples is None:
             source = pipeline.source
             if isinstance(source, Shards) and not source.is_compressed:
                 log.warning(
@@ -323,8 +324,7 @@ class Streaming:
                     "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
                     ".epoch(samples=N), or shard=False, which gives every rank all samples"
                 )
-            is_endless = any(isinstance(operator, Repeat) and operator.times is None for operator in pipeline.order)
-            if not pipeline.keeps_count and (pipeline.limit is None or not is_endless):
+            if not pipeline.keeps_count and (pipeline.limit is None or times is not None):
                 raise OptionError(
                     f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
                     "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
@@ -484,7 +484,7 @@ class Streaming:
     def _share(self, begin: State, ranks: Ranks, size: int) -> Steps | None:
         """This rank's samples of an epoch of so many: ranks have as many batches, whatever number of samples it is."""
         pipeline = self._stream.pipeline()
-        samples = next((o.samples for o in pipeline.order if isinstance(o, EpochOf)), pipeline.limit)
+        samples = pipeline.limit if pipeline.passes[1] is None else pipeline.passes[1]
         if samples is None or ranks.world == 1 or (self._planning is not None and pipeline.keeps_count):
             return None
         tail: Tail = "drop" if self._settings.tail == "drop" else "short"
@@ -492,7 +492,8 @@ class Streaming:
         return Steps(Cursor.at(), samples, size, tail, ranks.rank, ranks.world, done=done)
 
     def _why_no_state(self) -> str | None:
-        if any(isinstance(o, Shuffle) and o.by == "buffer" for o in self._stream.pipeline().order):
+        shuffle = self._stream.pipeline().shuffle
+        if shuffle is not None and not shuffle.keeps_position:
             return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
         return None
 

@@ -30,6 +30,10 @@ class Shuffle:
         """Whether it follows from a sample's position which one it is."""
         return self.by != "buffer"
 
+    def seed_or(self, loaders: int) -> int:
+        """The seed of the order: its own, or else the loader's."""
+        return loaders if self.seed is None else self.seed
+
 
 @dataclass(frozen=True, slots=True)
 class Take:

@@ -87,6 +87,23 @@ class Pipeline:
         return self.is_by_number or bool(self.keeps) or (self.source.has_members and not self.source.is_compressed)
 
     @property
+    def shuffle(self) -> Shuffle | None:
+        """How the samples are shuffled, if they are."""
+        return next((operator for operator in self.order if isinstance(operator, Shuffle)), None)
+
+    @property
+    def passes(self) -> tuple[int | None, int | None]:
+        """(how many passes an epoch is made of, how many samples `.epoch()` leaves of these); None: any number."""
+        times: int | None = 1
+        limit: int | None = None
+        for operator in self.order:
+            if isinstance(operator, Repeat):
+                times = operator.times
+            elif isinstance(operator, EpochOf):
+                times, limit = None, operator.samples
+        return times, limit
+
+    @property
     def is_by_number(self) -> bool:
         """Whether samples are got one by one, by their numbers; shards with an index can also be read as they lie."""
         if not isinstance(self.source, IndexedShards):

@@ -5,6 +5,7 @@ from headrace.plan.drawn import DrawnOrder
 from headrace.plan.lanes import Windows
 from headrace.plan.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
+from headrace.plan.rounds import Rounds
 from headrace.plan.steps import Steps, Tail
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Order",
     "Passes",
     "Places",
+    "Rounds",
     "ShardOrder",
     "ShuffledOrder",
     "Steps",

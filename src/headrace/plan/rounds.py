@@ -1,0 +1,54 @@
+"""The order of shards whose samples are counted while they are read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headrace.errors import OptionError
+from headrace.plan.permutation import draw, permutation
+from headrace.types import Ints
+
+
+class Rounds:
+    """Shards that are read one after the other, as often as is asked for.
+
+    Args:
+        seed: of their order; None: as they are given.
+        epoch: the epoch's number.
+        times: how often; None: without end.
+        rank, world: which of them are read here.
+
+    Attributes:
+        count: how many that are.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], seed: int | None, epoch: int, times: int | None, rank: int, world: int
+    ) -> None:
+        if world > len(urls):
+            raise OptionError(
+                f"{len(urls)} shards for {world} ranks, each of which reads shards of its own: make an index, "
+                "then they share shards (headrace index URL…)"
+            )
+        self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times
+        self._rank, self._world = rank, world
+        self.count = (len(urls) - rank - 1) // world + 1
+        self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
+
+    def from_turn(self, turn: int) -> Iterator[tuple[int, str]]:
+        """(turn, address) of each shard from a turn on."""
+        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self.count)
+        return ((k, self._urls[self.shard(k)]) for k in turns)
+
+    def shard(self, turn: int) -> int:
+        """The number of the shard whose turn it is."""
+        number, k = divmod(turn, self.count)
+        if self._round[0] != number:
+            shards = np.arange(len(self._urls))
+            if self._seed is not None:
+                shards = permutation(shards, len(shards), draw("shards", self._seed, self._epoch, number))
+            self._round = number, shards[self._rank :: self._world]
+        return int(self._round[1][k])
