@@ -38,6 +38,7 @@ class EpochPlan:
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
+        source: what its data set is called.
         why_no_state: why states of it are refused; None: they are not.
     """
 
@@ -51,6 +52,7 @@ class EpochPlan:
     batch_size: int
     keeps_count: bool
     is_shared: bool
+    source: str
     is_resumed: bool = False
     share: Steps | None = None
     why_no_state: str | None = None
@@ -165,8 +167,8 @@ class EpochPlan:
             return replace(state, done=done, samples=samples)
         if received.mark is None:
             raise OptionError(
-                "the data set gives no state: an AsyncIterableDataset, or the iterator that its aiter() gives, needs "
-                "state_dict() and load_state_dict(state)"
+                f"{self.source} gives no state: it, or the iterator that its aiter() gives, needs state_dict() and "
+                "load_state_dict(state)"
             )
         mark, at = received.mark
         cursor = Cursor.at(self.begin.cursor.position + at)

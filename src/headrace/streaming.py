@@ -419,6 +419,7 @@ class Streaming:
             batch_size=steps.batch if is_known else self._batch_size(ranks),
             keeps_count=pipeline.keeps_count,
             is_shared=is_shared,
+            source=type(pipeline.source).__name__,
             is_resumed=self._loaded is not None,
             share=self._share(begin, ranks, size),
             why_no_state=self._why_no_state(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -193,3 +195,37 @@ def test_a_filter_that_draws_drops_the_same_samples_in_each_run() -> None:
             runs.append(as_lists(loader))
     assert runs[0] == runs[1] == runs[2]
     assert 5 < sum(map(len, runs[0])) < 35
+
+
+class Silent(hr.AsyncIterableDataset):
+    async def aiter(self) -> Any:
+        for number in range(8):
+            yield number
+
+
+def test_a_data_set_that_gives_no_state_is_named() -> None:
+    with hr.DataLoader(Silent(), batch_size=2) as loader:
+        next(iter(loader))
+        with pytest.raises(hr.OptionError, match="Silent gives no state"):
+            loader.state_dict()
+
+
+def test_an_async_trainer_goes_on_while_ranks_compare_their_plans() -> None:
+    """Comparing waits for other ranks: the trainer's loop must not."""
+    compared, beside = threading.Event(), []
+
+    async def main() -> list[int]:
+        with hr.DataLoader(Numbers(), batch_size=20) as loader:
+            batches = aiter(loader)
+            batches.before = lambda: beside.append(compared.wait(30))  # as `Ranks.agree`, which waits in its thread
+
+            async def others() -> None:
+                compared.set()
+
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(anext(batches))
+                group.create_task(others())
+            return [len(first.result()), *[len(batch) async for batch in batches]]
+
+    assert asyncio.run(main()) == [20, 20]
+    assert beside == [True]

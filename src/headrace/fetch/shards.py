@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import numpy as np
 
-from headrace.errors import OptionError, not_as_indexed
+from headrace.errors import OptionError, masked, not_as_indexed
 from headrace.fetch.reading_ahead import Reader, ReadingAhead, Sends
 from headrace.fetch.shard_ranges import ShardRanges
 from headrace.fetch.shuffle_buffer import ShuffleBuffer
@@ -141,22 +141,22 @@ class ShardSource:
 
     async def run(self, flow: Flow) -> None:
         flow = Without(flow, self._done) if self._done else flow
-        begun: deque[int] = deque()
+        begun: deque[tuple[int, str]] = deque()
 
         def readers() -> Iterator[Reader]:
             for ordinal, url in self._shards:
-                begun.append(ordinal)
+                begun.append((ordinal, url))
                 yield partial(self._read_shard, flow, ordinal, url)
 
         ahead = ReadingAhead(readers(), lambda: SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST)
         try:
             async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
                 async for stream in streams:
-                    shard, skip = begun.popleft(), self._skip_rows
+                    (shard, url), skip = begun.popleft(), self._skip_rows
                     self._skip_rows = 0
                     if shard % self._in_round == 0:
                         self._flush(flow)
-                        self._begin_round(shard)
+                        self._begin_round(shard, url)
                     self._shard_starts.append((self._read, shard, skip))
                     async for given in stream:
                         part: Part = ListPart([given]) if isinstance(given, Failure) else given
@@ -239,10 +239,13 @@ class ShardSource:
             for held in spans.values():
                 held.release()
 
-    def _begin_round(self, shard: int) -> None:
+    def _begin_round(self, shard: int, url: str) -> None:
         """See that the round before has brought something: what is repeated without end would never end."""
         if shard >= self._first_shard + self._in_round and self._read == self._read_before:
-            raise OptionError(".repeat() and .epoch(): the shards have no samples to begin again with")
+            raise OptionError(
+                f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no samples "
+                "to begin again with"
+            )
         self._read_before = self._read
 
     def range_bytes(self, ordinal: int, offset: int) -> int:

@@ -155,15 +155,7 @@ class Passes:
         self.lanes = self._first.lanes
 
     def locate(self, positions: Ints) -> Places:
-        numbers = positions // max(1, self.pass_count)
-        first = int(numbers[0]) if len(numbers) else 0
-        if (numbers == first).all():
-            return self.of(first).locate(positions - first * self.pass_count)
-        shards, rows = np.empty_like(positions), np.empty_like(positions)
-        for number in np.unique(numbers).tolist():
-            mine = numbers == number
-            shards[mine], rows[mine] = self.of(number).locate(positions[mine] - number * self.pass_count)
-        return Places(shards, rows)
+        return _located(self.of, positions // max(1, self.pass_count), positions, self.pass_count)
 
     def window_end(self, position: int) -> int:
         number, inside = divmod(position, max(1, self.pass_count))
@@ -195,12 +187,7 @@ class EpochOrder:
     def locate(self, positions: Ints) -> Places:
         if (positions >= 0).all():
             return self._this.locate(positions)
-        epochs = np.minimum(positions // max(1, self.count), 0)
-        shards, rows = np.empty_like(positions), np.empty_like(positions)
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            shards[mine], rows[mine] = self._of(epoch).locate(positions[mine] - epoch * self.count)
-        return Places(shards, rows)
+        return _located(self._of, np.minimum(positions // max(1, self.count), 0), positions, self.count)
 
     def window_end(self, position: int) -> int:
         epoch = min(position // max(1, self.count), 0)
@@ -214,6 +201,23 @@ class EpochOrder:
         if made[0] != epoch:
             made = self._made = epoch, self._make(epoch)  # looked at once: other threads may want another epoch
         return made[1]
+
+
+def _located(of: Callable[[int], Order], numbers: Ints, positions: Ints, count: int) -> Places:
+    """Where samples lie that come in several orders, one behind the other, of `count` positions each.
+
+    Args:
+        of: the order with a number.
+        numbers: in which order each of `positions` is.
+    """
+    first = int(numbers[0]) if len(numbers) else 0
+    if (numbers == first).all():
+        return of(first).locate(positions - first * count)
+    shards, rows = np.empty_like(positions), np.empty_like(positions)
+    for number in np.unique(numbers).tolist():
+        mine = numbers == number
+        shards[mine], rows[mine] = of(number).locate(positions[mine] - number * count)
+    return Places(shards, rows)
 
 
 ENDLESS = 2**62

@@ -121,7 +121,7 @@ def test_edited_state_of_one_rank_is_refused_also_where_its_numbers_make_no_sens
     written: Written, change: dict[str, Any]
 ) -> None:
     state = after(loader_of(written, in_order=False), 3)
-    assert state["done"] == [0, 12]
+    assert sum(state["done"][1::2]) == 12  # runs of (samples between, samples): which batches come first is not said
     with loader_of(written, in_order=False) as loader:
         with pytest.raises(hr.StateMismatchError):
             loader.load_state_dict({**state, **change})
