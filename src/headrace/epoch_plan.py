@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.deliver.journey import Received
 from headrace.errors import OptionError, StateMismatchError
-from headrace.plan import Cursor, Order, Steps
+from headrace.plan import Cursor, Order, Steps, draw, sample_seed
 from headrace.plan.cursor import compressed
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
@@ -37,6 +37,7 @@ class EpochPlan:
         keeps_count: whether each sample of the source comes in a batch.
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
+        limit: how many samples come in the epoch at most, of those that filters leave, on all ranks together.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
         why_no_state: why states of it are refused; None: they are not.
@@ -54,6 +55,7 @@ class EpochPlan:
     is_shared: bool
     source: str
     is_resumed: bool = False
+    limit: int | None = None
     share: Steps | None = None
     why_no_state: str | None = None
 
@@ -61,6 +63,21 @@ class EpochPlan:
     def number(self) -> int:
         """The epoch's."""
         return self.begin.epoch
+
+    @property
+    def key(self) -> int:
+        """From which, with positions, random numbers are made."""
+        key = sample_seed(self.facts.seed, self.number)
+        if self.order is None and self.world > 1:  # then each rank counts its own samples
+            key ^= draw("rank", self.rank)
+        return key
+
+    @property
+    def left_to_keep(self) -> int | None:
+        """How many of the samples that filters leave are to come at most, on this rank; None: all."""
+        if self.limit is None:
+            return None
+        return self.limit - self.begin.samples if self.share is None else self.share.count
 
     @property
     def batches(self) -> int | None:

@@ -152,7 +152,7 @@ class Steps:
         return self.begin.after(min(self.left, self.full * self.size + sum(self.last[: steps - self.full])))
 
     def _share(self, size: int) -> tuple[int, int]:
-        return self.rank * size // self.world, (self.rank + 1) * size // self.world
+        return share(size, self.rank, self.world)
 
     def _numbers(self, start: int, stop: int) -> Ints:
         """This rank's samples from the `start`-th up to the `stop`-th to come, counted with those that are done."""
@@ -229,3 +229,8 @@ class Steps:
         steps = positions.reshape(-1, size)
         order = np.argsort(self._lane[steps % self.lanes].astype(np.uint16), axis=1, kind="stable")
         return np.take_along_axis(steps, order, axis=1)[(begins - first) // size, inside]
+
+
+def share(size: int, rank: int, world: int) -> tuple[int, int]:
+    """Which of the samples of a step are a rank's: (the first, the one behind the last)."""
+    return rank * size // world, (rank + 1) * size // world

@@ -1,0 +1,358 @@
+"""Which epoch a loader begins next, from which state on, and its plan."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.datasets.operators import Pick
+from headrace.datasets.shards import IndexedShards, Shards
+from headrace.datasets.stream import Pipeline, Stream, with_built_index
+from headrace.epoch_plan import EpochPlan, as_ranges
+from headrace.epoch_sources import told_as_read
+from headrace.errors import OptionError, StateMismatchError
+from headrace.options import Settings
+from headrace.plan import Cursor, Order, Steps, share
+from headrace.plan.order import ENDLESS
+from headrace.planning import Planning, data_digest
+from headrace.state import Facts, State, merged
+from headrace.torch_compat.ranks import Ranks
+from headrace.types import Ints, Tail
+
+log = logging.getLogger("headrace")
+
+
+class Turn:
+    """Which epoch is next, and with what it begins. Iterators advance it: nothing of the loader hangs on it."""
+
+    def __init__(self, begin: State | None = None) -> None:
+        self.number = 0 if begin is None else begin.epoch
+        self.carried = Cursor.at()  # where it begins
+        self.mark: Any = None
+        if begin is not None and begin.carried:
+            self.carried = Cursor(0, np.array(begin.carried, np.int64))
+
+    def advance(self, finished: EpochPlan, mark: Any) -> None:
+        """An epoch is over.
+
+        Args:
+            mark: where its source was in the end.
+        """
+        if finished.number >= self.number:
+            self.number, self.carried = finished.number + 1, finished.carried()
+            self.mark = finished.next_mark(mark)
+
+
+class NextEpoch:
+    """Plans the next epoch of a stream, for the ranks that there are then.
+
+    Args:
+        stream: what is iterated.
+        settings: what the loader was told.
+        find_ranks: finds out which rank this is.
+
+    Attributes:
+        stream: with an index, once several ranks have needed one.
+        ranks: which rank this was when it was last asked.
+        planning: the orders of a stream whose samples have numbers, once they are needed.
+        turn: which epoch it is.
+        skip: how many batches further on it begins.
+    """
+
+    def __init__(self, stream: Stream, settings: Settings, find_ranks: Callable[[], Ranks]) -> None:
+        self.stream, self._settings, self._find_ranks = stream, settings, find_ranks
+        self.ranks: Ranks | None = None
+        self.planning: Planning | None = None
+        self.turn, self.skip = Turn(), 0
+        self._facts: Facts | None = None
+        self._loaded: _Loaded | None = None
+        self._kept_step: int | None = None  # samples of a global batch, as the state said that was loaded
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is from its begin on."""
+        return self._loaded is None and not self.skip
+
+    def tell(self, epoch: int) -> bool:
+        """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
+        is_other = epoch != self.turn.number
+        if is_other:
+            self.begun()
+            self.turn.carried = Cursor.at()
+        self.turn.number = epoch
+        return is_other
+
+    def begun(self) -> None:
+        """An iterator has it: the one behind it begins with nothing that was loaded."""
+        self._loaded, self.skip = None, 0
+
+    def length(self) -> int:
+        """Batches in a whole epoch; TypeError where that is not known before it ends."""
+        len(self.stream)  # says why it is not known
+        pipeline, ranks = self.stream.pipeline(), self._find_ranks()
+        if not pipeline.has_numbers and ranks.world == 1:
+            count, settings = len(Stream(pipeline.source, pipeline.order)), self._settings
+            whole, rest = divmod(count, settings.batch_size)
+            return whole + bool(rest and settings.tail == "short")
+        count = (self.planning or Planning(pipeline, self._settings.seed)).count()
+        return Steps(self.turn.carried, count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world).steps
+
+    def state(self, batches: int | None) -> dict[str, Any]:
+        """The state at its begin."""
+        self.find_out()
+        plan = self.plan()
+        received = plan.received()
+        if batches not in (None, received.batches):
+            raise OptionError(f"state_dict(batches={batches}): none has been given since batch {received.batches}")
+        if self._loaded is not None and self.skip == 0:
+            return copy.deepcopy(self._loaded.packed)
+        return plan.save(received)
+
+    def load(self, state: Mapping[str, Any], *, force: bool) -> None:
+        """Begin with a state; an empty one is the begin of all.
+
+        Raises:
+            StateMismatchError: the state belongs to another plan; not with `force`. Nothing has changed then.
+        """
+        if not state:
+            self._loaded, self.turn, self._kept_step, self.skip = None, Turn(), None, 0
+            return
+        loaded = State.unpack(state)
+        self.find_out()
+        facts = self._known_facts()
+        if not force:
+            facts.compare(state)
+        order = None if self.planning is None else self.planning.order(loaded.epoch)
+        packed = copy.deepcopy(dict(state))
+        before = self._loaded, self.turn, self._kept_step, self.skip
+        self._loaded, self.turn, self.skip = _Loaded(loaded, packed, order), Turn(loaded), 0
+        try:
+            plan = self.plan()
+            if not force:
+                plan.check(packed)
+        except BaseException:
+            self._loaded, self.turn, self._kept_step, self.skip = before
+            raise
+
+    def find_out(self) -> Ranks:
+        """Which rank this is now, and how samples are divided among that many."""
+        ranks = self._find_ranks()
+        if ranks != self.ranks:
+            self.ranks, self.planning, self._facts = ranks, None, None
+            try:
+                self._prepare_for(ranks)
+            except BaseException:
+                self.ranks = None
+                raise
+        return ranks
+
+    def _prepare_for(self, ranks: Ranks) -> None:
+        """Find out how samples can be divided among ranks, the first time that is needed."""
+        pipeline = self.stream.pipeline()
+        times, samples = pipeline.passes
+        if ranks.world > 1 and samples is None:
+            source = pipeline.source
+            if isinstance(source, Shards) and not source.is_compressed:
+                log.warning(
+                    "%d ranks share shards without an index: one is made first, of the headers of their members: a "
+                    "request for every few of them. `headrace index` makes it once for all",
+                    ranks.world,
+                )
+                self.stream = with_built_index(self.stream)
+                pipeline = self.stream.pipeline()
+            if not self._has_numbers:
+                raise OptionError(
+                    f"{ranks.world} ranks cannot share the samples of {self.stream!r}, which are counted while they "
+                    "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
+                    ".epoch(samples=N), or shard=False, which gives every rank all samples"
+                )
+            if not pipeline.keeps_count and (pipeline.limit is None or times is not None):
+                raise OptionError(
+                    f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
+                    "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
+                    "(.filter(f, field='__key__')), or shard=False, which gives every rank all samples"
+                )
+
+    @property
+    def _has_numbers(self) -> bool:
+        """Whether samples have numbers, as far as this needs them."""
+        pipeline = self.stream.pipeline()
+        source = pipeline.source
+        if self.ranks is not None and self.ranks.world > 1 and isinstance(source, IndexedShards):
+            return not source.is_compressed
+        return pipeline.has_numbers
+
+    def _known_facts(self) -> Facts:
+        """What states must agree about."""
+        if self._facts is None:
+            pipeline, settings = self.stream.pipeline(), self._settings
+            told: list[str]
+            if self._has_numbers:
+                self.planning = self.planning or Planning(pipeline, settings.seed)
+                data, count, told = self.planning.data, self.planning.count_of_pass, self.planning.told()
+                for line in told:
+                    if "windows" in line and self.planning.window_bytes:
+                        log.info("%s: a window has about %d bytes, over all ranks", line, self.planning.window_bytes)
+            else:
+                source = pipeline.source
+                urls = source.urls if isinstance(source, Shards | IndexedShards) else (type(source).__name__,)
+                data, count = data_digest(urls, None), None
+                told = told_as_read(pipeline.order)
+            self._facts = Facts(seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing)
+        return self._facts
+
+    def _step(self, ranks: Ranks) -> int:
+        """Samples of a global batch."""
+        settings = self._settings
+        size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
+        if size < ranks.world:
+            raise OptionError(f"global_batch_size={size} for {ranks.world} ranks: each must have a sample of each step")
+        return size
+
+    def plan(self) -> EpochPlan:
+        """Its plan, from its begin or from the state that was loaded."""
+        ranks, settings, pipeline = self.ranks or self._find_ranks(), self._settings, self.stream.pipeline()
+        facts = self._known_facts()
+        is_counted = self.planning is not None
+        is_known = is_counted and pipeline.keeps_count
+        is_shared = is_known and settings.in_order
+        self._check_tail(is_known)
+        size = self._step(ranks)
+        begin, order = (self._begin(ranks), None) if self._loaded is None else (self._loaded.state, self._loaded.order)
+        if self.planning is not None and order is None:
+            order = self.planning.order(begin.epoch)
+        if self._loaded is not None:
+            begin, size = self._gone_on(begin, ranks, size, is_shared, order)
+        steps = Steps(
+            begin.cursor,
+            ENDLESS if order is None else order.count,
+            size,
+            settings.tail if is_known else "short",
+            ranks.rank if is_counted else 0,
+            ranks.world if is_counted else 1,
+            1 if order is None else order.lanes,
+            np.array(begin.done, np.int64).reshape(-1, 2),
+        )
+        batch_size = steps.batch
+        if not is_known:
+            batch_size = _part(settings.global_batch_size or settings.batch_size * ranks.world, ranks)
+        plan = EpochPlan(
+            begin=begin,
+            facts=facts,
+            order=order,
+            numbers=_no_numbers if self.planning is None else self.planning.numbers,
+            steps=steps,
+            rank=ranks.rank,
+            world=ranks.world,
+            batch_size=batch_size,
+            keeps_count=pipeline.keeps_count,
+            is_shared=is_shared,
+            source=type(pipeline.source).__name__,
+            is_resumed=self._loaded is not None,
+            limit=pipeline.limit,
+            share=self._share(begin, ranks, size),
+            why_no_state=_why_no_state(pipeline),
+        )
+        return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
+
+    def _begin(self, ranks: Ranks) -> State:
+        """The begin of all its samples."""
+        turn, settings = self.turn, self._settings
+        return State(
+            epoch=turn.number,
+            cursor=turn.carried,
+            carried=as_ranges(turn.carried.holes),
+            batch_size=0 if settings.global_batch_size else settings.batch_size,
+            world=ranks.world,
+            mark=turn.mark,
+        )
+
+    def _check_tail(self, is_known: bool) -> None:
+        """Whether an epoch can end as it shall."""
+        tail = self._settings.tail
+        if not is_known and tail in ("pad", "carry"):
+            raise OptionError(
+                f"tail={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
+                "'short' and 'drop' are left"
+            )
+        if tail == "carry" and any(isinstance(o, Pick) and not o.is_fixed for o in self.stream.pipeline().order):
+            raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
+
+    def _gone_on(
+        self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
+    ) -> tuple[State, int]:
+        """(where to go on, samples of a step) from a state that may be of other ranks, and other batches.
+
+        Raises:
+            StateMismatchError: it is of one of several other ranks, or of another global batch.
+        """
+        settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
+        if settings.global_batch_size is None and settings.batch_size == begin.batch_size and size != begin.step:
+            size = self._kept_step = begin.step  # on other ranks: the global batch stays, in later epochs too
+        if begin.rank is not None:
+            is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
+            if is_mine and (order is None or begin.step == size or not keeps_count) and not is_shared:
+                return begin, begin.step
+            if begin.world > 1 or order is None:
+                raise StateMismatchError(
+                    f"the state is of rank {begin.rank} of {begin.world} alone, and this is rank {ranks.rank} of "
+                    f"{ranks.world}" + ("" if order is None else ": merge the states of all ranks by hr.merge_states"),
+                    field="world",
+                )
+            begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
+        if settings.global_batch_size is None and size != begin.step and ranks.world != begin.world:
+            raise StateMismatchError(
+                f"the state is of global batches of {begin.step} samples, and batch_size={settings.batch_size} on "
+                f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
+                field="step",
+            )
+        if size < ranks.world:
+            raise StateMismatchError(
+                f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
+            )
+        begin = replace(begin, batch_size=0 if settings.global_batch_size else settings.batch_size)
+        if not is_shared:
+            whole, rest = divmod(begin.samples, size)
+            mine = whole * _part(size, ranks) + _part(rest, ranks)
+            begin = replace(begin, rank=ranks.rank, samples=mine)
+        return begin, size
+
+    def _share(self, begin: State, ranks: Ranks, size: int) -> Steps | None:
+        """This rank's samples of an epoch of so many: ranks have as many batches, whatever number of samples it is."""
+        pipeline = self.stream.pipeline()
+        samples = pipeline.limit if pipeline.passes[1] is None else pipeline.passes[1]
+        if samples is None or ranks.world == 1 or (self.planning is not None and pipeline.keeps_count):
+            return None
+        tail: Tail = "drop" if self._settings.tail == "drop" else "short"
+        done = np.array([[0, begin.samples]] if begin.samples else [], np.int64).reshape(-1, 2)
+        return Steps(Cursor.at(), samples, size, tail, ranks.rank, ranks.world, done=done)
+
+
+class _Loaded(NamedTuple):
+    """A state that the next iterator goes on from."""
+
+    state: State
+    packed: dict[str, Any]
+    order: Order | None
+
+
+def _part(count: int, ranks: Ranks) -> int:
+    """How many of so many samples of a step are this rank's."""
+    low, high = share(count, ranks.rank, ranks.world)
+    return high - low
+
+
+def _why_no_state(pipeline: Pipeline) -> str | None:
+    shuffle = pipeline.shuffle
+    if shuffle is not None and not shuffle.keeps_position:
+        return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
+    return None
+
+
+def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
+    return positions
