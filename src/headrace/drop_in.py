@@ -6,8 +6,9 @@ import copy
 import weakref
 from typing import Any
 
-from headrace import drop_in_state
+from headrace.drop_in_loaded import check, epoch_of
 from headrace.drop_in_single import SingleIterator
+from headrace.drop_in_state import Book, State
 from headrace.drop_in_workers import WorkerIterator
 from headrace.economic import EconomicIterator, Economy, check_benefit
 from headrace.errors import OptionError
@@ -28,7 +29,7 @@ class Torch:
         self._epoch = 0
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
         self._samplers = [part for part in chain_of(loader._index_sampler) if hasattr(part, "set_epoch")]
-        self._book = drop_in_state.Book(loader)
+        self._book = Book(loader)
         self._made: Any = None  # an iterator that nobody has asked for yet
         self._made_epoch: int | None = None
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -74,10 +75,10 @@ class Torch:
 
     def _drop_stale(self, loader: Any) -> None:
         """Let go of an iterator that nobody has asked for, if samplers have been told another epoch since."""
-        if self._made is not None and drop_in_state.epoch_of(loader) != self._made_epoch:
+        if self._made is not None and epoch_of(loader) != self._made_epoch:
             self._made = self._book.run = None
 
-    def state_dict(self, loader: Any, batches: int | None = None) -> drop_in_state.State:
+    def state_dict(self, loader: Any, batches: int | None = None) -> State:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
 
         Raises:
@@ -90,7 +91,7 @@ class Torch:
                 raise OptionError(f"batches={batches}: the state after {self._book.told['batches']} batches is there")
             return copy.deepcopy(self._book.told)
         if self._book.run is None:
-            self._made, self._made_epoch = self.iterate(loader, None), drop_in_state.epoch_of(loader)
+            self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
         assert self._book.run is not None
         return self._book.run.state(batches)
 
@@ -101,7 +102,7 @@ class Torch:
             StateMismatchError: the state is that of another loader; says which field differs.
         """
         self._book.pace.is_asked = True
-        told = drop_in_state.check(loader, state, force=force) if state != {} else None
+        told = check(loader, state, force=force) if state != {} else None
         self._book.run, self._book.told = None, told
         self._made = loader._iterator = None
         if told is None:

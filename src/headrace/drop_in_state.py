@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils.data import BatchSampler, IterDataPipe
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
-from torch.utils.data.graph_settings import apply_random_seed
-
-from headrace.errors import OptionError, StateMismatchError
+from headrace.errors import OptionError
 from headrace.plan.ranges import united
-from headrace.state import VERSION, check_kind
 from headrace.torch_compat import packing
-from headrace.torch_compat.stateful import Draws, Indices, chain_of, decoded, unpacked_states
+from headrace.torch_compat.stateful import Draws, Indices, unpacked_states
 from headrace.types import Ranges
 
-_FIELDS = (
-    *("is_map", "economic", "num_workers", "epoch", "count", "sampler_type", "base_seed", "shared_seed"),
-    *("is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
-)
-_FIELDS_OF = {
-    "sampler": ("batches", "samples", "is_over", "start", "states"),
-    "copies": ("batches", "known", "is_over", "states"),
-}
-_DATA = {"count": "the data set has another number of samples", "sampler_type": "the sampler is of another kind"}
 _POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
 
 log = logging.getLogger("headrace")
@@ -291,188 +275,6 @@ class Book:
                     again,
                 )
         return told
-
-
-def check(loader: Any, state: Any, *, force: bool) -> State:
-    """A copy of a state, if the loader can go on from it.
-
-    Args:
-        force: for map-style data, take one of another number of workers; what their copies had as state is left out.
-
-    Raises:
-        StateMismatchError: it cannot; says which field differs.
-    """
-    check_kind(state, "torch")
-    told: State = copy.deepcopy(dict(state))
-    ours = _common(loader)
-    _check_fields(told, is_economic=ours["economic"])
-    for name in ("is_map", "economic"):
-        if told[name] != ours[name]:
-            raise StateMismatchError(f"{name}: {told[name]} in the state, {ours[name]} in the loader", field=name)
-    for name, meaning in _DATA.items():
-        if None not in (told[name], ours[name]) and told[name] != ours[name] and not force:
-            raise StateMismatchError(
-                f"{name}: {meaning}: {told[name]!r} in the state, {ours[name]!r} in the loader", field=name
-            )
-    if told["num_workers"] != loader.num_workers and not loader.economic:
-        if not (force and told["is_map"]):
-            raise StateMismatchError(
-                f"num_workers: {told['num_workers']} in the state, {loader.num_workers} in the loader; each worker's "
-                "copy of the data set has a state of its own",
-                field="num_workers",
-            )
-        told.update(num_workers=loader.num_workers, copies=[], turn=told["due"] % max(1, loader.num_workers))
-    return told
-
-
-def _check_fields(state: State, *, is_economic: bool) -> None:
-    """Whether a state is whole; what is in it may still be wrong.
-
-    Raises:
-        StateMismatchError: it is not; says which field is missing, or what of it makes no sense.
-    """
-    parts: list[tuple[str, Any, tuple[str, ...]]] = [("", state, _FIELDS)]
-    if is_economic and state.get("economic"):
-        parts.append(("", state, ("epoch_of_samples", "run")))
-    if state.get("sampler") is not None:
-        parts.append(("sampler", state["sampler"], _FIELDS_OF["sampler"]))
-    copies = state.get("copies", ())
-    parts += [("copies", known, _FIELDS_OF["copies"]) for known in (copies if isinstance(copies, list) else [copies])]
-    for where, part, names in parts:
-        for name in names:
-            if not isinstance(part, dict) or name not in part:
-                field = where or name
-                raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
-    try:
-        state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
-    except (TypeError, ValueError) as error:
-        raise StateMismatchError(f"beyond: {state['beyond']!r:.50} are no ranges", field="beyond") from error
-    for text in state["generators"]:
-        decoded(text)
-    for text in () if state["sampler"] is None else state["sampler"]["start"]:
-        if text is not None:
-            decoded(text)
-
-
-def _common(loader: Any) -> State:
-    is_map = loader._dataset_kind == _DatasetKind.Map
-    return {
-        "version": VERSION,
-        "regime": "torch",
-        "is_map": is_map,
-        "economic": getattr(loader, "economic", True),
-        "num_workers": loader.num_workers,
-        "epoch": epoch_of(loader),
-        "count": _count_of(loader.dataset) if is_map else None,
-        "sampler_type": type(_inmost_batches(loader._index_sampler)).__name__ if is_map else None,
-    }
-
-
-def _count_of(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except Exception:  # a data set that only a sampler knows the keys of
-        return None
-
-
-def _inmost_batches(sampler: Any) -> Any:
-    """A sampler; torch's own BatchSampler is looked through."""
-    return sampler.sampler if type(sampler) is BatchSampler else sampler
-
-
-def epoch_of(loader: Any) -> int | None:
-    """The last number that a sampler was given which knows epochs; None where none does."""
-    samplers = (sampler for sampler in chain_of(loader._index_sampler) if hasattr(sampler, "set_epoch"))
-    epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
-    return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
-
-
-class Resumable(_BaseDataLoaderIter):
-    """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
-
-    In `_again` are the numbers and indices of batches that were given after the state which it goes on from.
-
-    torch's own draws are made where torch makes them. One that goes on draws nothing that was drawn before the state
-    was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
-    """
-
-    def _prepare(self, loader: Any, book: Book) -> None:
-        """Before `__init__`, which torch's own classes call with the loader alone."""
-        self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
-        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
-        if every is not None and loader.num_workers and not loader.in_order:
-            every = min(1, every)
-        self._pace = book.pace
-        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
-        self._common = _common(loader)
-        self._goes_on = self._told is not None and not self._told["is_finished"]
-
-    def __init__(self, loader: Any) -> None:
-        told, draws = self._told, self._draws
-        if told is not None and not self._goes_on:
-            if told["sampler"] is not None and told["sampler"]["states"] is not None:
-                Indices.resumed(loader._index_sampler, draws.sampler, told["sampler"], self._every)
-            draws.go_on(told["generators"])
-        was_drawn = told is not None and (self._goes_on or loader.persistent_workers)
-        self._before = draws.sampler.now()
-        with draws.kept() if was_drawn else draws.base.drawing():
-            super().__init__(loader)
-        if was_drawn and told is not None:
-            self._base_seed, self._shared_seed = told["base_seed"], told["shared_seed"]
-            if isinstance(self._dataset, IterDataPipe):
-                generator = torch.Generator()
-                generator.manual_seed(self._shared_seed or 0)
-                self._dataset = apply_random_seed(self._dataset, generator)
-        self._common |= {"base_seed": int(self._base_seed), "shared_seed": self._shared_seed}
-        self._open_data()
-
-    def _open_data(self) -> None:
-        """Give a data set that no worker has a copy of its state."""
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        before = self._draws.sampler.now()
-        with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
-            super()._reset(loader, first_iter)
-        self._common |= {"epoch": epoch_of(loader)}
-        self._open_run(before)
-
-    def _open_run(self, before: torch.Tensor) -> None:
-        """Begin to count; `self._sampler_iter` was opened by torch's own code, and random numbers were there before."""
-        told = self._told if self._goes_on else None
-        if told is not None:
-            self._draws.go_on(told["generators"])
-        source, every = self._draws.sampler, self._every
-        is_map = self._common["is_map"]
-        indices = None
-        if is_map and told is not None:
-            indices = Indices.resumed(self._index_sampler, source, told["sampler"], every)
-        elif is_map:
-            indices = Indices(self._index_sampler, self._sampler_iter, source, before, every)
-        if indices is not None:
-            self._sampler_iter = indices
-        copies = self._first_copies()
-        point = Point(0, 0, (), 0, copies)
-        if told is not None:
-            copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
-            point = Point(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
-            self._num_yielded = told["batches"]
-        self._again = [] if indices is None else indices.until(point.due)
-        self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
-
-    def _first_copies(self) -> tuple[Copy, ...]:
-        """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
-        return ()
-
-    def _has_begun(self) -> None:
-        """All is as it was in the state that this goes on from: the next iterator begins anew."""
-        if self._told is self._book.told:
-            self._book.told = None
-        self._told, self._goes_on = None, False
-
-    def state_dict(self, batches: int | None = None) -> State:
-        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
-        self._pace.is_asked = True
-        return self._run.state(batches)
 
 
 def is_among(number: int, ranges: Ranges) -> bool:

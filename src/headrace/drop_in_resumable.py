@@ -1,0 +1,103 @@
+"""An iterator of torch's that can go on from a saved state."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.graph_settings import apply_random_seed
+
+from headrace.drop_in_loaded import common, epoch_of
+from headrace.drop_in_state import Book, Copy, Point, Run, State, copy_of
+from headrace.torch_compat.stateful import Indices
+
+
+class Resumable(_BaseDataLoaderIter):
+    """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
+
+    In `_again` are the numbers and indices of batches that were given after the state which it goes on from.
+
+    torch's own draws are made where torch makes them. One that goes on draws nothing that was drawn before the state
+    was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
+    """
+
+    def _prepare(self, loader: Any, book: Book) -> None:
+        """Before `__init__`, which torch's own classes call with the loader alone."""
+        self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
+        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
+        if every is not None and loader.num_workers and not loader.in_order:
+            every = min(1, every)
+        self._pace = book.pace
+        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
+        self._common = common(loader)
+        self._goes_on = self._told is not None and not self._told["is_finished"]
+
+    def __init__(self, loader: Any) -> None:
+        told, draws = self._told, self._draws
+        if told is not None and not self._goes_on:
+            if told["sampler"] is not None and told["sampler"]["states"] is not None:
+                Indices.resumed(loader._index_sampler, draws.sampler, told["sampler"], self._every)
+            draws.go_on(told["generators"])
+        was_drawn = told is not None and (self._goes_on or loader.persistent_workers)
+        self._before = draws.sampler.now()
+        with draws.kept() if was_drawn else draws.base.drawing():
+            super().__init__(loader)
+        if was_drawn and told is not None:
+            self._base_seed, self._shared_seed = told["base_seed"], told["shared_seed"]
+            if isinstance(self._dataset, IterDataPipe):
+                generator = torch.Generator()
+                generator.manual_seed(self._shared_seed or 0)
+                self._dataset = apply_random_seed(self._dataset, generator)
+        self._common |= {"base_seed": int(self._base_seed), "shared_seed": self._shared_seed}
+        self._open_data()
+
+    def _open_data(self) -> None:
+        """Give a data set that no worker has a copy of its state."""
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        before = self._draws.sampler.now()
+        with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
+            super()._reset(loader, first_iter)
+        self._common |= {"epoch": epoch_of(loader)}
+        self._open_run(before)
+
+    def _open_run(self, before: torch.Tensor) -> None:
+        """Begin to count; `self._sampler_iter` was opened by torch's own code, and random numbers were there before."""
+        told = self._told if self._goes_on else None
+        if told is not None:
+            self._draws.go_on(told["generators"])
+        source, every = self._draws.sampler, self._every
+        is_map = self._common["is_map"]
+        indices = None
+        if is_map and told is not None:
+            indices = Indices.resumed(self._index_sampler, source, told["sampler"], every)
+        elif is_map:
+            indices = Indices(self._index_sampler, self._sampler_iter, source, before, every)
+        if indices is not None:
+            self._sampler_iter = indices
+        copies = self._first_copies()
+        point = Point(0, 0, (), 0, copies)
+        if told is not None:
+            copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
+            point = Point(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
+            self._num_yielded = told["batches"]
+        self._again = [] if indices is None else indices.until(point.due)
+        self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
+
+    def _first_copies(self) -> tuple[Copy, ...]:
+        """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
+        return ()
+
+    def _has_begun(self) -> None:
+        """All is as it was in the state that this goes on from: the next iterator begins anew."""
+        if self._told is self._book.told:
+            self._book.told = None
+        self._told, self._goes_on = None, False
+
+    def state_dict(self, batches: int | None = None) -> State:
+        """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
+        self._pace.is_asked = True
+        return self._run.state(batches)
