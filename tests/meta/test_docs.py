@@ -55,6 +55,7 @@ def test_block_runs(
         return
     shutil.copytree(written_shards, tmp_path / "shards")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headrace.fetch.stores.registry._registered", {})  # stores of a page are for it alone
     runpy.run_path(str(script), run_name="__main__")
 
 
