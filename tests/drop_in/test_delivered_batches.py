@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from naming import name_of
 from torch import tensor
 from torch.utils.data import Dataset
 
@@ -131,7 +132,7 @@ def test_batches_are_of_the_users_own_classes(loader_class: Any, num_workers: in
 
 
 @both
-@pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: {"rows": np.stack(rows)}], ids=str)
+@pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: {"rows": np.stack(rows)}], ids=name_of)
 def test_batches_stay_what_they_were_when_all_are_kept(loader_class: Any, num_workers: int, collate: Any) -> None:
     loader = loader_class(Rows(40, 10_000), 2, num_workers=num_workers, collate_fn=collate)
     kept = [batch["rows"] if isinstance(batch, dict) else batch for batch in loader]
@@ -140,7 +141,7 @@ def test_batches_stay_what_they_were_when_all_are_kept(loader_class: Any, num_wo
 
 
 @both
-@pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: torch.stack(rows).numpy()], ids=str)
+@pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: torch.stack(rows).numpy()], ids=name_of)
 def test_batches_may_be_written_to_without_a_change_to_others(
     loader_class: Any, num_workers: int, collate: Any
 ) -> None:

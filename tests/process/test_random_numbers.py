@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from naming import name_of
 from torch.utils.data import Dataset
 
 import headrace as hr
@@ -95,7 +96,9 @@ def drawn(data: Any, num_workers: int, **options: Any) -> list[tuple[float, ...]
 
 
 @pytest.mark.parametrize(
-    "function", [from_each, from_random, from_numpy, from_torch, hidden, functools.partial(twice, from_random)], ids=str
+    "function",
+    [from_each, from_random, from_numpy, from_torch, hidden, functools.partial(twice, from_random)],
+    ids=name_of,
 )
 def test_global_generators_give_each_sample_its_own_for_any_number_of_workers(function: Any) -> None:
     data = Numbers().map(function)

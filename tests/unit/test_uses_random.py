@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from naming import name_of
 from numpy import random as numpy_random
 from numpy.random import rand
 from torch.utils.data import Dataset
@@ -256,7 +257,7 @@ class Odd:
         "text".join,
         float,
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_nothing_is_drawn_from_when_all_is_understood(function: Any) -> None:
     assert generators_of(function) == frozenset()
@@ -294,7 +295,7 @@ def test_nothing_is_drawn_from_when_all_is_understood(function: Any) -> None:
         (lambda _: torch.rand(2), "torch"),
         (lambda x: torch.from_numpy(x).to(torch.float32), "torch"),
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_the_generator_is_found_when_it_is_reached(function: Any, generator: str) -> None:
     assert generators_of(function) == {generator}
@@ -406,7 +407,7 @@ def unwrapped(function: Any) -> Any:
         MakesAgain(),
         [object() for _ in range(10_000)],
     ],
-    ids=str,
+    ids=name_of,
 )
 def test_all_generators_count_when_something_is_not_understood(function: Any) -> None:
     assert generators_of(function) == EVERY_GENERATOR
