@@ -11,14 +11,15 @@ import anyio.to_thread
 import torch
 import torch.utils.data
 
-from headrace import drop_in, settings
+from headrace import settings
 from headrace.datasets.base import Operators
 from headrace.datasets.stream import Stream
+from headrace.drop_in.regime import Torch
 from headrace.errors import OptionError
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
 from headrace.options import FetchOptions
-from headrace.streaming import Position, Streaming
+from headrace.streaming.regime import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
 from headrace.types import Tail
@@ -187,7 +188,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 **common,
             )
             settings.check_torch(self)
-            self._behind: drop_in.Torch | Streaming = drop_in.Torch(self)
+            self._behind: Torch | Streaming = Torch(self)
             return
         if multiprocessing_context is not None or persistent_workers:
             name = "persistent_workers" if persistent_workers else "multiprocessing_context"
@@ -269,7 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _iterator=None)
-        self._behind = drop_in.Torch(self)
+        self._behind = Torch(self)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ from process.waiting import wait_until
 
 import headrace as hr
 from headrace.deliver.slabs import HELD_SLABS
-from headrace.economic import check_benefit
+from headrace.drop_in.economic import check_benefit
 from headrace.observe.report import verdict
 from headrace.observe.stats import DeliverStats, FetchStats, Stats, WorkStats
 

@@ -13,8 +13,8 @@ import torch
 from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
 
 import headrace as hr
-from headrace import mixing
 from headrace.datasets.mixture import MixedShards, Mixture
+from headrace.streaming import mixing
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
 

@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.datasets.mixture import Switch
-from headrace.planning import Planning
+from headrace.streaming.planning import Planning
 
 
 def numbers(count: int) -> hr.Stream:

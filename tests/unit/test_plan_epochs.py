@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from headrace.datasets.stream import Stream
-from headrace.planning import Planning
+from headrace.streaming.planning import Planning
 
 TEN = hr.from_map(range(10))
 

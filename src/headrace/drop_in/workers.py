@@ -26,8 +26,8 @@ from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
-from headrace.drop_in_resumable import Resumable
-from headrace.drop_in_state import Book, Copy, State, copy_of, is_among
+from headrace.drop_in.resumable import Resumable
+from headrace.drop_in.state import Book, Copy, State, copy_of, is_among
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady
 from headrace.tasks import Delivery
 from headrace.torch_compat import packing

@@ -6,11 +6,11 @@ import copy
 import weakref
 from typing import Any
 
-from headrace.drop_in_loaded import check, epoch_of
-from headrace.drop_in_single import SingleIterator
-from headrace.drop_in_state import Book, State
-from headrace.drop_in_workers import WorkerIterator
-from headrace.economic import EconomicIterator, Economy, check_benefit
+from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
+from headrace.drop_in.loaded import check, epoch_of
+from headrace.drop_in.single import SingleIterator
+from headrace.drop_in.state import Book, State
+from headrace.drop_in.workers import WorkerIterator
 from headrace.errors import OptionError
 from headrace.observe.stats import Stats
 from headrace.settings import budget_bytes

@@ -11,18 +11,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.blueprint import Blueprint
 from headrace.datasets.base import Operators
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator
 from headrace.deliver.journey import Journey
-from headrace.epoch_plan import EpochPlan
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
 from headrace.machinery import Machinery
-from headrace.next_epoch import NextEpoch, Turn
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.scheduler.skips import Skips
+from headrace.streaming.blueprint import Blueprint
+from headrace.streaming.epoch_plan import EpochPlan
+from headrace.streaming.next_epoch import NextEpoch, Turn
 from headrace.torch_compat import packing
 from headrace.torch_compat.ranks import Ranks
 

@@ -10,8 +10,8 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.graph_settings import apply_random_seed
 
-from headrace.drop_in_loaded import common, epoch_of
-from headrace.drop_in_state import Book, Copy, Point, Run, State, copy_of
+from headrace.drop_in.loaded import common, epoch_of
+from headrace.drop_in.state import Book, Copy, Point, Run, State, copy_of
 from headrace.torch_compat.stateful import Indices
 
 

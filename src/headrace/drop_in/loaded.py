@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.drop_in_state import State
+from headrace.drop_in.state import State
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
 from headrace.torch_compat.stateful import chain_of, decoded

@@ -13,18 +13,18 @@ from typing import Any
 
 import anyio
 
-from headrace.async_steps import apply
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.mixture import Mixture
 from headrace.datasets.operators import ToTuple, is_async
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Files, Pipeline
-from headrace.epoch_sources import Sources
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import Decoder
 from headrace.machinery import Machinery
 from headrace.options import Settings
 from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
+from headrace.streaming.async_steps import apply
+from headrace.streaming.sources import Sources
 from headrace.tasks import Chain, Part, Step
 from headrace.types import RunningSample, running_sample
 from headrace.work.workbench import open_part, stage_key

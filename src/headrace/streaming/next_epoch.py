@@ -13,14 +13,14 @@ import numpy as np
 from headrace.datasets.operators import Pick
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Pipeline, Stream, with_built_index
-from headrace.epoch_plan import EpochPlan, as_ranges
-from headrace.epoch_sources import told_as_read
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, share
 from headrace.plan.order import ENDLESS
-from headrace.planning import Planning, data_digest
 from headrace.state import Facts, State, merged
+from headrace.streaming.epoch_plan import EpochPlan, as_ranges
+from headrace.streaming.planning import Planning, data_digest
+from headrace.streaming.sources import told_as_read
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints, Tail
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from headrace.deliver.ahead import mover_of
-from headrace.drop_in_resumable import Resumable
-from headrace.drop_in_state import Book, Copy
+from headrace.drop_in.resumable import Resumable
+from headrace.drop_in.state import Book, Copy
 from headrace.torch_compat.stateful import load, packed_states
 
 

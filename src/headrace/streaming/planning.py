@@ -17,7 +17,6 @@ from headrace.datasets.shards import IndexedShards
 from headrace.datasets.stream import Files, Pipeline
 from headrace.errors import OptionError
 from headrace.fetch.visits import Visit, Window
-from headrace.mixing import Mixing
 from headrace.plan import (
     ChosenOrder,
     DrawnOrder,
@@ -33,6 +32,7 @@ from headrace.plan import (
     draw,
 )
 from headrace.plan.order import ENDLESS, WITHIN_WINDOW
+from headrace.streaming.mixing import Mixing
 from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384

@@ -16,7 +16,7 @@ from headrace.plan.mixture import MixedOrder
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.planning import Planning
+    from headrace.streaming.planning import Planning
 
 _WINDOW_SAMPLES = 16384  # of each source
 _WINDOW_BYTES = 128 * 2**20

@@ -21,8 +21,8 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn, default_collat
 
 from headrace.deliver.iterator import BatchIterator, Opener
 from headrace.deliver.slabs import Views
-from headrace.drop_in_resumable import Resumable
-from headrace.drop_in_state import Book, is_among
+from headrace.drop_in.resumable import Resumable
+from headrace.drop_in.state import Book, is_among
 from headrace.fetch.keys import KeyFeed
 from headrace.machinery import Machinery
 from headrace.options import FetchOptions, Settings

@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
-from headrace.async_steps import get_through, iterate_through
 from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.operators import EpochOf, Shuffle, Take
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Pipeline
-from headrace.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.fetch import Reader
 from headrace.fetch.growth import Growth
@@ -28,7 +26,9 @@ from headrace.formats.limits import Limits
 from headrace.formats.tar.scanner import TarScanner
 from headrace.options import Settings
 from headrace.plan import Rounds, draw, window_order
-from headrace.planning import Planning
+from headrace.streaming.async_steps import get_through, iterate_through
+from headrace.streaming.epoch_plan import EpochPlan
+from headrace.streaming.planning import Planning
 from headrace.tasks import Source, Step
 from headrace.torch_compat import packing
 from headrace.types import running_charge, running_reader
