@@ -33,6 +33,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")  # time says nothing on a machine that does other things beside
 
 KINDS = ("threads", "processes", "descriptors", "mappings", "shm", "files", "tasks")
 DEADLINE_S = 5.0
@@ -70,7 +74,6 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
     os.environ["TMPDIR"] = tempfile.tempdir = str(private)
     leaves.allow(files="^torchinductor_", reason="torch's optimizers make its compiler's cache folder on first use")
 
-    import hypothesis  # noqa: F401  # it asks the collector for referrers, and those of frozen objects are hidden
     import torch
 
     torch.ones(8) @ torch.ones(8)
@@ -141,11 +144,18 @@ def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str
     while True:
         gc.collect()
         _end_an_idle_helper()
-        left = [
+        new = [
             (kind, thing, description)
             for kind, look in LOOKS.items()
             for thing, description in look().items()
-            if thing not in before[kind] and not may_leave.covers(kind, description)
+            if thing not in before[kind]
+        ]
+        addresses = _addresses() if any("-> socket:" in description for _, _, description in new) else {}
+        left = [
+            (kind, thing, told)
+            for kind, thing, description in new
+            for told in [f"{description} {addresses.get(description.rpartition(' ')[2], '')}".rstrip()]
+            if not may_leave.covers(kind, told)
         ]
         remaining_s = deadline - time.monotonic()
         if not left or remaining_s <= 0:
@@ -172,14 +182,13 @@ def _files() -> dict[object, str]:
 
 def _shm() -> dict[object, str]:
     """Entries of /dev/shm, without those of a torch in a live process that is none of ours."""
-    ours = {str(pid) for pid, _ in _processes()} | {str(os.getpid())}
-    found = {}
-    for name in _names("/dev/shm"):
-        torchs = re.match(r"torch_(\d+)_", name)
-        if torchs and torchs[1] not in ours and Path("/proc", torchs[1]).exists():
-            continue
-        found[name] = f"/dev/shm/{name}"
-    return found
+    names = _names("/dev/shm")
+    of_torch = {name: found[1] for name in names if (found := re.match(r"torch_(\d+)_", name))}
+    if of_torch:
+        ours = {str(pid) for pid, _ in _processes()} | {str(os.getpid())}
+        others = {name for name, pid in of_torch.items() if pid not in ours and Path("/proc", pid).exists()}
+        names = [name for name in names if name not in others]
+    return {name: f"/dev/shm/{name}" for name in names}
 
 
 def _mappings() -> dict[object, str]:
@@ -193,12 +202,11 @@ def _mappings() -> dict[object, str]:
 
 
 def _descriptors() -> dict[object, str]:
-    addresses = _addresses()
     found: dict[object, str] = {}
     for fd in set(_names("/proc/self/fd")) - {"0", "1", "2"}:  # pytest points those elsewhere while it captures
         with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
             target = str(Path("/proc/self/fd", fd).readlink())
-            found[fd, target] = f"{fd} -> {target} {addresses.get(target, '')}".rstrip()
+            found[fd, target] = f"{fd} -> {target}"
     return found
 
 
@@ -229,28 +237,30 @@ def _processes() -> dict[object, str]:
             fields = _text(f"/proc/{name}/stat").rpartition(")")[2].split()
             if len(fields) > 19:
                 parents[int(name)], started[int(name)] = int(fields[1]), fields[19]
-    mark = f"{_MARK}={os.environ.get(_MARK, '')}".encode()
+    if not _of_others:
+        _of_others.update({(pid, started[pid]) for pid in parents if not _descends(pid, parents)})
+    mark = f"{_MARK}={os.environ.get(_MARK, '')}"
     ours: dict[object, str] = {}
     for pid in parents:
-        if pid != os.getpid() and (_descends(pid, parents) or _carries(pid, mark)):
+        if _descends(pid, parents) or ((pid, started[pid]) not in _of_others and _carries(pid, mark)):
             command = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:200]
             state = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
             ours[pid, started[pid]] = f"{pid} {command or '(no command line)'} state {''.join(state) or 'gone'}"
     return ours
 
 
+_of_others: set[tuple[int, str]] = set()  # processes that were there before the first test
+
+
 def _descends(pid: int, parents: dict[int, int]) -> bool:
     while pid := parents.get(pid, 0):
-        if parents.get(pid) == os.getpid():
+        if pid == os.getpid():
             return True
     return False
 
 
-def _carries(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
+def _carries(pid: int, mark: str) -> bool:
+    return mark in _text(f"/proc/{pid}/environ").split("\0")
 
 
 def _names(folder: str) -> list[str]:

@@ -17,7 +17,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
@@ -143,7 +143,7 @@ pieces = st.one_of(
     feeds=st.lists(st.integers(0, 4000), min_size=1, max_size=6),
     rooms=st.lists(rooms, min_size=1, max_size=6),
 )
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None)
 def test_decompressor_gives_what_was_packed_when_cut_anyhow(
     kind: str, frames: list[bytes], feeds: list[int], rooms: list[int]
 ) -> None:

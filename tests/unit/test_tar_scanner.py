@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError, OptionError
@@ -555,7 +555,7 @@ def damaged_archives(draw: Callable[..., object]) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1000, deadline=None)
 @given(damaged_archives(), st.data())
 def test_fast_and_general_way_and_every_cutting_agree_on_any_bytes(data: bytes, draws: st.DataObject) -> None:
     blocks = len(data) // 512
