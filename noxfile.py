@@ -23,9 +23,9 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests against the installed package."""
+    """Run the tests against the installed package, side by side; `-- -n0` runs them one after the other."""
     install(session, ".[test]")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session
