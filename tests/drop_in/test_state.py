@@ -40,8 +40,17 @@ def make(our_class: type[hr.DataLoader[Any]]) -> Make:
     return make
 
 
+def assert_goes_on(make: Callable[[], Any], data: Any) -> None:
+    """A loader that is left anywhere gives the rest, and the next epoch."""
+    count = len(list(make()))
+    stop = data.draw(st.integers(0, count))
+    got, expected = rest_of(make(), stop, make)
+    assert got == expected
+    assert len(got[0]) == count - stop
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_resumed_loader_gives_the_rest_and_the_next_epoch_with_workers(kind: Callable[[], Any], data: Any) -> None:
     is_map = issubclass(kind, Numbers)
@@ -54,15 +63,11 @@ def test_resumed_loader_gives_the_rest_and_the_next_epoch_with_workers(kind: Cal
         "drop_last": False,
         "collate_fn": identity,
     }
-    count = len(list(hr.DataLoader(kind(), **options)))
-    stop = data.draw(st.integers(0, count))
-    got, expected = rest_of(hr.DataLoader(kind(), **options), stop, lambda: hr.DataLoader(kind(), **options))
-    assert got == expected
-    assert len(got[0]) == count - stop
+    assert_goes_on(lambda: hr.DataLoader(kind(), **options), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_resumed_loader_gives_the_rest_and_the_next_epoch_without_workers(kind: Callable[[], Any], data: Any) -> None:
     is_map = issubclass(kind, Numbers)
@@ -72,11 +77,7 @@ def test_resumed_loader_gives_the_rest_and_the_next_epoch_without_workers(kind: 
         "shuffle": is_map and data.draw(st.booleans()),
         "collate_fn": identity,
     }
-    count = len(list(hr.DataLoader(kind(), **options)))
-    stop = data.draw(st.integers(0, count))
-    got, expected = rest_of(hr.DataLoader(kind(), **options), stop, lambda: hr.DataLoader(kind(), **options))
-    assert got == expected
-    assert len(got[0]) == count - stop
+    assert_goes_on(lambda: hr.DataLoader(kind(), **options), data)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -136,7 +136,7 @@ def is_even(key: str) -> bool:
     return int(key.partition("-")[2]) % 2 == 0
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shards=SHARDS,
     window=st.sampled_from([None, None, 1, 2, 5, 100]),
@@ -174,7 +174,7 @@ def test_any_shards_are_read_by_member_as_they_are_without_an_index(
         assert failed[0] or sorted(map(repr, results[0])) == sorted(map(repr, results[1]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shards=SHARDS, step=st.sampled_from(sorted(STEPS)), crc=st.booleans())
 def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None, ...]]], step: str, crc: bool) -> None:
     urls = put_drawn(shards)

@@ -176,7 +176,7 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
         assert len(keys) + loader.stats().skipped == 4
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     count=st.integers(1, 40),
     bad=st.sets(st.integers(0, 39)),

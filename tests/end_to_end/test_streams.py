@@ -329,7 +329,7 @@ def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str]
     assert len({n for batch in draws[0] for _, n in batch}) == len(KEPT)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     size=st.sampled_from([1, 400, 3000]),

@@ -199,7 +199,7 @@ def test_all_is_read_after_all_where_members_are_short() -> None:
         assert len(server.log) <= 10
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 3000), st.integers(60_000, 140_000)), min_size=1, max_size=60),
     kind=st.sampled_from(sorted(FORMATS)),

@@ -485,4 +485,4 @@ class DamageModel(RuleBasedStateMachine):
 
 
 TestDamage = DamageModel.TestCase
-TestDamage.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestDamage.settings = settings(max_examples=60, stateful_step_count=20)

@@ -148,7 +148,7 @@ def collated(samples: list[Any]) -> Any:
             return error
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     make=samples_of(),
     count=st.integers(1, 6),
@@ -165,7 +165,7 @@ def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, cuts
     assert_same(through_slab(samples, count + extra, cuts, copy=copy), wanted)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(first=samples_of(), second=samples_of())
 def test_a_sample_of_another_form_is_noticed_or_gives_what_torch_gives(first: Draw, second: Draw) -> None:
     samples = [first(0), second(1)]
@@ -244,7 +244,7 @@ def test_forms_that_slots_cannot_hold_are_told(sample: Any) -> None:
 
 
 @given(array=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_side=3)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.ndarray) -> None:
     samples = [array, array.copy()]
     if Spec.of(array) is None:
@@ -252,7 +252,7 @@ def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.
     assert_same(through_slab(samples, 2, [1], copy=False), collated(samples))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(make=samples_of(), chunks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
 def test_slots_with_holes_give_what_torch_collates_of_the_samples(make: Draw, chunks: list[tuple[int, int]]) -> None:
     """Each chunk of a batch has some samples, and as many slots more as others of it have failed."""

@@ -143,7 +143,7 @@ pieces = st.one_of(
     feeds=st.lists(st.integers(0, 4000), min_size=1, max_size=6),
     rooms=st.lists(rooms, min_size=1, max_size=6),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_decompressor_gives_what_was_packed_when_cut_anyhow(
     kind: str, frames: list[bytes], feeds: list[int], rooms: list[int]
 ) -> None:
@@ -352,7 +352,7 @@ def test_an_error_names_the_archive_without_its_secrets_and_pickles_when_data_is
 
 
 @given(kind=st.sampled_from(KINDS), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_end_in_a_format_error_or_in_data_when_made_at_random(kind: str, data: st.DataObject) -> None:
     packed = bytearray(pack(kind, mixed(600, seed=data.draw(st.integers(0, 5)))))
     for _ in range(data.draw(st.integers(1, 5))):
@@ -498,7 +498,7 @@ def frame_of(data: bytes, frames: Frames, i: int, limits: Limits = ROOM) -> byte
 
 
 @given(parts=st.lists(pieces, max_size=5), checksums=st.booleans(), own=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_frame_is_given_by_itself_when_the_archive_is_seekable(
     parts: list[bytes], checksums: bool, own: bool
 ) -> None:

@@ -141,7 +141,7 @@ def test_all_slabs_are_reusable_when_the_mover_ends(slabs: Slabs, backend: FakeB
     assert all(is_full_of(batch, number) for number, batch in enumerate(batches, 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_slab_is_reused_before_its_copies_are_done_in_any_order_of_events(data: st.DataObject) -> None:
     slabs, backend = Slabs(), FakeBackend()

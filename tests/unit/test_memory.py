@@ -97,7 +97,7 @@ class ArenaModel(RuleBasedStateMachine):
 
 
 TestArena = ArenaModel.TestCase
-TestArena.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArena.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_memory_is_used_again() -> None:

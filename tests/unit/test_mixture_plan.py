@@ -45,7 +45,7 @@ def counts(order: MixedOrder, positions: Ints, sources: int) -> Ints:
     return np.bincount(order.turns(positions)[0], minlength=sources)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, STEPS, st.sampled_from(["first", "all"]))
 def test_mixture_gives_each_sample_once_when_weights_are_the_sizes(sizes: list[int], step: int, until: Until) -> None:
     order = mixed(sizes, sizes, until, step)
@@ -55,7 +55,7 @@ def test_mixture_gives_each_sample_once_when_weights_are_the_sizes(sizes: list[i
     assert set(zip(places.shards.tolist(), places.rows.tolist(), strict=True)) == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, STEPS, st.data())
 def test_mixture_ends_before_a_sample_would_repeat_when_until_is_first(
     sizes: list[int], step: int, data: st.DataObject
@@ -69,7 +69,7 @@ def test_mixture_ends_before_a_sample_would_repeat_when_until_is_first(
     assert len(set(zip(places.shards.tolist(), places.rows.tolist(), strict=True))) == order.count
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, STEPS, st.data())
 def test_mixture_gives_every_source_in_full_when_until_is_all(sizes: list[int], step: int, data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(0.2, 5), min_size=len(sizes), max_size=len(sizes)))
@@ -95,7 +95,7 @@ def test_mixture_begins_a_source_again_in_another_order_when_it_is_used_up() -> 
     assert sorted(rows[50:100].tolist()) == list(range(50))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=6), st.sampled_from([16, 1024]), st.integers(0, 10**6))
 def test_mixture_keeps_totals_within_a_sample_of_the_shares_when_blocks_end(
     weights: list[float], step: int, block: int
@@ -124,7 +124,7 @@ def test_mixture_is_not_a_fixed_pattern_when_blocks_follow_one_another() -> None
     assert 0.2 < share_of_first < 0.8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, STEPS, st.data())
 def test_mixture_gives_the_same_for_a_part_as_for_the_whole_when_asked_anyhow(
     sizes: list[int], step: int, data: st.DataObject
@@ -157,7 +157,7 @@ def test_mixture_follows_the_weights_of_each_step_when_they_are_a_function() -> 
     assert all(abs(b - 100 * share) <= 1 for (_, b), share in zip(came[3:], [1 / 2, 2 / 3, 3 / 4], strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.floats(0, 3), min_size=3, max_size=3).filter(any), min_size=1, max_size=8),
     STEPS,
@@ -240,7 +240,7 @@ def test_mixture_has_the_order_that_saved_states_refer_to_when_the_key_is_the_sa
     assert "".join(map(str, sources)) == "201001021012201001021012010010121020120012021010"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, STEPS, st.sampled_from(["first", "all"]), st.data())
 def test_mixture_ends_where_it_would_with_constant_weights_when_a_function_gives_these(
     sizes: list[int], step: int, until: Until, data: st.DataObject

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import draw, permutation, window_order
@@ -33,7 +33,6 @@ def test_large_sizes_are_permuted(n: int) -> None:
     assert seen.all()
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 5000), key=KEYS, data=st.data())
 def test_any_part_equals_that_part_of_the_whole(n: int, key: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, n))
@@ -41,7 +40,6 @@ def test_any_part_equals_that_part_of_the_whole(n: int, key: int, data: st.DataO
     assert permutation(np.arange(start, stop), n, key).tolist() == whole(n, key)[start:stop].tolist()
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 10**15), key=KEYS)
 def test_positions_of_huge_epochs_stay_in_range_and_apart(n: int, key: int) -> None:
     positions = np.unique(np.linspace(0, n - 1, 50).astype(np.int64))
@@ -87,7 +85,6 @@ def test_keys_of_their_own_give_the_same_for_many_as_for_few() -> None:
         assert permutations(positions, n, keys)[:2000].tolist() == few.tolist()
 
 
-@settings(deadline=None)
 @given(n=st.integers(2, 2**32), key=KEYS, data=st.data())
 def test_narrow_words_give_what_wide_ones_give(n: int, key: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20)), np.int64)

@@ -64,7 +64,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
         assert got == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(value=VALUES, copy=st.booleans())
 def test_values_come_back_equal(value: Any, copy: bool) -> None:
     assert_equal(through(value, copy=copy), value)

@@ -77,7 +77,7 @@ class Shard:
 SAMPLES = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3), min_size=1, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     shards=st.lists(SAMPLES, min_size=1, max_size=3),
     range_bytes=st.sampled_from([16, 37, 64, 1000]),

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Cursor
@@ -28,7 +28,6 @@ def coming(cursor: Cursor, count: int = 150) -> list[int]:
     return cursor.coming(0, count).tolist()
 
 
-@settings(deadline=None)
 @given(numbers=NUMBERS)
 def test_ranges_hold_the_numbers_they_are_made_of(numbers: list[int]) -> None:
     ranges = compressed(np.array(numbers, np.int64))
@@ -37,7 +36,6 @@ def test_ranges_hold_the_numbers_they_are_made_of(numbers: list[int]) -> None:
     assert (ranges[1:, 0] > ranges[:-1, 1]).all()
 
 
-@settings(deadline=None)
 @given(numbers=NUMBERS)
 def test_packed_ranges_come_back_through_json(numbers: list[int]) -> None:
     ranges = compressed(np.array(numbers, np.int64))
@@ -98,7 +96,6 @@ def test_a_text_that_unpacks_to_too_much_is_refused() -> None:
         unpack_ranges(text)
 
 
-@settings(deadline=None)
 @given(cursor=cursors(), data=st.data())
 def test_holes_come_first_and_then_the_rest(cursor: Cursor, data: st.DataObject) -> None:
     whole = coming(cursor)
@@ -108,13 +105,11 @@ def test_holes_come_first_and_then_the_rest(cursor: Cursor, data: st.DataObject)
     assert cursor.coming(start, stop).tolist() == whole[start:stop]
 
 
-@settings(deadline=None)
 @given(cursor=cursors(), count=st.integers(0, 60))
 def test_after_some_have_come_the_others_do(cursor: Cursor, count: int) -> None:
     assert coming(cursor.after(count), 90) == coming(cursor)[count : count + 90]
 
 
-@settings(deadline=None)
 @given(cursor=cursors(), numbers=st.sets(st.integers(0, 70), max_size=60))
 def test_without_what_was_delivered_all_others_come_once(cursor: Cursor, numbers: set[int]) -> None:
     whole = coming(cursor)
@@ -131,7 +126,6 @@ def test_without_nothing_is_the_same() -> None:
     assert cursor.without(np.zeros(0, np.int64)) is cursor
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=10))
 def test_united_ranges_hold_the_same_numbers(ranges: list[tuple[int, int]]) -> None:
     found = united(ranges)
@@ -139,7 +133,6 @@ def test_united_ranges_hold_the_same_numbers(ranges: list[tuple[int, int]]) -> N
     assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
 
 
-@settings(deadline=None)
 @given(gone=st.sets(st.integers(0, 60), max_size=40), start=st.integers(0, 50), count=st.integers(0, 50))
 def test_ranges_among_what_is_left_name_the_right_numbers(gone: set[int], start: int, count: int) -> None:
     ranges = united((n, n + 1) for n in gone)

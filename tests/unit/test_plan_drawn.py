@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
@@ -70,7 +70,6 @@ def test_who_is_drawn_first_and_second_without_replacement_follows_the_weights()
     assert abs(excess(pairs[apart], expected[apart])) < 5
 
 
-@settings(deadline=None)
 @given(
     inner=st.integers(1, 60),
     count=st.integers(0, 60),
@@ -146,14 +145,12 @@ def test_weights_of_any_magnitude_are_drawn_by() -> None:
     assert sorted(chosen_by_weight(np.array([5e-324, 1.0]), 2, 1).tolist()) == [0, 1]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**53))
 def test_our_logarithm_is_the_logarithm(numerator: int) -> None:
     wanted = -math.log(numerator / 2**53)
     assert math.isclose(minus_log(np.array([numerator], np.uint64))[0], wanted, rel_tol=1e-15, abs_tol=1e-30)
 
 
-@settings(deadline=None)
 @given(x=st.integers(0, 2**64 - 1), n=st.integers(1, 2**62))
 def test_numbers_below_a_bound_are_the_high_half_of_the_product(x: int, n: int) -> None:
     assert below(np.array([x], np.uint64), n).tolist() == [x * n >> 64]

@@ -105,7 +105,7 @@ def test_steps_are_those_of_order_1(case: dict[str, Any]) -> None:
         assert steps.positions(0, steps.count).tolist() == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 12), max_size=8),
     by=st.sampled_from(["none", "shards", "within", "windows", "global"]),
@@ -119,7 +119,7 @@ def test_orders_follow_their_specification(sizes: list[int], by: str, key: list[
     assert places_of(order, np.arange(order.count)) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.one_of(st.integers(4097, 2**33), st.integers(4097, 10**15)), key=KEYS, data=st.data())
 def test_large_permutations_follow_their_specification(n: int, key: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
@@ -127,7 +127,7 @@ def test_large_permutations_follow_their_specification(n: int, key: int, data: s
     assert permutation(np.array(positions), n, key).tolist() == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(any),
     key=st.lists(st.integers(0, 9), max_size=2),

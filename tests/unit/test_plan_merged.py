@@ -51,7 +51,7 @@ def states(draw: st.DrawFn) -> list[State]:
     return parts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(parts=states())
 def test_merged_states_leave_what_no_rank_has_received(parts: list[State]) -> None:
     received = set()
@@ -115,7 +115,6 @@ def test_a_stretch_far_ahead_is_left_out_without_a_list_of_what_lies_before(firs
 NUMBERS = st.sets(st.integers(-20, 60), max_size=40).map(lambda found: compressed(np.array(sorted(found), np.int64)))
 
 
-@settings(deadline=None)
 @given(ranges=NUMBERS, others=NUMBERS)
 def test_the_difference_of_ranges_has_the_numbers_of_the_one_alone(ranges: np.ndarray, others: np.ndarray) -> None:
     left = difference(ranges, others)

@@ -38,7 +38,6 @@ def samples_of(sizes: list[int]) -> list[tuple[int, int]]:
     return [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS)
 def test_every_sample_comes_once(sizes: list[int], by: str, key: tuple[int, int], windows: Windows) -> None:
     order = order_of(sizes, by, key, windows)
@@ -55,7 +54,6 @@ def test_every_sample_comes_once_when_blocks_are_large(windows: Windows) -> None
     assert np.array_equal(np.sort(starts[shards] + rows), np.arange(order.count))
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
 def test_any_part_is_that_part_of_the_whole(
     sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
@@ -70,7 +68,6 @@ def test_any_part_is_that_part_of_the_whole(
     assert located(order, start, stop) == whole[start:stop]
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, by=st.sampled_from(["within", "windows"]), key=KEYS, windows=WINDOWS)
 def test_what_comes_behind_a_window_lies_elsewhere(
     sizes: list[int], by: str, key: tuple[int, int], windows: Windows
@@ -146,7 +143,6 @@ def test_small_shards_share_a_window_when_each_is_shuffled_within() -> None:
     assert order.window_end(1024) == 2048
 
 
-@settings(deadline=None)
 @given(window=st.integers(0, 10**6), stretch=st.integers(0, 10**5))
 def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretch: int) -> None:
     windows = Windows.of(window, stretch)
@@ -156,7 +152,6 @@ def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretc
     assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
 
 
-@settings(deadline=None)
 @given(lanes=st.integers(1, 300))
 def test_lanes_take_turns_evenly(lanes: int) -> None:
     turns = lane_turns(lanes)
@@ -213,7 +208,6 @@ def test_threads_find_the_same_places_when_they_share_an_order() -> None:
     assert not differing
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, by=KIND, key=KEYS, windows=WINDOWS, data=st.data())
 def test_chosen_samples_are_those_chosen(
     sizes: list[int], by: str, key: tuple[int, int], windows: Windows, data: st.DataObject
@@ -228,7 +222,6 @@ def test_chosen_samples_are_those_chosen(
     assert few.count == min(len(chosen), len(whole))
 
 
-@settings(deadline=None)
 @given(sizes=SIZES, by=KIND, windows=WINDOWS, times=st.integers(0, 4))
 def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, times: int) -> None:
     passes = Passes(lambda number: order_of(sizes, by, (3, number), windows), times)
@@ -240,7 +233,6 @@ def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, 
         assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
 
 
-@settings(deadline=None)
 @given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
 def test_positions_before_an_epoch_are_the_last_ones_of_those_before(
     count: int, by: str, start: int, stop: int, windows: Windows
@@ -306,7 +298,7 @@ def test_an_order_of_a_million_shards_takes_little_memory() -> None:
     assert peak < 64e6
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(ranks=st.sampled_from([16, 96, 128]), more=st.integers(0, 40))
 def test_a_shard_is_read_by_about_one_node(ranks: int, more: int) -> None:
     sizes = np.full(4000, 50)

@@ -68,7 +68,6 @@ def batches_of(steps: Steps) -> list[list[int]]:
     return cut(positions_of(steps), [size] * full + list(more))
 
 
-@settings(deadline=None)
 @given(epoch=epochs())
 def test_steps_follow_their_specification(epoch: Epoch) -> None:
     coming = [*expanded(epoch.begin.holes).tolist(), *range(epoch.begin.position, epoch.end)]
@@ -78,7 +77,6 @@ def test_steps_follow_their_specification(epoch: Epoch) -> None:
         assert steps.steps == len(wanted)
 
 
-@settings(deadline=None)
 @given(epoch=epochs())
 def test_batches_of_ranks_are_the_batch_of_one_rank_when_put_one_behind_the_other(epoch: Epoch) -> None:
     alone = epoch.steps(0, 1)
@@ -89,7 +87,6 @@ def test_batches_of_ranks_are_the_batch_of_one_rank_when_put_one_behind_the_othe
         assert together == batches_of(alone)
 
 
-@settings(deadline=None)
 @given(epoch=epochs())
 def test_ranks_have_as_many_steps_whose_sizes_differ_by_one_at_most(epoch: Epoch) -> None:
     sizes = [[len(batch) for batch in batches_of(steps)] for steps in epoch.all_ranks()]
@@ -99,7 +96,6 @@ def test_ranks_have_as_many_steps_whose_sizes_differ_by_one_at_most(epoch: Epoch
         assert min(step) >= 1
 
 
-@settings(deadline=None)
 @given(epoch=epochs())
 def test_what_comes_is_what_was_left_each_once_but_for_the_tail(epoch: Epoch) -> None:
     came = sorted(itertools.chain(*map(positions_of, epoch.all_ranks())))
@@ -118,7 +114,6 @@ def test_what_comes_is_what_was_left_each_once_but_for_the_tail(epoch: Epoch) ->
         assert came == sorted(coming)
 
 
-@settings(deadline=None)
 @given(epoch=epochs(tails=("carry",)))
 def test_the_next_epoch_begins_with_what_was_carried(epoch: Epoch) -> None:
     steps = epoch.steps()
@@ -131,7 +126,6 @@ def test_the_next_epoch_begins_with_what_was_carried(epoch: Epoch) -> None:
     assert first == sorted((left.coming(0, steps.left_out) - epoch.end).tolist() + list(range(epoch.end)))[:taken]
 
 
-@settings(deadline=None)
 @given(epoch=epochs(), data=st.data())
 def test_a_part_of_a_ranks_samples_is_that_part_of_them_all(epoch: Epoch, data: st.DataObject) -> None:
     steps = epoch.steps(data.draw(st.integers(0, epoch.world - 1)))
@@ -142,7 +136,6 @@ def test_a_part_of_a_ranks_samples_is_that_part_of_them_all(epoch: Epoch, data: 
     assert expanded(steps.original(start, stop)).tolist() == list(range(start, stop))
 
 
-@settings(deadline=None)
 @given(epoch=epochs(), data=st.data())
 def test_what_a_rank_has_done_does_not_come_again(epoch: Epoch, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, epoch.world - 1))
@@ -161,7 +154,6 @@ def test_what_a_rank_has_done_does_not_come_again(epoch: Epoch, data: st.DataObj
     assert all(more)
 
 
-@settings(deadline=None)
 @given(epoch=epochs(), data=st.data())
 def test_after_some_steps_the_rest_comes_as_it_would_have(epoch: Epoch, data: st.DataObject) -> None:
     steps = epoch.steps()
@@ -172,7 +164,6 @@ def test_after_some_steps_the_rest_comes_as_it_would_have(epoch: Epoch, data: st
         assert batches_of(later.steps(rank)) == rest
 
 
-@settings(deadline=None)
 @given(epoch=epochs())
 def test_nothing_comes_after_the_last_step(epoch: Epoch) -> None:
     steps = epoch.steps()
@@ -214,7 +205,7 @@ def test_what_has_no_end_goes_on_far_out() -> None:
     assert len(set(far.tolist())) == 50
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(phase=st.integers(0, 10**6), size=st.integers(1, 500), lanes=st.integers(1, 64))
 def test_a_step_is_sorted_by_lanes(phase: int, size: int, lanes: int) -> None:
     turns = reference.turns(lanes)

@@ -555,7 +555,7 @@ def damaged_archives(draw: Callable[..., object]) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(damaged_archives(), st.data())
 def test_fast_and_general_way_and_every_cutting_agree_on_any_bytes(data: bytes, draws: st.DataObject) -> None:
     blocks = len(data) // 512
@@ -607,7 +607,7 @@ ODD_NAMES = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @example([[b"1.x", b"2.x", b"2.y", b"2.z", b"3.x"]], Limits(fields=2))
 @example([[b"1.x", b"2.x", b"2.X", b"3.x"]], Limits())
 @given(
@@ -620,7 +620,7 @@ def test_members_make_the_same_samples_when_they_are_added_at_once(runs: list[li
         assert grouped(runs, limits, at_once=True) == grouped(runs, limits, at_once=False)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=4096))
 def test_scanner_ends_with_an_error_when_bytes_are_arbitrary(data: bytes) -> None:
     found, error = scan(data)

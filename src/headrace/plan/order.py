@@ -147,15 +147,13 @@ class Passes:
     """
 
     def __init__(self, make: Callable[[int], Order], times: int | None = 1) -> None:
-        self._make, self._times = make, times
-        self._first = make(0)
-        self._made = 0, self._first
-        self.pass_count = self._first.count
+        self._orders = _Orders(make)
+        first = self.of(0)
+        self.pass_count, self.lanes = first.count, first.lanes
         self.count = ENDLESS if times is None and self.pass_count else self.pass_count * (times or 0)
-        self.lanes = self._first.lanes
 
     def locate(self, positions: Ints) -> Places:
-        return _located(self.of, positions // max(1, self.pass_count), positions, self.pass_count)
+        return self._orders.locate(positions // max(1, self.pass_count), positions, self.pass_count)
 
     def window_end(self, position: int) -> int:
         number, inside = divmod(position, max(1, self.pass_count))
@@ -164,12 +162,7 @@ class Passes:
 
     def of(self, number: int) -> Order:
         """The order of one pass."""
-        if number == 0:
-            return self._first
-        made = self._made
-        if made[0] != number:
-            made = self._made = number, self._make(number)  # looked at once: other threads may want another pass
-        return made[1]
+        return self._orders.of(number)
 
 
 class EpochOrder:
@@ -180,44 +173,51 @@ class EpochOrder:
     """
 
     def __init__(self, make: Callable[[int], Order]) -> None:
-        self._make, self._this = make, make(0)
-        self._made = 0, self._this
+        self._orders = _Orders(make)
+        self._this = self._orders.of(0)
         self.count, self.lanes = self._this.count, self._this.lanes
 
     def locate(self, positions: Ints) -> Places:
         if (positions >= 0).all():
             return self._this.locate(positions)
-        return _located(self._of, np.minimum(positions // max(1, self.count), 0), positions, self.count)
+        return self._orders.locate(np.minimum(positions // max(1, self.count), 0), positions, self.count)
 
     def window_end(self, position: int) -> int:
         epoch = min(position // max(1, self.count), 0)
-        end = self._of(epoch).window_end(position - epoch * self.count) + epoch * self.count
+        end = self._orders.of(epoch).window_end(position - epoch * self.count) + epoch * self.count
         return end if epoch == 0 else min(end, (epoch + 1) * self.count)
 
-    def _of(self, epoch: int) -> Order:
-        if epoch == 0:
-            return self._this
+
+class _Orders:
+    """Orders that come one behind the other, each made when it is asked for; the first and the newest are kept."""
+
+    def __init__(self, make: Callable[[int], Order]) -> None:
+        self._make, self._first = make, make(0)
+        self._made = 0, self._first
+
+    def of(self, number: int) -> Order:
+        if number == 0:
+            return self._first
         made = self._made
-        if made[0] != epoch:
-            made = self._made = epoch, self._make(epoch)  # looked at once: other threads may want another epoch
+        if made[0] != number:
+            made = self._made = number, self._make(number)  # looked at once: other threads may want another one
         return made[1]
 
+    def locate(self, numbers: Ints, positions: Ints, count: int) -> Places:
+        """Where samples lie.
 
-def _located(of: Callable[[int], Order], numbers: Ints, positions: Ints, count: int) -> Places:
-    """Where samples lie that come in several orders, one behind the other, of `count` positions each.
-
-    Args:
-        of: the order with a number.
-        numbers: in which order each of `positions` is.
-    """
-    first = int(numbers[0]) if len(numbers) else 0
-    if (numbers == first).all():
-        return of(first).locate(positions - first * count)
-    shards, rows = np.empty_like(positions), np.empty_like(positions)
-    for number in np.unique(numbers).tolist():
-        mine = numbers == number
-        shards[mine], rows[mine] = of(number).locate(positions[mine] - number * count)
-    return Places(shards, rows)
+        Args:
+            numbers: in which order each of `positions` is.
+            count: positions of each order.
+        """
+        first = int(numbers[0]) if len(numbers) else 0
+        if (numbers == first).all():
+            return self.of(first).locate(positions - first * count)
+        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            shards[mine], rows[mine] = self.of(number).locate(positions[mine] - number * count)
+        return Places(shards, rows)
 
 
 ENDLESS = 2**62
