@@ -350,7 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._behind.load_state_dict(self, state, force)
 
     def peek(self) -> T_co:
-        """The first batch of the next epoch, which the next `iter` gives again: nothing is consumed."""
+        """The first batch of the next epoch, which the next `iter` gives again; not while an iterator is in use."""
         batch: T_co = self._behind.peek()
         return batch
 

@@ -9,8 +9,8 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -70,6 +70,20 @@ _MEANING = {
 }
 
 
+class Since(NamedTuple):
+    """Since when an epoch whose samples are counted as they come has been cut as it is.
+
+    Attributes:
+        everywhere: samples that all ranks together had received then.
+        here: samples that this rank had received.
+        step: samples of a global batch since then; 0: as the state says.
+    """
+
+    everywhere: int = 0
+    here: int = 0
+    step: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """A state that was read, or will be written.
@@ -88,6 +102,8 @@ class State:
         samples: the same, on all ranks together; where the state is one rank's, on that.
         mark: where a source can be begun again that has no numbers.
         skipped: failed samples that were left out: (in all, right before what comes).
+        skip: how many of the batches that come first are not given.
+        since: how several ranks share samples that are counted as they come.
     """
 
     epoch: int = 0
@@ -105,6 +121,8 @@ class State:
     samples: int = 0
     mark: Any = None
     skipped: tuple[int, int] = (0, 0)
+    skip: int = 0
+    since: Since = field(default_factory=Since)
 
     def pack(self, facts: Facts, last: Ints) -> dict[str, Any]:
         """The state as JSON.
@@ -145,6 +163,10 @@ class State:
             packed["mark"] = copy.deepcopy(self.mark)
         if any(self.skipped):
             packed["skipped"] = list(self.skipped)
+        if self.skip:
+            packed["skip"] = self.skip
+        if any(self.since):
+            packed["since"] = list(self.since)
         packed["check"] = check_of(packed, last)
         return packed
 
@@ -165,8 +187,10 @@ class State:
             number = {name: int(packed[name]) for name in _NUMBERS}
             done = unpack_ranges(packed.get("done", ()))
             in_all, in_a_row = packed.get("skipped", (0, 0))
+            skip, since = int(packed.get("skip", 0)), Since(*map(int, packed.get("since", ())))
             rank = packed.get("rank")
-            if not (1 <= number["world"] <= number["step"] and number["lanes"] >= 1 and min(number.values()) >= 0):
+            is_positive = min(skip, *since, *number.values()) >= 0
+            if not (is_positive and 1 <= number["world"] <= number["step"] and number["lanes"] >= 1):
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
                 raise ValueError("there is no such tail, or no such rank")
@@ -186,6 +210,8 @@ class State:
                 samples=number["samples"],
                 mark=copy.deepcopy(packed.get("mark")),
                 skipped=(int(in_all), int(in_a_row)),
+                skip=skip,
+                since=since,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error

@@ -113,6 +113,16 @@ def test_a_bomb_is_refused() -> None:
     assert isinstance(error, hr.LimitError)
 
 
+@pytest.mark.parametrize(("options", "count"), [({"batch_size": 4}, 13), ({"global_batch_size": 8}, 7)])
+def test_length_of_compressed_shards_with_an_index_is_in_batches(
+    options: dict[str, Any], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = hr.stream(put(gzip.compress(tar(numbered_samples(0, 50))), "tar.gz"), index="build")
+    with hr.DataLoader(data, **options) as loader:
+        assert len(loader) == len(list(loader)) == count
+
+
 @pytest.mark.parametrize("frame", [700, 5000, 10**6])
 def test_a_seekable_shard_gives_any_sample_by_its_number(
     frame: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -104,6 +104,18 @@ class Pipeline:
         return times, limit
 
     @property
+    def told_count(self) -> int | None:
+        """How many samples an epoch has whatever its source gives, and whatever filters leave; None: not said."""
+        times, samples = self.passes
+        repeats = [k for k, operator in enumerate(self.order) if isinstance(operator, Repeat | EpochOf)]
+        last = repeats[0] if repeats else 0
+        takes = [operator.count for operator in self.order[last:] if isinstance(operator, Take)]
+        if self.keeps_count:
+            return None if samples is None else min([samples, *takes])
+        is_bounded = samples is not None or bool(takes) or not (times is None or _has_no_end(self.source))
+        return None if is_bounded else self.limit
+
+    @property
     def is_by_number(self) -> bool:
         """Whether samples are got one by one, by their numbers; shards with an index can also be read as they lie."""
         if not isinstance(self.source, IndexedShards):
@@ -288,7 +300,8 @@ class Stream(Operators):
                 (steps if group is None else after).append(operator)
             elif isinstance(operator, EpochOf) and any(step.kind == "filter" for step in steps):
                 limit = operator.samples if limit is None else min(limit, operator.samples)
-                order.append(Repeat(None))
+                if not _has_no_end(self.source):
+                    order.append(Repeat(None))
             elif isinstance(operator, Take) and any(step.kind == "filter" for step in steps):
                 limit = operator.count if limit is None else min(limit, operator.count)
             elif limit is not None:
@@ -354,13 +367,17 @@ class Stream(Operators):
                 f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
                 "and not what comes of them"
             )
-        if self.source.mixed.until == "forever" and order and not isinstance(order[0], Take | EpochOf):
+        if _has_no_end(self.source) and order and not isinstance(order[0], Take | EpochOf):
             raise OptionError(
                 f"{_told(order[0])} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
             )
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self.source, (*self.operators, operator))
+
+
+def _has_no_end(source: Source) -> bool:
+    return isinstance(source, Mixture | MixedShards) and source.mixed.until == "forever"
 
 
 def _as_it_is(sample: Any) -> Any:

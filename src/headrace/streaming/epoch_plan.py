@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, is_dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
 from headrace.scheduler.cuts import Cuts, EvenCuts
 from headrace.scheduler.track import Track, as_numbers
-from headrace.state import Facts, State, check_of, last_positions
+from headrace.state import Facts, Since, State, check_of, last_positions
 from headrace.types import Ints, Ranges
 
 Numbers = Callable[[Order, Ints], Ints]
@@ -38,6 +38,7 @@ class EpochPlan:
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
         limit: how many samples come in the epoch at most, of those that filters leave, on all ranks together.
+        leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
         why_no_state: why states of it are refused; None: they are not.
@@ -56,6 +57,7 @@ class EpochPlan:
     source: str
     is_resumed: bool = False
     limit: int | None = None
+    leave_out: int = 0
     share: Steps | None = None
     why_no_state: str | None = None
 
@@ -131,7 +133,9 @@ class EpochPlan:
             self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
         )
         if not self.is_shared:
-            told = replace(told, done=(), samples=0, batches=0, mark=None)
+            told = replace(told, done=(), samples=0, mark=None, since=told.since._replace(here=0))
+        if self.order is None:
+            told = replace(told, cursor=Cursor.at())  # each rank's own
         told = replace(told, skipped=(0, 0))
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
@@ -161,6 +165,7 @@ class EpochPlan:
             rank=None if self.is_shared else self.rank,
             batches=received.batches,
             skipped=received.skipped,
+            skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
         )
         if received.is_over:
             return replace(
@@ -172,6 +177,8 @@ class EpochPlan:
                 batches=0,
                 samples=0,
                 skipped=(0, 0),
+                skip=0,
+                since=Since(),
                 mark=self.next_mark(received.mark),
             )
         if self.is_shared:
@@ -207,12 +214,14 @@ class EpochPlan:
             samples = begin.samples + steps.left - _left(cursor, steps.end)
             begin = replace(begin, cursor=cursor, batches=begin.batches + batches, samples=samples)
             return replace(self, begin=begin, steps=replace(steps, begin=cursor))
-        count = self.cuts().start(batches)
+        count, share = self.cuts().start(batches), self.share
         if self.batches is not None:
             count = min(count, steps.count)
         done = united([*self._done, *among_left(0, count, self._done)])
         begin = replace(begin, done=done, batches=begin.batches + batches, samples=begin.samples + count)
-        return replace(self, begin=begin, steps=replace(steps, done=np.array(done, np.int64).reshape(-1, 2)))
+        if share is not None:
+            share = replace(share, done=as_array([(0, begin.samples - begin.since.here)]))
+        return replace(self, begin=begin, steps=replace(steps, done=as_array(done)), share=share)
 
     def carried(self) -> Cursor:
         """Where the next epoch begins: with what this one leaves to it."""
@@ -260,6 +269,11 @@ def told(mark: Any) -> Any:
 def as_ranges(holes: Ints) -> Ranges:
     """The same ranges as plain numbers."""
     return tuple((int(start), int(stop)) for start, stop in holes)
+
+
+def as_array(ranges: Iterable[tuple[int, int]]) -> Ints:
+    """Ranges as [k, 2], without empty ones."""
+    return np.array([(start, stop) for start, stop in ranges if start < stop], np.int64).reshape(-1, 2)
 
 
 def _left(cursor: Cursor, end: int) -> int:

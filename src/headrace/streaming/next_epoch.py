@@ -17,8 +17,8 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, share
 from headrace.plan.order import ENDLESS
-from headrace.state import Facts, State, merged
-from headrace.streaming.epoch_plan import EpochPlan, as_ranges
+from headrace.state import Facts, Since, State, merged
+from headrace.streaming.epoch_plan import EpochPlan, as_array, as_ranges
 from headrace.streaming.planning import Planning, data_digest
 from headrace.streaming.sources import told_as_read
 from headrace.torch_compat.ranks import Ranks
@@ -34,6 +34,7 @@ class Turn:
         self.number = 0 if begin is None else begin.epoch
         self.carried = Cursor.at()  # where it begins
         self.mark: Any = None
+        self.is_told = False  # while an iterator is in use, which one it shall be: it advances no more
         if begin is not None and begin.carried:
             self.carried = Cursor(0, np.array(begin.carried, np.int64))
 
@@ -43,7 +44,7 @@ class Turn:
         Args:
             mark: where its source was in the end.
         """
-        if finished.number >= self.number:
+        if finished.number >= self.number and not self.is_told:
             self.number, self.carried = finished.number + 1, finished.carried()
             self.mark = finished.next_mark(mark)
 
@@ -80,16 +81,17 @@ class NextEpoch:
 
     def tell(self, epoch: int) -> bool:
         """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
-        is_other = epoch != self.turn.number
-        if is_other:
-            self.begun()
-            self.turn.carried = Cursor.at()
-        self.turn.number = epoch
-        return is_other
+        if epoch == self.turn.number:
+            return False
+        if self._loaded is not None:
+            self.skip -= self._loaded.state.skip
+        self._loaded = None
+        self.turn.number, self.turn.carried, self.turn.is_told = epoch, Cursor.at(), True
+        return True
 
     def begun(self) -> None:
         """An iterator has it: the one behind it begins with nothing that was loaded."""
-        self._loaded, self.skip = None, 0
+        self._loaded, self.skip, self.turn.is_told = None, 0, False
 
     def length(self) -> int:
         """Batches in a whole epoch; TypeError where that is not known before it ends."""
@@ -97,7 +99,7 @@ class NextEpoch:
         pipeline, ranks = self.stream.pipeline(), self._find_ranks()
         if not pipeline.has_numbers and ranks.world == 1:
             count, settings = len(Stream(pipeline.source, pipeline.order)), self._settings
-            whole, rest = divmod(count, settings.batch_size)
+            whole, rest = divmod(count, self._step(ranks))
             return whole + bool(rest and settings.tail == "short")
         count = (self.planning or Planning(pipeline, self._settings.seed)).count()
         return Steps(self.turn.carried, count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world).steps
@@ -109,8 +111,9 @@ class NextEpoch:
         received = plan.received()
         if batches not in (None, received.batches):
             raise OptionError(f"state_dict(batches={batches}): none has been given since batch {received.batches}")
-        if self._loaded is not None and self.skip == 0:
-            return copy.deepcopy(self._loaded.packed)
+        loaded = self._loaded
+        if loaded is not None and loaded.packed is not None and self.skip == loaded.state.skip:
+            return copy.deepcopy(loaded.packed)
         return plan.save(received)
 
     def load(self, state: Mapping[str, Any], *, force: bool) -> None:
@@ -130,7 +133,8 @@ class NextEpoch:
         order = None if self.planning is None else self.planning.order(loaded.epoch)
         packed = copy.deepcopy(dict(state))
         before = self._loaded, self.turn, self._kept_step, self.skip
-        self._loaded, self.turn, self.skip = _Loaded(loaded, packed, order), Turn(loaded), 0
+        self._loaded = _Loaded(loaded, None if force else packed, order)
+        self.turn, self._kept_step, self.skip = Turn(loaded), None, loaded.skip
         try:
             plan = self.plan()
             if not force:
@@ -154,8 +158,9 @@ class NextEpoch:
     def _prepare_for(self, ranks: Ranks) -> None:
         """Find out how samples can be divided among ranks, the first time that is needed."""
         pipeline = self.stream.pipeline()
-        times, samples = pipeline.passes
-        if ranks.world > 1 and samples is None:
+        if ranks.world == 1:
+            return
+        if pipeline.passes[1] is None:
             source = pipeline.source
             if isinstance(source, Shards) and not source.is_compressed:
                 log.warning(
@@ -171,12 +176,12 @@ class NextEpoch:
                     "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
                     ".epoch(samples=N), or shard=False, which gives every rank all samples"
                 )
-            if not pipeline.keeps_count and (pipeline.limit is None or times is not None):
-                raise OptionError(
-                    f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
-                    "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
-                    "(.filter(f, field='__key__')), or shard=False, which gives every rank all samples"
-                )
+        if not pipeline.keeps_count and pipeline.told_count is None:
+            raise OptionError(
+                f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
+                "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
+                "(.filter(f, field='__key__')), or shard=False, which gives every rank all samples"
+            )
 
     @property
     def _has_numbers(self) -> bool:
@@ -236,11 +241,13 @@ class NextEpoch:
             ranks.rank if is_counted else 0,
             ranks.world if is_counted else 1,
             1 if order is None else order.lanes,
-            np.array(begin.done, np.int64).reshape(-1, 2),
+            as_array(begin.done),
         )
-        batch_size = steps.batch
+        batch_size, shared = steps.batch, None
         if not is_known:
-            batch_size = _part(settings.global_batch_size or settings.batch_size * ranks.world, ranks)
+            wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
+            batch_size = _part(wanted, ranks)
+            begin, shared = self._shared(begin, ranks, wanted)
         plan = EpochPlan(
             begin=begin,
             facts=facts,
@@ -255,7 +262,8 @@ class NextEpoch:
             source=type(pipeline.source).__name__,
             is_resumed=self._loaded is not None,
             limit=pipeline.limit,
-            share=self._share(begin, ranks, size),
+            leave_out=0 if pipeline.keeps_count else self.skip,
+            share=shared,
             why_no_state=_why_no_state(pipeline),
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
@@ -319,25 +327,34 @@ class NextEpoch:
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             mine = whole * _part(size, ranks) + _part(rest, ranks)
-            begin = replace(begin, rank=ranks.rank, samples=mine)
+            since = Since() if order is not None and keeps_count else Since(begin.samples, mine, size)
+            begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
         return begin, size
 
-    def _share(self, begin: State, ranks: Ranks, size: int) -> Steps | None:
-        """This rank's samples of an epoch of so many: ranks have as many batches, whatever number of samples it is."""
-        pipeline = self.stream.pipeline()
-        samples = pipeline.limit if pipeline.passes[1] is None else pipeline.passes[1]
-        if samples is None or ranks.world == 1 or (self.planning is not None and pipeline.keeps_count):
-            return None
+    def _shared(self, begin: State, ranks: Ranks, size: int) -> tuple[State, Steps | None]:
+        """(where to go on, this rank's samples of an epoch of so many): ranks have as many batches as each other.
+
+        Where batches are now of another size, what is left over is shared anew, from the step on that all ranks are at.
+        """
+        count = self.stream.pipeline().told_count
+        if count is None or ranks.world == 1:
+            return replace(begin, since=Since()), None
         tail: Tail = "drop" if self._settings.tail == "drop" else "short"
-        done = np.array([[0, begin.samples]] if begin.samples else [], np.int64).reshape(-1, 2)
-        return Steps(Cursor.at(), samples, size, tail, ranks.rank, ranks.world, done=done)
+        since, step = begin.since, begin.since.step or begin.step or size
+        steps = Steps(Cursor.at(since.everywhere), count, step, tail, ranks.rank, ranks.world)
+        received = begin.samples - since.here
+        if step != size:
+            at = steps.after(steps.within(received)).position
+            since, received = Since(at, begin.samples, size), 0
+            steps = replace(steps, begin=Cursor.at(at), size=size)
+        return replace(begin, since=since), replace(steps, done=as_array([(0, received)]))
 
 
 class _Loaded(NamedTuple):
-    """A state that the next iterator goes on from."""
+    """A state that the next iterator goes on from; `packed` is None where it was not compared with the loader."""
 
     state: State
-    packed: dict[str, Any]
+    packed: dict[str, Any] | None
     order: Order | None
 
 

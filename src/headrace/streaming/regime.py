@@ -67,12 +67,13 @@ class Streaming:
     ) -> None:
         self._settings, self._name = settings, name
         self._lock = threading.RLock()  # states may be asked for by any thread, also before an epoch has begun
-        self._dataset, self._heard = dataset, dataset.told_epoch
+        self._dataset = dataset
+        self._heard: tuple[int] | None = None
         self._next = NextEpoch(stream, settings, ranks)
         self._journey: Journey | None = None
-        self._current: EpochPlan | None = None
-        self._live: weakref.ref[BatchIterator[Any]] | None = None
-        self._peeked: BatchIterator[Any] | None = None
+        self._current: EpochPlan | None = None  # what it goes through
+        self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # that were given away
+        self._peeked: _Opened | None = None
         self._machinery = Machinery(replace(settings, collate=None, init=None, skips=None), in_threads=in_threads)
         self._use(stream)
         self._finalizer = weakref.finalize(self, self._machinery.close_soon)
@@ -107,7 +108,8 @@ class Streaming:
         with self._lock:
             self._hear()
             peeked, self._peeked = self._peeked, None
-            iterator = peeked if peeked is not None else self._new_iterator(caller)
+            iterator, self._current, self._journey = peeked if peeked is not None else self._open(caller)
+            self._iterators.add(iterator)
             self._next.begun()
         return iterator
 
@@ -125,7 +127,7 @@ class Streaming:
         """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
         self._hear()
         if self._next.tell(epoch):
-            self._peeked, self._journey = None, None
+            self._peeked = None
 
     def _hear(self) -> None:
         """Do as the data set was told meanwhile."""
@@ -146,8 +148,9 @@ class Streaming:
     @property
     def position(self) -> Position:
         """How far the trainer is in the epoch."""
-        if self._journey is not None and self._current is not None:
-            received = self._journey.received
+        journey = self._followed
+        if journey is not None and self._current is not None:
+            received = journey.received
             if received.is_over:
                 return Position(0, 0, 0)
             everywhere = self._current.after(received).samples if self._current.is_shared else received.samples
@@ -163,7 +166,7 @@ class Streaming:
         del loader
         with self._lock:
             self._hear()
-            journey = self._journey
+            journey = self._followed
             if journey is None:
                 return self._next.state(batches)
         return journey.state(batches)
@@ -182,11 +185,16 @@ class Streaming:
         self._peeked, self._journey = None, None
 
     def peek(self) -> Any:
-        """The first batch of the next epoch, which is not consumed by that."""
+        """The first batch of the next epoch, which is not consumed by that.
+
+        Raises:
+            LoaderBusyError: an iterator is in use: which epoch is next is known when that has ended.
+        """
         self._hear()
+        self._check_at_rest("peek()")
         if self._peeked is None:
-            self._peeked = self._new_iterator(None)
-        return self._peeked.peek()
+            self._peeked = self._open(None)
+        return self._peeked.iterator.peek()
 
     def stats(self) -> Stats:
         """A snapshot of all counters."""
@@ -198,12 +206,21 @@ class Streaming:
         self._machinery.close()
         self._finalizer.detach()
 
+    @property
+    def _followed(self) -> Journey | None:
+        """The journey that states are of; None: they are of the begin of the next epoch."""
+        return None if self._next.turn.is_told and not self._is_in_use else self._journey
+
+    @property
+    def _is_in_use(self) -> bool:
+        return any(not iterator.is_over for iterator in self._iterators)
+
     def _check_at_rest(self, what: str) -> None:
-        iterator = None if self._live is None else self._live()
-        if iterator is not None and not iterator.is_over and iterator is not self._peeked:
+        if self._is_in_use:
             raise LoaderBusyError(f"{what} while an iterator of this loader is in use: close it first, or let go of it")
 
-    def _new_iterator(self, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
+    def _open(self, caller: asyncio.AbstractEventLoop | None) -> _Opened:
+        """An iterator of the next epoch."""
         self._machinery.check()
         ranks = self._next.find_out()
         if self._next.stream is not self._stream:
@@ -231,11 +248,10 @@ class Streaming:
             skips=self._skips(plan),
             journey=journey,
         )
-        iterator.leave_out = 0 if plan.keeps_count else self._next.skip
+        iterator.leave_out = plan.leave_out
         if ranks.is_torch:
             iterator.before = partial(ranks.agree, "the plan of an epoch", plan.digest())
-        self._journey, self._current, self._live = journey, plan, weakref.ref(iterator)
-        return iterator
+        return _Opened(iterator, plan, journey)
 
     def _skips(self, plan: EpochPlan) -> Skips | None:
         policy = self._settings.skips
@@ -251,6 +267,14 @@ class Streaming:
             plan.begin.skipped,
             needs_batches=plan.world > 1,
         )
+
+
+class _Opened(NamedTuple):
+    """An iterator, what it goes through, and how far the trainer is in it."""
+
+    iterator: BatchIterator[Any]
+    plan: EpochPlan
+    journey: Journey
 
 
 def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machinery], Awaitable[None]]:

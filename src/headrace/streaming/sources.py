@@ -223,8 +223,9 @@ class _Ahead:
 def _left_to_take(operators: Sequence[Any], plan: EpochPlan) -> int | None:
     """How many samples there are to give at most, from where a plan begins, on this rank."""
     takes = [operator.count for operator in operators if isinstance(operator, Take)]
-    epochs = [operator.samples for operator in operators if isinstance(operator, EpochOf)]
-    takes += epochs if plan.share is None else [plan.share.whole]
+    takes += [operator.samples for operator in operators if isinstance(operator, EpochOf)]
+    if plan.share is not None:
+        takes = [plan.begin.since.here + plan.share.whole]
     return min(takes) - plan.begin.cursor.position if takes else None
 
 

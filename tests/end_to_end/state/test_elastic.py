@@ -5,70 +5,19 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from end_to_end.state import sources
-from end_to_end.state.runs import QUICK
-from end_to_end.state.sources import INDEXED, KEYS, MAP, TAR, Places, Seen, Written, rows
+from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
+from end_to_end.state.worlds import Rows, samples, whole, world
 
 import headrace as hr
 from headrace.state import merge_states
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
-State = dict[str, Any]
-Rows = tuple[Any, ...]
-
-
-@dataclass
-class Ranks:
-    """The loaders of all ranks of a world, in one process."""
-
-    loaders: Sequence[hr.DataLoader[Any]]
-
-    def run(self, most: int | None = None) -> list[list[Rows]]:
-        """So many steps, or all: of each one the batches of all ranks. All of them end after the same step."""
-        iterators, steps = [iter(loader) for loader in self.loaders], list[list[Rows]]()
-        while most is None or len(steps) < most:
-            batches = [next(iterator, None) for iterator in iterators]
-            if batches[0] is None:
-                assert batches == [None] * len(batches)
-                return steps
-            steps.append([rows(batch) for batch in batches])
-        return steps
-
-    def states(self) -> list[State]:
-        states: list[State] = json.loads(json.dumps([loader.state_dict() for loader in self.loaders]))
-        return states
-
-
-def world(
-    stack: ExitStack, size: int, make: Callable[[], Any], states: State | Sequence[State] | None = None, **options: Any
-) -> Ranks:
-    """The ranks of a world, each of which goes on from its own state or from the one of all."""
-    loaders = []
-    for rank in range(size):
-        loader = hr.DataLoader(make(), rank=rank, world_size=size, fetch=QUICK, timeout=30, **options)
-        stack.enter_context(loader)
-        if states is not None:
-            loader.load_state_dict(states if isinstance(states, dict) else states[rank])
-        loaders.append(loader)
-    return Ranks(loaders)
-
-
-def whole(steps: Sequence[Sequence[Rows]]) -> list[Rows]:
-    """The global batches: of each step the ranks' batches, one behind the other."""
-    return [tuple(sample for batch in step for sample in batch) for step in steps]
-
-
-def samples(steps: Sequence[Sequence[Rows]]) -> Counter[Any]:
-    return Counter(sample for batch in whole(steps) for sample in batch)
-
-
 ORDERS: dict[str, Callable[[Any], Any]] = {
     "in order": lambda data: data,
     "shuffled": lambda data: data.shuffle(),
@@ -178,10 +127,6 @@ def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
         assert caught.value.field == "step"
 
 
-def filtered(written: Written) -> Any:
-    return sources.source(INDEXED, written).shuffle("window", window=20).map(Seen()).filter(sources.most)
-
-
 def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
@@ -220,65 +165,3 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
     with ExitStack() as stack:
         ranks = world(stack, 1, data, merge_states(states), global_batch_size=5, in_order=in_order)
         assert got + samples(ranks.run()) == expected
-
-
-@pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
-@pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: Places, kind: str, count: int) -> None:
-    written = places.write([40, 3, 60, 5])
-    data = lambda: sources.source(kind, written).map(Seen()).filter(sources.most).epoch(samples=count)
-    if kind == TAR:
-        data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=count)
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=4)
-        assert sum(samples(ranks.run()).values()) == count
-        ranks.run(2)
-        states = ranks.states()
-    with ExitStack() as stack:
-        assert sum(samples(world(stack, 3, data, states, batch_size=4).run()).values()) == count - 24
-
-
-def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places) -> None:
-    written = places.write([40, 3, 60, 5])
-    with ExitStack() as stack:
-        ranks = world(stack, 2, lambda: filtered(written).take(80), batch_size=4)
-        with pytest.raises(hr.OptionError, match="different numbers of batches"):
-            ranks.run()
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(places: Places, in_order: bool) -> None:
-    written = places.write([40, 3, 60, 5])
-    data = lambda: filtered(written).epoch(samples=60)
-    options: dict[str, Any] = {"batch_size": 4, "in_order": in_order}
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, **options)
-        expected = [ranks.run() for _ in range(2)]
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, **options)
-        first = ranks.run(2)
-        states = ranks.states()
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, states, **options)
-        rest, then = ranks.run(), ranks.run()
-    if in_order:
-        assert [first + rest, then] == expected
-    else:
-        assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
-def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
-    places: Places, before: int, after: int
-) -> None:
-    written = places.write([40, 3, 60, 5])
-    data = lambda: filtered(written).epoch(samples=60)
-    with ExitStack() as stack:
-        ranks = world(stack, before, data, global_batch_size=12)
-        got = samples(ranks.run(2))
-        states = ranks.states()
-    with ExitStack() as stack:
-        ranks = world(stack, after, data, merge_states(states), global_batch_size=12)
-        got += samples(ranks.run())
-    assert sum(got.values()) == 60
-    assert max(got.values()) == 1

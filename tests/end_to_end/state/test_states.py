@@ -448,8 +448,7 @@ def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() 
         data = Numbers(10**7).shuffle()
         with hr.DataLoader(data, batch_size=512, rank=rank, world_size=8, in_order=False) as loader:
             loader.peek()
-            plan = loader._behind._current  # type: ignore[union-attr]
-            assert plan is not None
+            plan = loader._behind._next.plan()  # type: ignore[union-attr]
             gaps = [(512 * k, 512 * (k + 1)) for k in range(400, 464) if chance.random() < 0.5]
             covers = united([(0, 512 * 400), *gaps])
             states.append(plan.save(Received(400 + len(gaps), 0, 512 * (400 + len(gaps)), covers)))

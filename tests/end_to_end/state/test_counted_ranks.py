@@ -1,0 +1,204 @@
+"""Ranks share epochs whose samples are counted as they come: they make as many steps, wherever they go on from."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from end_to_end.state import sources
+from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
+from end_to_end.state.worlds import samples, world
+
+import headrace as hr
+from headrace.state import merge_states
+
+COUNTS = [40, 3, 60, 5]
+
+
+def filtered(written: Written) -> Any:
+    return sources.source(INDEXED, written).shuffle("window", window=20).map(Seen()).filter(sources.most)
+
+
+def lengths(steps: Any) -> list[int]:
+    """Samples of each global batch."""
+    return [sum(map(len, step)) for step in steps]
+
+
+@pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
+@pytest.mark.parametrize("kind", [INDEXED, TAR])
+def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: Places, kind: str, count: int) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: sources.source(kind, written).map(Seen()).filter(sources.most).epoch(samples=count)
+    if kind == TAR:
+        data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=count)
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=4)
+        assert sum(samples(ranks.run()).values()) == count
+        ranks.run(2)
+        states = ranks.states()
+    with ExitStack() as stack:
+        assert sum(samples(world(stack, 3, data, states, batch_size=4).run()).values()) == count - 24
+
+
+def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places) -> None:
+    written = places.write([40, 3, 60, 5])
+    with ExitStack() as stack:
+        ranks = world(stack, 2, lambda: filtered(written).take(80), batch_size=4)
+        with pytest.raises(hr.OptionError, match="different numbers of batches"):
+            ranks.run()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(places: Places, in_order: bool) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: filtered(written).epoch(samples=60)
+    options: dict[str, Any] = {"batch_size": 4, "in_order": in_order}
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, **options)
+        expected = [ranks.run() for _ in range(2)]
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, **options)
+        first = ranks.run(2)
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, states, **options)
+        rest, then = ranks.run(), ranks.run()
+    if in_order:
+        assert [first + rest, then] == expected
+    else:
+        assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
+def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
+    places: Places, before: int, after: int
+) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: filtered(written).epoch(samples=60)
+    with ExitStack() as stack:
+        ranks = world(stack, before, data, global_batch_size=12)
+        got = samples(ranks.run(2))
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, after, data, merge_states(states), global_batch_size=12)
+        got += samples(ranks.run())
+    assert sum(got.values()) == 60
+    assert max(got.values()) == 1
+
+
+@pytest.mark.parametrize("limit", [None, 10])
+def test_ranks_refuse_a_filter_behind_an_epoch_which_ends_sooner_on_one_of_them(
+    places: Places, limit: int | None
+) -> None:
+    written = places.write(COUNTS)
+
+    def data() -> Any:
+        some = sources.source(MAP, written).map(Seen()).epoch(samples=40).filter(sources.most)
+        return some if limit is None else some.take(limit)
+
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        with pytest.raises(hr.OptionError, match="different numbers of batches"):
+            ranks.run()
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(places: Places, size: int) -> None:
+    written = places.write(COUNTS)
+    with ExitStack() as stack:
+        data = lambda: sources.source(TAR, written).map(Seen()).epoch(samples=60).take(10)
+        assert sum(lengths(world(stack, 2, data, global_batch_size=size).run())) == 10
+
+
+@pytest.mark.parametrize("kind", [INDEXED, TAR])
+def test_ranks_make_as_many_steps_when_some_are_skipped(places: Places, kind: str) -> None:
+    """Behind a filter as without numbers: the last step may be shorter."""
+    written = places.write(COUNTS)
+    data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=17)
+    if kind == INDEXED:
+        data = lambda: filtered(written).epoch(samples=17)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        expected = ranks.run()
+        for loader in ranks.loaders:
+            loader.set_epoch(0)
+            loader.skip(1)
+        assert ranks.run() == expected[1:]
+
+
+@pytest.mark.parametrize(("before", "size", "after"), [(10, 4, 3), (12, 5, 2), (6, 20, 1)])
+def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
+    places: Places, before: int, size: int, after: int
+) -> None:
+    written = places.write(COUNTS)
+    data = lambda: filtered(written).epoch(samples=63)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, global_batch_size=before)
+        got = lengths(ranks.run(3))
+        states = ranks.states()
+    with ExitStack() as stack:
+        ranks = world(stack, after, data, merge_states(states), global_batch_size=size)
+        got += lengths(ranks.run(2))
+        states = ranks.states()
+    assert got == [before] * 3 + [size] * 2
+    with ExitStack() as stack:  # each from its own
+        rest = lengths(world(stack, after, data, states, global_batch_size=size).run())
+    assert sum(got) + sum(rest) == 63
+    assert rest[:-2] == [size] * (len(rest) - 2)
+
+
+@pytest.mark.parametrize("kind", [INDEXED, TAR])
+def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_once(places: Places, kind: str) -> None:
+    written = places.write(COUNTS)
+    data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=64)
+    if kind == INDEXED:
+        data = lambda: filtered(written).epoch(samples=64)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        got = ranks.run(2)
+        states = ranks.states()
+    for _ in range(2):
+        with ExitStack() as stack:
+            ranks = world(stack, 2, data, states, batch_size=6)
+            got += ranks.run(1)
+            states = ranks.states()
+    with ExitStack() as stack:
+        got += world(stack, 2, data, states, batch_size=3).run()
+    assert lengths(got) == [8, 8, 12, 12, 6, 6, 6, 6]
+    assert max(samples(got).values()) == 1
+
+
+def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(places: Places) -> None:
+    written = places.write(COUNTS)
+    data = lambda: filtered(written).epoch(samples=60)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        ranks.run(2)
+        states = ranks.states()
+    with ExitStack() as stack:
+        assert lengths(world(stack, 1, data, merge_states(states), batch_size=4).run()) == [8] * 5 + [4]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples(
+    places: Places, shuffled: bool
+) -> None:
+    written = places.write(COUNTS)
+
+    def data() -> Any:
+        shards = sources.source(TAR, written)
+        return (shards.shuffle("window", window=7) if shuffled else shards).map(Seen()).epoch(samples=40)
+
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, global_batch_size=5)
+        ranks.run(3)
+        states = ranks.states()
+    assert states[0]["samples"] != states[1]["samples"]
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, states, global_batch_size=5)
+        plans = [loader._behind._next.plan() for loader in ranks.loaders]  # type: ignore[union-attr]
+        assert plans[0].digest() == plans[1].digest()
+        fresh = world(stack, 2, data, global_batch_size=5).loaders[1]._behind._next.plan()  # type: ignore[union-attr]
+        assert fresh.digest() != plans[0].digest()
+        assert sum(lengths(ranks.run())) == 25

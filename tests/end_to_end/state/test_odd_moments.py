@@ -1,0 +1,161 @@
+"""States and epochs at moments when few ask for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncDataset):
+    def __init__(self, count: int = 40) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+def is_odd(number: int) -> bool:
+    return bool(number % 2)
+
+
+def loader(data: Any = None, **options: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers() if data is None else data, **{"batch_size": 4, **options})
+
+
+def lists(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+def saved(of: hr.DataLoader[Any]) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(json.dumps(of.state_dict()))
+    return state
+
+
+def test_next_epoch_cannot_be_looked_at_while_an_iterator_is_in_use() -> None:
+    with loader() as some:
+        batches = iter(some)
+        next(batches)
+        with pytest.raises(hr.LoaderBusyError, match="peek"):
+            some.peek()
+        assert saved(some)["position"] == 4
+        assert len(list(batches)) == 9
+        assert some.peek().tolist() == [0, 1, 2, 3]
+        assert saved(some) == {**saved(some), "epoch": 1, "position": 0}
+
+
+def test_state_is_refused_while_any_iterator_is_in_use() -> None:
+    with loader() as some:
+        first = iter(some)
+        next(first)
+        state = saved(some)
+        second = iter(some)
+        next(second)
+        second.close()  # type: ignore[attr-defined]
+        with pytest.raises(hr.LoaderBusyError, match="load_state_dict"):
+            some.load_state_dict(state)
+        first.close()  # type: ignore[attr-defined]
+        some.load_state_dict(state)
+        assert len(list(some)) == 9
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("received", [0, 1])
+def test_batches_that_are_skipped_behind_a_filter_stay_skipped(begun: bool, received: int) -> None:
+    data = Numbers(60).shuffle().filter(is_odd)
+    with loader(data) as some:
+        expected = lists(some)
+    with loader(data) as some:
+        some.skip(3)
+        if begun or received:
+            batches = iter(some)
+            for _ in range(received):
+                next(batches)
+        state = saved(some)
+    with loader(data) as some:
+        some.load_state_dict(state)
+        assert saved(some) == state
+        assert lists(some) == expected[3 + received :]
+        assert len(lists(some)) == len(expected)  # the next one is whole
+
+
+def test_refused_state_leaves_the_loader_where_it_was() -> None:
+    with loader() as some, loader(Numbers(50)) as other:
+        next(iter(some))
+        before = saved(some)
+        next(iter(other))
+        with pytest.raises(hr.StateMismatchError):
+            some.load_state_dict(saved(other))
+        assert saved(some) == before
+
+
+def test_state_of_other_data_becomes_one_of_these_when_it_is_forced() -> None:
+    with loader(Numbers(60)) as other:
+        next(iter(other))
+        state = saved(other)
+    with loader() as some:
+        some.load_state_dict(state, force=True)
+        own = saved(some)
+    with loader() as some:
+        some.load_state_dict(own)
+        assert lists(some)[0] == [4, 5, 6, 7]
+
+
+def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> None:
+    states = []
+    for size, world in ((4, 2), (2, 1)):
+        with loader(batch_size=size, rank=0, world_size=world, ranks="local") as some:
+            next(iter(some))
+            states.append(saved(some))
+    with loader() as some:
+        some.load_state_dict(states[0])
+        assert len(some.peek()) == 8
+        some.load_state_dict(states[1])
+        assert len(some.peek()) == 4
+
+
+def test_data_set_that_was_told_an_epoch_has_it_in_every_loader() -> None:
+    data = Numbers().shuffle()
+    data.set_epoch(2)
+    with loader(data) as some:
+        assert some.epoch == 2
+        third = lists(some)
+    with loader(Numbers().shuffle()) as some:
+        assert [lists(some) for _ in range(3)][2] == third
+
+
+def test_batches_are_skipped_in_the_epoch_that_comes_whichever_is_told_first() -> None:
+    with loader() as some:
+        some.skip(5)
+        some.set_epoch(3)
+        assert lists(some) == [[*range(k, k + 4)] for k in range(20, 40, 4)]
+        assert some.epoch == 4
+
+
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_epoch_that_is_told_within_another_comes_after_that(epoch: int) -> None:
+    with loader(Numbers().shuffle()) as some:
+        list(some)
+        for number, _ in enumerate(some, 1):
+            if number == 2:
+                some.set_epoch(epoch)
+            assert some.state_dict()["batches"] == number
+            assert some.state_dict()["epoch"] == 1
+        assert some.epoch == some.state_dict()["epoch"] == epoch
+        list(some)
+        assert some.epoch == epoch + 1
+
+
+def test_filtered_mixture_without_end_is_bounded_by_an_epoch() -> None:
+    data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
+    sizes = []
+    for rank in range(2):
+        with loader(data.filter(is_odd).epoch(samples=22), rank=rank, world_size=2, ranks="local") as some:
+            sizes.append([len(batch) for batch in some])
+    assert sizes == [[4, 4, 3], [4, 4, 3]]
