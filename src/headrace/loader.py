@@ -350,7 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._behind.load_state_dict(self, state, force)
 
     def peek(self) -> T_co:
-        """The first batch of the next epoch, which the next `iter` gives again; not while an iterator is in use."""
+        """The first batch that `iter` would give now, which it gives again: nothing is consumed."""
         batch: T_co = self._behind.peek()
         return batch
 

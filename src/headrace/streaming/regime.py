@@ -107,8 +107,10 @@ class Streaming:
         del loader
         with self._lock:
             self._hear()
-            peeked, self._peeked = self._peeked, None
-            iterator, self._current, self._journey = peeked if peeked is not None else self._open(caller)
+            opened, self._peeked = self._peeked, None
+            if opened is None or opened.plan.number != self._next.turn.number:  # another epoch has ended since
+                opened = self._open(caller)
+            iterator, self._current, self._journey = opened
             self._iterators.add(iterator)
             self._next.begun()
         return iterator
@@ -185,14 +187,9 @@ class Streaming:
         self._peeked, self._journey = None, None
 
     def peek(self) -> Any:
-        """The first batch of the next epoch, which is not consumed by that.
-
-        Raises:
-            LoaderBusyError: an iterator is in use: which epoch is next is known when that has ended.
-        """
+        """The first batch that `iterate` would give now, which is not consumed by that."""
         self._hear()
-        self._check_at_rest("peek()")
-        if self._peeked is None:
+        if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
             self._peeked = self._open(None)
         return self._peeked.iterator.peek()
 

@@ -38,16 +38,31 @@ def saved(of: hr.DataLoader[Any]) -> dict[str, Any]:
     return state
 
 
-def test_next_epoch_cannot_be_looked_at_while_an_iterator_is_in_use() -> None:
-    with loader() as some:
+def test_states_and_epochs_go_on_when_another_iterator_is_looked_into() -> None:
+    with loader(Numbers().shuffle()) as some:
+        epochs = [lists(some) for _ in range(3)]
+    with loader(Numbers().shuffle()) as some:
         batches = iter(some)
         next(batches)
-        with pytest.raises(hr.LoaderBusyError, match="peek"):
-            some.peek()
+        assert some.peek().tolist() == epochs[0][0]  # as `iter` would begin now
         assert saved(some)["position"] == 4
-        assert len(list(batches)) == 9
-        assert some.peek().tolist() == [0, 1, 2, 3]
+        with pytest.raises(hr.LoaderBusyError):
+            some.load_state_dict(saved(some))
+        assert lists(batches) == epochs[0][1:]
+        assert some.peek().tolist() == epochs[1][0]
         assert saved(some) == {**saved(some), "epoch": 1, "position": 0}
+        assert [lists(some), lists(some)] == epochs[1:]
+        assert some.peek().tolist() != epochs[2][0]
+
+
+def test_epoch_that_was_looked_into_before_another_one_ended_is_not_given_again() -> None:
+    with loader(Numbers().shuffle()) as some:
+        first = lists(some)
+    with loader(Numbers().shuffle()) as some:
+        for _ in some:
+            some.peek()
+        assert lists(some) != first
+        assert some.epoch == 2
 
 
 def test_state_is_refused_while_any_iterator_is_in_use() -> None:
