@@ -76,7 +76,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ranks run.
         snapshot_every_n_steps: data sets of torch's only: after how many of its batches each worker tells its state;
             what came since is made again by who goes on. 0: never. None: 1, as soon as somebody has called
-            `state_dict` or `load_state_dict`.
+            `state_dict` or `load_state_dict`. With `in_order=False` a map-style data set with a state has it told
+            after each batch, whatever the number.
         fetch_concurrency: reads under way at once; "auto" begins with 128, and doubles them up to 1,024 as long as that
             brings a third more per second.
         memory_budget: bytes, or text such as "2GiB", for inputs and batches together; "auto" is a quarter of the

@@ -82,7 +82,8 @@ class Torch:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
 
         Raises:
-            OptionError: the state after so many batches is not there.
+            OptionError: the state after so many batches is not there; or persistent workers were closed before anybody
+                had asked for what their copies of the data set carry from one epoch into the next.
         """
         self._book.pace.is_asked = True
         self._drop_stale(loader)

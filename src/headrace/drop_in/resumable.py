@@ -12,7 +12,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.drop_in.loaded import common, epoch_of
 from headrace.drop_in.state import Book, Copy, Point, Run, State, copy_of
-from headrace.torch_compat.stateful import Indices
+from headrace.torch_compat.stateful import Indices, is_stateful
 
 
 class Resumable(_BaseDataLoaderIter):
@@ -27,13 +27,17 @@ class Resumable(_BaseDataLoaderIter):
     def _prepare(self, loader: Any, book: Book) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
         self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
-        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
-        if every is not None and loader.num_workers and not loader.in_order:
-            every = min(1, every)
-        self._pace = book.pace
-        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
         self._common = common(loader)
         self._goes_on = self._told is not None and not self._told["is_finished"]
+        every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
+        if self._common["is_map"] and not self._common["economic"] and is_stateful(loader.dataset):
+            is_in_turn = loader.in_order or not loader.num_workers
+            if self._told is not None and self._goes_on:
+                is_in_turn = is_in_turn and _is_dealt_in_turn(self._told)
+            if not is_in_turn:
+                every = 1  # nobody could say which batches a copy is to make again
+        self._pace = book.pace
+        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
 
     def __init__(self, loader: Any) -> None:
         told, draws = self._told, self._draws
@@ -101,3 +105,11 @@ class Resumable(_BaseDataLoaderIter):
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
         self._pace.is_asked = True
         return self._run.state(batches)
+
+
+def _is_dealt_in_turn(told: State) -> bool:
+    """Whether, of map-style data, each batch k up to a state was worker k mod n's, and those that follow will be."""
+    due, n = told["due"], max(1, told["num_workers"])
+    batches = [known["batches"] for known in told["copies"]]
+    turns = [len(range(worker, due, n)) for worker in range(n)]
+    return not told["beyond"] and told["turn"] == due % n and batches == turns

@@ -80,7 +80,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
 
     def _receive(self, given: int) -> None:
         run, fetcher = self._run, self._dataset_fetcher
-        if run.indices is not None and run.indices.drawn == run.due:
+        if run.indices is not None and run.indices.drawn <= run.due:
             return  # it was the sampler that has failed
         blob, every = None, self._every()
         if self._is_stateful and every and (run.copies[0].batches + 1) % every == 0:
@@ -90,6 +90,8 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
     def _made(self) -> Any:
         if self._dataset_kind == _DatasetKind.Iterable:
             return super()._next_data()  # type: ignore[no-untyped-call]
+        while self._run.indices is not None and self._run.indices.drawn < self._run.due:
+            self._next_index()  # type: ignore[no-untyped-call]  # it was given already
         index = self._next_index()  # type: ignore[no-untyped-call]
         self._sampler_iter, rest = iter([index]), self._sampler_iter
         try:

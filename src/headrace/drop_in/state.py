@@ -25,7 +25,8 @@ State = dict[str, Any]
 class Copy(NamedTuple):
     """A worker's copy of the data set: what the trainer has received of it.
 
-    Its state is known from `known` batches on, of which `batches` were received: those between are made again.
+    Its state is known from `known` batches on, of which `batches` were received: those between are made again. Of a
+    map-style data set, the k-th of them was batch k * n + worker; where that may not be so, none are between.
     """
 
     batches: int = 0
@@ -157,7 +158,7 @@ class Run:
             return point.due
         n = max(1, len(point.copies))
         again = (copy.known * n + worker for worker, copy in enumerate(point.copies) if copy.known < copy.batches)
-        return min(again, default=point.due)
+        return min((point.due, *again))
 
     def state(self, batches: int | None = None) -> State:
         """All that is needed to go on after what the trainer has received; its own objects, for ever.
@@ -166,7 +167,7 @@ class Run:
             batches: go on after so many batches instead.
 
         Raises:
-            OptionError: how it was then is not known any more, or not yet.
+            OptionError: how it was then is not known any more, or not yet; or it has ended with the workers.
         """
         with self.lock:
             return self._state(batches)
@@ -213,7 +214,7 @@ class Run:
 
     def _told(self, worker: int, known: Copy) -> State:
         blob = known.blob
-        if blob is None and known.known == 0 and worker < len(self.begun):
+        if blob is None and worker < len(self.begun):
             (blob,) = self.begun[worker] or (None,)
         return {
             "batches": known.batches,

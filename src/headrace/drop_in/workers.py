@@ -28,12 +28,12 @@ from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
 from headrace.drop_in.resumable import Resumable
 from headrace.drop_in.state import Book, Copy, State, copy_of, is_among
-from headrace.errors import LateOptionError, LoaderClosedError, NotReady
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
 from headrace.tasks import Delivery
 from headrace.torch_compat import packing
 from headrace.torch_compat.errors import unpack_worker_error
 from headrace.torch_compat.stateful import is_stateful
-from headrace.work.crew import Crew
+from headrace.work.crew import LOST, Crew
 from headrace.work.hands import ContextStarter, HelperStarter, Starter, ThreadStarter
 from headrace.work.job import Job, Start
 from headrace.work.roster import Made
@@ -145,8 +145,8 @@ class WorkerIterator(Resumable):
                     again[worker].append((index, known.batches - known.known))
         elif not is_finished:
             for number, index in self._again:
-                worker = number % self._num_workers
-                if number // self._num_workers >= copies[worker].known:
+                turn, worker = divmod(number, self._num_workers)
+                if copies[worker].known <= turn < copies[worker].batches:
                     again[worker].append((index, 1))
         return [
             Start(known.blob, known.is_over, known.batches, tuple(again[worker]), is_finished)
@@ -338,7 +338,9 @@ def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
 
 def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[bytes | None] | None]:
     iterator = reference()
-    return [] if iterator is None else iterator.ask_now()
+    if iterator is None:
+        raise OptionError(LOST)
+    return iterator.ask_now()
 
 
 def _end(crew: Crew, ahead: Ahead) -> None:

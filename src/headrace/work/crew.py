@@ -15,9 +15,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.errors import OptionError
 from headrace.memory import Segment
 from headrace.torch_compat import packing
-from headrace.torch_compat.stateful import is_known
+from headrace.torch_compat.stateful import failed, is_known
 from headrace.wakeup import Wakeup
 from headrace.work.hands import Starter
 from headrace.work.job import Job, Result, Start
@@ -27,7 +28,12 @@ from headrace.work.roster import Made, Member, Task, death, is_plain
 from headrace.work.serve import WORDS
 from headrace.work.wire import PolledWire
 
+LOST = (
+    "the workers have ended, and with them what their copies of the data set carry from one epoch into the next: "
+    "ask for a state before close()"
+)
 _END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
+_States = list[tuple[bytes | None] | None]  # of each worker, where it is known
 
 
 class Crew:
@@ -56,8 +62,9 @@ class Crew:
         self._is_receiving = self._is_closed = False
         self._serials = itertools.count(1)
         self._workers = [Member(number) for number in range(job.num_workers)]
-        self.begun: list[tuple[bytes | None] | None] = [None] * job.num_workers
-        self._told: list[tuple[bytes | None] | None] = []  # in what state they are when they were asked
+        self.begun: _States = [None] * job.num_workers
+        self._told: _States = []  # in what state they are when they were asked
+        self._question: tuple[str, _States] | None = None  # that is open, and the answers so far
         self.places = Places(job.num_workers, limit, self._forget)
         self._words = Segment.create(8 * (1 + WORDS * job.num_workers))
         self._numbers = self._words.view.cast("q")
@@ -129,25 +136,43 @@ class Crew:
         """Wait until `begun` is known of all workers that can still tell."""
         self._ask("begin", self.begun)
 
-    def ask_now(self) -> list[tuple[bytes | None] | None]:
+    def ask_now(self) -> _States:
         """The states of all workers' copies of the data set, when they have made all that was sent."""
         self._told = [None] * len(self._workers)
         self._ask("tell", self._told)
         return self._told
 
-    def _ask(self, question: str, answers: list[tuple[bytes | None] | None]) -> None:
-        """Ask workers what is not known of them, and wait as long as they can still answer."""
+    def _ask(self, question: str, answers: _States) -> None:
+        """Ask workers what is not known of them, and wait as long as they can still answer.
+
+        Who cannot, and had a state to lose, is answered for by the error that it is lost.
+        """
         with self._lock:
+            self._question = question, answers
             asked = [worker for worker in self._workers if answers[worker.number] is None]
             for worker in asked:
-                self._tell(worker, (question,))
+                self._put_question(worker)
         self._is_receiving = True
         try:
             while not self._is_closed and any(answers[worker.number] is None and worker.wire for worker in asked):
                 self._wait(None)
         finally:
+            self._question = None
             self._is_receiving = False
             self._close_selector()
+        self._answer_for_lost(answers)
+
+    def _answer_for_lost(self, answers: _States) -> None:
+        for worker in self._workers:
+            if answers[worker.number] is None and worker.start is not None:
+                answers[worker.number] = (failed(OptionError(LOST), "raised where the state was asked for"),)
+
+    def _put_question(self, worker: Member) -> None:
+        """Ask a worker what everybody is asked at the time; also one that has taken the place of another."""
+        if self._question is not None:
+            question, answers = self._question
+            if answers[worker.number] is None:
+                self._tell(worker, (question,))
 
     def reset(self, shared_seed: int | None) -> None:
         """Have the workers begin another epoch.
@@ -171,6 +196,7 @@ class Crew:
             if self._is_closed:
                 return
             self._is_closed = True
+            self._answer_for_lost(self.begun)
         if self._pid == os.getpid():
             self._numbers[0] = True
         for worker in self._workers:
@@ -284,7 +310,7 @@ class Crew:
             elif kind == "begun":
                 self._on_begun(worker, *rest)
             elif kind == "told":
-                self._told[worker.number] = (rest[0],)
+                self._on_told(worker, *rest)
             else:
                 number, size = rest
                 worker.made = Segment(number, worker.wire.take_descriptor(), size)
@@ -294,6 +320,11 @@ class Crew:
     def _on_begun(self, worker: Member, epoch: int, blob: bytes | None) -> None:
         if epoch == self._epoch:
             self.begun[worker.number] = self.begun[worker.number] or (blob,)
+        if is_known(blob):
+            worker.start = Start(blob)
+
+    def _on_told(self, worker: Member, blob: bytes | None) -> None:
+        self._told[worker.number] = (blob,)
         if is_known(blob):
             worker.start = Start(blob)
 
@@ -372,6 +403,7 @@ class Crew:
         for serial, task in worker.tasks.items():
             self._leave_place(worker, task)
             self._give(worker, serial, task)
+        self._put_question(worker)
         warnings.warn(
             f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({told(code)}); "
             "another one makes its batches again",

@@ -98,12 +98,12 @@ class Server:
 
     def _on_tell(self) -> None:
         """Somebody wants to know the state in which this worker is now."""
+        self._begin_once()
         self._wire.send(("told", None if self._maker is None else self._maker.state()))
 
     def _on_begin(self) -> None:
         """Somebody wants to know the state in which this worker begins."""
-        if self._maker is None and self._error is None:
-            self._guarded(self._begin)
+        self._begin_once()
         if not self._has_told_start:
             self._wire.send(("begun", self._epoch, None))
 
@@ -117,8 +117,7 @@ class Server:
         if self._words[0]:  # nobody waits for it any more
             raise EOFError
         self._words[self._first_word] = task
-        if self._maker is None and self._error is None:
-            self._guarded(self._begin)
+        self._begin_once()
         if self._maker is None:
             result: Result = ("error", self._error)
         else:
@@ -129,6 +128,10 @@ class Server:
         self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
     # What the maker needs.
+
+    def _begin_once(self) -> None:
+        if self._maker is None and self._error is None:
+            self._guarded(self._begin)
 
     def _begin(self) -> None:
         assert self._job is not None
