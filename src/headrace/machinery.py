@@ -94,6 +94,7 @@ class Machinery:
         limit: int | None = None,
         skips: Skips | None = None,
         journey: Journey | None = None,
+        pass_count: int | None = None,
     ) -> BatchIterator[Any]:
         """An iterator over the batches of an epoch.
 
@@ -112,6 +113,7 @@ class Machinery:
             limit: how many samples are cut into batches at most.
             journey: told what the trainer has received; None: nobody asks for its state.
             skips: says which failed samples are left out; None: none is.
+            pass_count: samples of one pass, where the source begins again without end; None: it ends, or not known.
 
         Raises:
             LoaderClosedError: the loader was closed, or the process was forked since.
@@ -140,6 +142,7 @@ class Machinery:
             track or Track(),
             limit,
             skips,
+            pass_count,
         )
 
         running = weakref.ref(run)  # whose source may refer to the iterator

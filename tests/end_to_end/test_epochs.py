@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -195,6 +196,56 @@ def test_a_filter_that_draws_drops_the_same_samples_in_each_run() -> None:
             runs.append(as_lists(loader))
     assert runs[0] == runs[1] == runs[2]
     assert 5 < sum(map(len, runs[0])) < 35
+
+
+def is_none(number: int) -> bool:
+    return number < 0
+
+
+async def is_none_later(number: int) -> bool:
+    return number < 0
+
+
+class First:
+    """Keeps each number once."""
+
+    def __init__(self) -> None:
+        self.seen: set[int] = set()
+
+    def __call__(self, number: int) -> bool:
+        is_new = number not in self.seen
+        self.seen.add(number)
+        return is_new
+
+
+ENDLESS: dict[str, Callable[[Any], Any]] = {
+    "epoch": lambda data: data.filter(is_none).epoch(samples=60),
+    "shuffled epoch": lambda data: data.shuffle().filter(is_none).epoch(samples=60),
+    "repeat": lambda data: data.filter(is_none).repeat(),
+    "asynchronous": lambda data: data.filter(is_none_later).epoch(samples=60),
+    "first pass alone": lambda data: data.filter(First()).epoch(samples=60),
+}
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("which", ENDLESS)
+def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, on_error: str) -> None:
+    data = ENDLESS[which](Numbers())
+    with hr.DataLoader(data, batch_size=8, on_error=on_error, timeout=30) as loader:
+        batches = iter(loader)
+        got = [next(batches).tolist() for _ in range(5 if which == "first pass alone" else 0)]
+        assert [number for batch in got for number in batch] == list(range(40 if got else 0))
+        with pytest.raises(hr.OptionError, match="only 40 to begin again with"):
+            next(batches)
+        assert next(batches, None) is None
+
+
+def test_epoch_goes_on_when_its_filter_keeps_few() -> None:
+    def is_lucky(number: int) -> bool:
+        return bool(hr.rng().random() < 0.02)
+
+    with hr.DataLoader(Numbers().filter(is_lucky).epoch(samples=30), batch_size=8, timeout=30) as loader:
+        assert sum(map(len, as_lists(loader))) == 30
 
 
 class Silent(hr.AsyncIterableDataset):

@@ -254,6 +254,8 @@ class KeyFeed:
 class IterSource:
     """Takes samples from an asynchronous iterator, as it gives them.
 
+    None of its snapshots is of the end: what has come to its end may have made itself ready for the next epoch.
+
     Args:
         samples: makes the iterator.
         snapshot: says how far it has come; None where it cannot.
@@ -311,7 +313,7 @@ class IterSource:
                 flow.put(position, part)
                 position += len(samples)
                 del samples
-                if self._take is None or self._number < self._take:  # one of the end could not be brought to it
+                if not is_over:
                     self._take_snapshot()
         finally:
             close = getattr(iterator, "aclose", None)
@@ -320,7 +322,8 @@ class IterSource:
                     await close()
 
     def _take_snapshot(self) -> None:
-        if self._snapshot is not None:
+        is_end = self._number and self._take is not None and self._number >= self._take
+        if self._snapshot is not None and not is_end:
             self._snapshots.append((self._number, self._snapshot()))
 
     async def _some(self, iterator: AsyncIterator[Any], count: int, key: int) -> tuple[list[Any], bool]:
@@ -334,12 +337,15 @@ class IterSource:
                 sample = await anext(iterator)
                 if self._counts():
                     self._let_in(sample, samples)
+                if self._number == 1:  # what was taken before it may be of the end of the epoch before
+                    self._take_snapshot()
         except StopAsyncIteration:
             return self._last(samples), True
         except USERS_OWN as error:
             if is_ours(error):
                 raise
             error.add_note(f"stage: fetch; sample {self._begin + self._number} of the epoch")
+            self._take_snapshot()
             return [*self._last(samples), Failure(nobodys(self._pack_error(error)))], True
         return samples, False
 

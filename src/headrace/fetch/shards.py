@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import numpy as np
 
-from headrace.errors import OptionError, masked, not_as_indexed
+from headrace.errors import OptionError, StateMismatchError, masked, not_as_indexed
 from headrace.fetch.reading_ahead import Reader, ReadingAhead, Sends
 from headrace.fetch.shard_ranges import ShardRanges
 from headrace.fetch.shuffle_buffer import ShuffleBuffer
@@ -64,11 +64,18 @@ class Mark:
         shard: the number of the shard in the order of the plan.
         row: how many of its samples came before.
         window: the number of the window that begins there.
+        failures: from there on, the numbers of the samples in whose places shards failed: these have ended windows.
     """
 
     shard: int = 0
     row: int = 0
     window: int = 0
+    failures: Sequence[int] = ()
+
+    def told(self) -> list[Any]:
+        """The mark as JSON."""
+        told: list[Any] = [self.shard, self.row, self.window]
+        return [*told, list(self.failures)] if self.failures else told
 
 
 class Expected(NamedTuple):
@@ -126,10 +133,13 @@ class ShardSource:
         self._read = self._position = 0  # how many samples were read, and put, since `begin`
         self._windows = begin.window
         self._pending: list[RawPart] = []
+        self._failures = deque[int]()  # the positions of those that were put
+        self._failed_before = set(begin.failures)
+        self._done_end = done[-1][1] if done else 0
         self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
         self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
 
-    def mark(self, position: int) -> tuple[Mark, int]:
+    def mark(self, position: int) -> tuple[list[Any], int]:
         shards, windows = self._shard_starts, self._window_starts
         while len(windows) > 1 and windows[1][0] <= position:
             windows.popleft()
@@ -137,7 +147,10 @@ class ShardSource:
         while len(shards) > 1 and shards[1][0] <= begin:
             shards.popleft()
         at, shard, row = shards[0]
-        return Mark(shard, row + begin - at, window), begin
+        while self._failures and self._failures[0] < begin:
+            self._failures.popleft()
+        failures = [] if self._window is None else [failed - begin for failed in self._failures]
+        return Mark(shard, row + begin - at, window, failures).told(), begin
 
     async def run(self, flow: Flow) -> None:
         flow = Without(flow, self._done) if self._done else flow
@@ -162,7 +175,7 @@ class ShardSource:
                         part: Part = ListPart([given]) if isinstance(given, Failure) else given
                         if skip:
                             skip, part = _without(part, skip)
-                        self._give(flow, part)
+                        self._give(flow, part, url)
                         if self._take is not None and self._position >= self._take:
                             group.cancel_scope.cancel()
                             return
@@ -267,7 +280,7 @@ class ShardSource:
         self._next_address += size
         return address
 
-    def _give(self, flow: Flow, part: Part) -> None:
+    def _give(self, flow: Flow, part: Part, url: str) -> None:
         self._read += part.count
         if self._buffer is not None and isinstance(part, RawPart):
             leave, stay = self._buffer.come(part.count)
@@ -280,9 +293,33 @@ class ShardSource:
         elif isinstance(part, RawPart):
             self._pending.append(part)
             self._shuffle(flow, self._window)
-        else:
-            self._flush(flow)
-            self._put(flow, part)
+        elif part.count:
+            self._fail(flow, part, url)
+        else:  # it was before `begin`
+            part.release()
+
+    def _fail(self, flow: Flow, failure: Part, url: str) -> None:
+        """What lies before a failure is a window of its own, and another one begins behind it."""
+        position = self._position + sum(part.count for part in self._pending)
+        if position not in self._failed_before:
+            self._check_not_begun(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
+        self._flush(flow)
+        self._failures.append(position)
+        self._put(flow, failure)
+        self._window_starts.append((self._position, self._windows))
+
+    def _check_not_begun(self, why: str) -> None:
+        """See that no sample was received of the window that comes next, which had others then.
+
+        Raises:
+            StateMismatchError: some were: by their numbers in it, others would be left out now.
+        """
+        if self._position < self._done_end:
+            raise StateMismatchError(
+                f"{why} when that was saved: the window of the shuffle that was in use then has other samples now; "
+                "go on from an earlier state, or from the begin of an epoch",
+                field="mark",
+            )
 
     def _shuffle(self, flow: Flow, window: Window) -> None:
         """Put every window that is complete."""
@@ -311,6 +348,13 @@ class ShardSource:
         if not count:  # what came was of before `begin`
             part.release()
             return
+        failed = self._failed_before.intersection(range(self._position, self._position + count))
+        if failed:
+            try:
+                self._check_not_begun(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
+            except StateMismatchError:
+                part.release()
+                raise
         order = window.order(count, self._windows)
         self._windows += 1
         shuffled = part.take(order)

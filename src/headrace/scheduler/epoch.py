@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from headrace.errors import LoaderClosedError
+from headrace.errors import LoaderClosedError, OptionError
 from headrace.memory import Arena, Claim, Lease
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.budget import Budget
@@ -21,6 +21,8 @@ from headrace.scheduler.skips import Skips
 from headrace.scheduler.track import Track
 from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task, nobodys
 from headrace.types import EpochMeters, Rows, Sender, running_charge
+
+_LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
 
 
 class Epoch:
@@ -40,6 +42,7 @@ class Epoch:
         track: where in the epoch they are.
         limit: how many samples are cut into batches at most; None: all.
         skips: says which failed samples are left out; None: none is.
+        pass_count: samples of one pass, where the source begins again without end; None: it ends, or that is not known.
     """
 
     def __init__(
@@ -60,17 +63,19 @@ class Epoch:
         track: Track,
         limit: int | None = None,
         skips: Skips | None = None,
+        pass_count: int | None = None,
     ) -> None:
         self._source, self._recipe, self.key = source, recipe, key
         self._slabs, self._arena, self._budget = slabs, arena, budget
         self._sender, self._meters = sender, meters
         self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
         self._dispatch = Dispatch(works, budget, arena)
-        self._cuts, self._track, self._limit = cuts, track, limit
+        self._cuts, self._track, self._limit, self._pass_count = cuts, track, limit, pass_count
         self._assembly = Assembly(
             recipe, cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, track, skips
         )
         self._frontier = 0  # positions below are past the inner stages (where those may change the count)
+        self._left_out = 0  # samples right below it of which none is left
         self._put = 0  # the positions that the source has put end here
         self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
@@ -278,7 +283,9 @@ class Epoch:
         while self._frontier in self._inner_done:
             count, part, numbers = self._inner_done.pop(self._frontier)
             self._frontier += count
+            self._left_out = 0 if part.count else self._left_out + count
             self._arrive(self._cut, part, numbers)
+            self._check_some_are_left()
         self._budget.changed()  # the next one is urgent now
         self._check_end()
 
@@ -304,10 +311,27 @@ class Epoch:
         self._cut += part.count
         self._assembly.add(start, part)
 
+    def _check_some_are_left(self) -> None:
+        """End an epoch that would not end: the same samples come again and again, and none is ever left."""
+        # Twice: passes differ in order, so that one begun anywhere may lack some. And it may be chance that leaves
+        # samples, of few ones then not in each pass.
+        most = None if self._pass_count is None else max(2 * self._pass_count, _LEFT_OUT_LEAST)
+        if most is None or self._left_out < most or self._is_full:
+            return
+        error = OptionError(
+            f".repeat() and .epoch(): of {self._left_out} samples one after the other none was left by what leaves "
+            f"samples out, and there are only {self._pass_count} to begin again with"
+        )
+        self._arrive(self._cut, ListPart([Failure(nobodys(self._pack_error(error)))]), [self._frontier - 1])
+        self._limit = self._cut
+
+    @property
+    def _is_full(self) -> bool:
+        return self._limit is not None and self._cut >= self._limit
+
     def _check_end(self) -> None:
         """Whether every sample of the epoch has been cut into batches."""
-        is_full = self._limit is not None and self._cut >= self._limit
-        if is_full or (self._is_fed and not self._inner_under_way):
+        if self._is_full or (self._is_fed and not self._inner_under_way):
             self._assembly.end(self._cut)
 
     def _on_last_delivery(self) -> None:

@@ -106,6 +106,11 @@ class Planning:
                 count = operator.count
         return count
 
+    @property
+    def pass_count(self) -> int | None:
+        """Samples of a pass, where an epoch goes over them again and again without end; None: it does not."""
+        return self._count_of_a_pass() if self.count() >= ENDLESS else None
+
     def _behind_passes(self) -> Iterator[Take]:
         is_behind = False
         for operator in self._pipeline.order:

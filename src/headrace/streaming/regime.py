@@ -244,6 +244,7 @@ class Streaming:
             limit=plan.left_to_keep,
             skips=self._skips(plan),
             journey=journey,
+            pass_count=None if planning is None else planning.pass_count,
         )
         iterator.leave_out = plan.leave_out
         if ranks.is_torch:

@@ -1,0 +1,185 @@
+"""Data sets that make themselves ready for the next epoch, and shards that were mended since a state was saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.state.runs import QUICK, epoch_of
+from end_to_end.tars import numbered_samples, tar
+
+import headrace as hr
+
+EPOCHS = 4
+
+
+class Resets(hr.AsyncIterableDataset):
+    """Numbers that tell their epoch; the data set begins anew at its end, and counts how often it did."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.next, self.epoch = total, 0, 0
+
+    async def aiter(self) -> AsyncIterator[dict[str, int]]:
+        while self.next < self.total:
+            self.next += 1
+            yield {"n": 1000 * self.epoch + self.next - 1, "crc": 0}
+        self.next, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next, self.epoch = state["next"], state["epoch"]
+
+
+class Keeps(Resets):
+    """The same, which keeps its position at the end, and begins anew with the next epoch."""
+
+    is_told = False
+
+    async def aiter(self) -> AsyncIterator[dict[str, int]]:
+        if not self.is_told and self.next:
+            self.next, self.epoch = 0, self.epoch + 1
+        self.is_told = False
+        while self.next < self.total:
+            self.next += 1
+            yield {"n": 1000 * self.epoch + self.next - 1, "crc": 0}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_told = True
+
+
+class _Iterator:
+    """Numbers from `next` on; at its end it tells its data set."""
+
+    def __init__(self, dataset: Counts) -> None:
+        self.dataset, self.next = dataset, 0
+
+    def __aiter__(self) -> _Iterator:
+        return self
+
+    async def __anext__(self) -> dict[str, int]:
+        if self.next >= self.dataset.total:
+            self.next, self.dataset.epoch = 0, self.dataset.epoch + 1
+            raise StopAsyncIteration
+        self.next += 1
+        return {"n": 1000 * self.dataset.epoch + self.next - 1, "crc": 0}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+class Counts(hr.AsyncIterableDataset):
+    """Knows the epoch, and its iterator the place in that, which it resets at its end."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.epoch = total, 0
+
+    def aiter(self) -> AsyncIterator[dict[str, int]]:
+        return _Iterator(self)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+KINDS: dict[str, Callable[[int], Any]] = {"resets": Resets, "keeps": Keeps, "resets, with its iterator": Counts}
+
+
+def states_of(loader: Any) -> list[tuple[int, int, str]]:
+    """(epoch, batches of it that were given, the state) at every place of a run."""
+    states = []
+    for epoch in range(EPOCHS - 1):
+        batches, number = iter(loader), 0
+        while True:
+            states.append((epoch, number, json.dumps(loader.state_dict())))
+            if next(batches, None) is None:
+                break
+            number += 1
+        states.append((epoch + 1, 0, json.dumps(loader.state_dict())))
+    return states
+
+
+@pytest.mark.parametrize("prefetch", [0, 5])
+@pytest.mark.parametrize("taken", [None, 8, 2])
+@pytest.mark.parametrize("total", [12, 10, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_set_goes_on_from_every_state_when_it_makes_itself_ready_at_its_end(
+    kind: str, total: int, taken: int | None, prefetch: int
+) -> None:
+    def loader() -> hr.DataLoader[Any]:
+        data = KINDS[kind](total)
+        data = data if taken is None else data.take(taken)
+        return hr.DataLoader(data, batch_size=4, prefetch_factor=prefetch, timeout=30, fetch=QUICK)
+
+    with loader() as one:
+        whole = [epoch_of(one) for _ in range(EPOCHS)]
+    with loader() as one:
+        states = states_of(one)
+    for epoch, number, state in states:
+        with loader() as one:
+            one.load_state_dict(json.loads(state))
+            got = [epoch_of(one) for _ in range(epoch, EPOCHS)]
+            assert got == [whole[epoch][number:], *whole[epoch + 1 :]], (epoch, number, state)
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["__key__"])
+
+
+class Shards:
+    """Three archives of 30 samples, the first of which may be cut off behind some of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.urls = [str(folder / f"{k}.tar") for k in range(3)]
+        self._whole = [tar(numbered_samples(30 * k, 30, 40)) for k in range(3)]
+        for url, archive in zip(self.urls, self._whole, strict=True):
+            Path(url).write_bytes(archive)
+
+    def cut_off(self, is_so: bool) -> None:
+        whole = self._whole[0]
+        Path(self.urls[0]).write_bytes(whole[: whole.index(b"000010.bin\0") + 100] if is_so else whole)
+
+    def loader(self, seed: int) -> hr.DataLoader[Any]:
+        data = hr.stream(self.urls, index=None).shuffle(window=40).map(number_of)
+        return hr.DataLoader(data, batch_size=4, on_error="skip", seed=seed, timeout=30, fetch=QUICK)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
+def test_state_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
+    tmp_path: Path, is_cut_off: tuple[bool, bool], seed: int
+) -> None:
+    """Where a shard ends too soon, so does the window of the shuffle: places in that are those of other samples."""
+    shards, before, after = Shards(tmp_path), *is_cut_off
+    shards.cut_off(before)
+    received, states = list[int](), list[tuple[list[int], str]]()
+    with shards.loader(seed) as loader:
+        for batch in loader:
+            received += batch.tolist()
+            states.append((list(received), json.dumps(loader.state_dict())))
+    shards.cut_off(after)
+    refused = []
+    for had, state in states:
+        with shards.loader(seed) as loader:
+            loader.load_state_dict(json.loads(state))
+            try:
+                came = [number for batch in loader for number in batch.tolist()]
+            except hr.StateMismatchError as error:
+                refused.append(error.field)
+                continue
+        got = sorted(had + came)
+        assert len(got) == len(set(got))
+        assert set(range(30, 90)) <= set(got)
+        if before == after:
+            assert had + came == received
+    assert set(refused) == (set() if before == after else {"mark"})
