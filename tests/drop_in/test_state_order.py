@@ -141,15 +141,6 @@ def test_sampler_that_has_ended_with_a_short_batch_gives_nothing_more(num_worker
     assert got[0] == []
 
 
-def test_batch_size_may_be_another_one_where_torchs_batch_sampler_makes_them() -> None:
-    loader = shuffled(0)
-    iterator = iter(loader)
-    next(iterator)
-    other = hr.DataLoader(Numbers(), 19, shuffle=True)
-    other.load_state_dict(loader.state_dict())
-    assert epochs(other, 1)[0] == [[number for batch in iterator for number in batch.tolist()]]
-
-
 @WORKERS
 def test_seed_that_the_user_sets_before_each_epoch_counts_after_a_resume(num_workers: int) -> None:
     def epoch(loader: hr.DataLoader[Any], seed: int) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from drop_in.acting import Acting, raising
 from drop_in.reading import read_all, told_by
 from drop_in.stateful_data import Counted, EpochSampler, EpochStream, Numbers, Stream, identity
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import headrace as hr
 
@@ -66,6 +68,70 @@ def test_state_of_another_length_or_kind_of_sampler_is_refused_by_name_unless_fo
             loader.load_state_dict(state)
         assert told.value.field == field
         loader.load_state_dict(state, force=True)
+
+
+def divided(**options: Any) -> DistributedSampler[Any]:
+    return DistributedSampler(Numbers(), **{"num_replicas": 4, "rank": 1, **options})
+
+
+@pytest.mark.parametrize(
+    ("field", "sampler"),
+    [
+        ("num_replicas", lambda: divided(num_replicas=2)),
+        ("sampler_seed", lambda: divided(seed=5)),
+        ("sampler_shuffle", lambda: divided(shuffle=False)),
+        ("sampler_drop_last", lambda: divided(drop_last=True)),
+    ],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_state_of_another_distributed_sampler_is_refused_by_name_unless_forced(
+    field: str, sampler: Callable[[], Any], is_nested: bool
+) -> None:
+    def make(sampler: Any) -> hr.DataLoader[Any]:
+        if is_nested:
+            return hr.DataLoader(Numbers(), batch_sampler=BatchSampler(sampler, 2, False))
+        return hr.DataLoader(Numbers(), 2, sampler=sampler)
+
+    state = make(divided()).state_dict()
+    make(divided(rank=3)).load_state_dict(state)
+    loader = make(sampler())
+    with pytest.raises(hr.StateMismatchError, match=rf"^{field}: ") as told:
+        loader.load_state_dict(state)
+    assert told.value.field == field
+    loader.load_state_dict(state, force=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda count: RandomSampler(range(23), True, count),
+        lambda count: WeightedRandomSampler([1.0] * 23, count),
+        lambda count: SubsetRandomSampler(range(count)),
+    ],
+)
+def test_state_of_a_sampler_that_gives_another_number_of_indices_is_refused_by_name_unless_forced(
+    kind: Callable[[int], Any],
+) -> None:
+    state = state_of(Numbers(), sampler=kind(12))
+    loader = hr.DataLoader(Numbers(), sampler=kind(16))
+    with pytest.raises(hr.StateMismatchError, match=r"sampler_length.*12 in the state, 16 in the loader") as told:
+        loader.load_state_dict(state)
+    assert told.value.field == "sampler_length"
+    loader.load_state_dict(state, force=True)
+
+
+class Unmeasured(EpochSampler):
+    """Its length costs an epoch."""
+
+    def __len__(self) -> int:
+        raise AssertionError("nobody needs to know")
+
+
+def test_sampler_of_the_users_is_not_asked_for_its_length() -> None:
+    state = state_of(Numbers(), sampler=Unmeasured(23))
+    loader = hr.DataLoader(Numbers(), sampler=Unmeasured(23))
+    loader.load_state_dict(state)
+    assert sum(1 for _ in loader) == 22
 
 
 def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:

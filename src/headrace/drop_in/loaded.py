@@ -5,7 +5,14 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from torch.utils.data import BatchSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.drop_in.state import State
@@ -14,21 +21,33 @@ from headrace.state import VERSION, check_kind
 from headrace.torch_compat.stateful import chain_of, decoded
 
 _FIELDS = (
-    *("is_map", "economic", "num_workers", "epoch", "count", "sampler_type", "base_seed", "shared_seed"),
+    *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),
+    *("num_replicas", "sampler_seed", "sampler_shuffle", "sampler_drop_last", "base_seed", "shared_seed"),
     *("is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
 )
 _FIELDS_OF = {
     "sampler": ("batches", "samples", "is_over", "start", "states"),
     "copies": ("batches", "known", "is_over", "states"),
 }
-_DATA = {"count": "the data set has another number of samples", "sampler_type": "the sampler is of another kind"}
+_DATA = {
+    "count": "the data set has another number of samples",
+    "sampler_type": "the sampler is of another kind",
+    "num_replicas": "the sampler divides its indices among another number of ranks",
+    "sampler_seed": "the sampler has another seed",
+    "sampler_shuffle": "only one of the samplers shuffles",
+    "sampler_drop_last": "only one of the samplers leaves out what ranks cannot share evenly",
+    "sampler_length": "the sampler gives another number of indices",
+}
+# Their lengths are numbers that stand. Other samplers may find theirs out by drawing an epoch.
+_KNOWN_LENGTHS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 def check(loader: Any, state: Any, *, force: bool) -> State:
     """A copy of a state, if the loader can go on from it.
 
     Args:
-        force: for map-style data, take one of another number of workers; what their copies had as state is left out.
+        force: take one of other data or another sampler; for map-style data also one of another number of workers, and
+            what their copies had as state is left out; in economic mode one of another batch size.
 
     Raises:
         StateMismatchError: it cannot; says which field differs.
@@ -53,7 +72,45 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
                 field="num_workers",
             )
         told.update(num_workers=loader.num_workers, copies=[], turn=told["due"] % max(1, loader.num_workers))
+    if told["batch_size"] != ours["batch_size"]:
+        if not _fits(told, loader, ours["batch_size"], force=force):
+            raise StateMismatchError(
+                f"batch_size: {told['batch_size']} in the state, {ours['batch_size']} in the loader; what is left of "
+                "this epoch cannot be told in such batches: end it with the same ones",
+                field="batch_size",
+            )
+        if told["is_map"] and not told["is_finished"]:
+            _renumber(told, ours["batch_size"])
     return told
+
+
+def _fits(told: State, loader: Any, batch_size: int | None, *, force: bool) -> bool:
+    """Whether a loader with batches of this other size can go on from a state, with each sample once.
+
+    Of the batches that were given none may have to be made again, or left out later: they would be others. And they
+    have to be a whole number of the new ones, as later states count in those.
+    """
+    if told["is_finished"]:
+        return True
+    if batch_size is None or told["batch_size"] is None or type(loader._index_sampler) is not BatchSampler:
+        return False
+    sampler = told["sampler"]
+    if sampler is not None and (sampler["samples"] is None or sampler["samples"] % batch_size):
+        return False
+    if told["beyond"] or (sampler is not None and sampler["batches"] != told["due"]):
+        return False
+    if any(known["known"] != known["batches"] for known in told["copies"]):
+        return False
+    return not told["economic"] or force  # there `__getitems__` draws random numbers for a batch
+
+
+def _renumber(told: State, batch_size: int) -> None:
+    """Have a state of map-style data count in batches of another size."""
+    count = max(1, told["num_workers"])
+    told["due"] = told["sampler"]["batches"] = told["sampler"]["samples"] // batch_size
+    told["turn"] = told["due"] % count
+    for worker, known in enumerate(told["copies"]):
+        known["batches"] = known["known"] = len(range(worker, told["due"], count))
 
 
 def _check_fields(state: State, *, is_economic: bool) -> None:
@@ -88,15 +145,23 @@ def _check_fields(state: State, *, is_economic: bool) -> None:
 def common(loader: Any) -> State:
     """What a state says of a loader, besides how far it is."""
     is_map = loader._dataset_kind == _DatasetKind.Map
+    sampler = loader._index_sampler
+    ranks = next((part for part in chain_of(sampler) if isinstance(part, DistributedSampler)), None)
     return {
         "version": VERSION,
         "regime": "torch",
         "is_map": is_map,
         "economic": getattr(loader, "economic", True),
         "num_workers": loader.num_workers,
+        "batch_size": _number(sampler, "batch_size"),
         "epoch": epoch_of(loader),
         "count": _count_of(loader.dataset) if is_map else None,
-        "sampler_type": type(_inmost_batches(loader._index_sampler)).__name__ if is_map else None,
+        "sampler_type": type(_inmost_batches(sampler)).__name__ if is_map else None,
+        "sampler_length": _length_of(sampler) if is_map else None,
+        "num_replicas": _replicas_of(sampler) if is_map else None,
+        "sampler_seed": _number(ranks, "seed"),
+        "sampler_shuffle": _number(ranks, "shuffle"),
+        "sampler_drop_last": _number(ranks, "drop_last"),
     }
 
 
@@ -105,6 +170,25 @@ def _count_of(dataset: Any) -> int | None:
         return len(dataset)
     except Exception:  # a data set that only a sampler knows the keys of
         return None
+
+
+def _length_of(sampler: Any) -> int | None:
+    """How many indices a sampler of torch's gives, or the one inside it."""
+    lengths = (_count_of(part) for part in chain_of(sampler) if isinstance(part, _KNOWN_LENGTHS))
+    return next(lengths, None)
+
+
+def _replicas_of(sampler: Any) -> int | None:
+    """Among how many ranks a sampler divides: torch's names for them, and Accelerate's."""
+    names = ("num_replicas", "num_processes")
+    counts = (_number(part, name) for part in chain_of(sampler) for name in names)
+    return next((count for count in counts if count is not None), None)
+
+
+def _number(thing: Any, name: str) -> int | None:
+    """An attribute, where there is one that is a number."""
+    value = getattr(thing, name, None)
+    return value if isinstance(value, int) else None
 
 
 def _inmost_batches(sampler: Any) -> Any:
