@@ -25,7 +25,7 @@ VERSION = 1
 _OLDEST = 1
 _CHECKED_MOST = 1024
 _FACTS = ("seed", "data", "count", "order", "steps")
-_ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world")
+_ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world", "skip")
 _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")
 
 
@@ -77,11 +77,13 @@ class Since(NamedTuple):
         everywhere: samples that all ranks together had received then.
         here: samples that this rank had received.
         step: samples of a global batch since then; 0: as the state says.
+        batches: that each rank had received.
     """
 
     everywhere: int = 0
     here: int = 0
     step: int = 0
+    batches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,11 @@ class State:
     skipped: tuple[int, int] = (0, 0)
     skip: int = 0
     since: Since = field(default_factory=Since)
+
+    @property
+    def step_now(self) -> int:
+        """Samples of the global batches that came last; of `step` are those that its positions were planned by."""
+        return self.since.step or self.step
 
     def pack(self, facts: Facts, last: Ints) -> dict[str, Any]:
         """The state as JSON.
@@ -284,14 +291,16 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     ranks, world = sorted(-1 if part.rank is None else part.rank for part in parts), parts[0].world
     if ranks != list(range(world)):
         raise StateMismatchError(f"one state of each of {world} ranks is needed; these are of {ranks}", field="rank")
-    if any(part.mark is not None for part in parts):
+    if any(part.mark is not None for part in parts) or (
+        first["count"] is None and any(part.done or part.cursor.position for part in parts)
+    ):
         raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
     cursor = merged(parts)
     whole = State(
         epoch=parts[0].epoch,
         cursor=cursor,
         end=parts[0].end,
-        step=parts[0].step,
+        step=parts[0].step_now,
         batch_size=parts[0].batch_size,
         carried=parts[0].carried,
         lanes=parts[0].lanes,
@@ -300,6 +309,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         batches=max(part.batches for part in parts),
         samples=sum(part.samples for part in parts),
         skipped=(sum(part.skipped[0] for part in parts), 0),
+        skip=parts[0].skip,
     )
     names = ("seed", "data", "count")
     facts = Facts(**{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"]))

@@ -51,7 +51,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: 
         ours = descendants_of(running.pid)
         os.killpg(running.pid, signal.SIGINT)
         returncode, out, err = running.finish(timeout_s=10)
-        assert not any(map(is_running, ours))
+        wait_until(lambda: not any(map(is_running, ours)), "helper and workers are gone")
     # CPython itself forgets, now and then, to end by the signal when a daemon thread still runs.
     assert returncode in ((-signal.SIGINT,) if workers else (-signal.SIGINT, 1)), err
     assert out == ""

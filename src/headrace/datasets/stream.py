@@ -300,7 +300,7 @@ class Stream(Operators):
                 (steps if group is None else after).append(operator)
             elif isinstance(operator, EpochOf) and any(step.kind == "filter" for step in steps):
                 limit = operator.samples if limit is None else min(limit, operator.samples)
-                if not _has_no_end(self.source):
+                if order or not _has_no_end(self.source):
                     order.append(Repeat(None))
             elif isinstance(operator, Take) and any(step.kind == "filter" for step in steps):
                 limit = operator.count if limit is None else min(limit, operator.count)

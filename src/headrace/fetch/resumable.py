@@ -14,7 +14,8 @@ class Resumable:
         dataset: may have `state_dict` and `load_state_dict`.
         samples: makes its iterator, which may have them too.
         state: what `snapshot` once gave, to go on from there. With "over" it is of the epoch before, which has ended
-            since, and this is the number that the next sample had in that.
+            since, and this is the number that the next sample had in that; "took" says how many that had, where ranks
+            shared it.
         take: how many samples an epoch has at most; None: as many as there are.
     """
 
@@ -58,8 +59,8 @@ class Resumable:
         """The data set is what the end of the epoch before has made of it: that is brought to its end once more."""
         before = self._gone_on()
         try:
-            number = self._state["over"]
-            while self._take is None or number < self._take:
+            number, take = self._state["over"], self._state.get("took", self._take)
+            while take is None or number < take:
                 await anext(before)
                 number += 1
         except StopAsyncIteration:

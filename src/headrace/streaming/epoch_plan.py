@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -178,6 +178,7 @@ class EpochPlan:
                 samples=0,
                 skipped=(0, 0),
                 skip=0,
+                step=state.step_now,
                 since=Since(),
                 mark=self.next_mark(received.mark),
             )
@@ -197,14 +198,15 @@ class EpochPlan:
         mark, at = received.mark
         cursor = Cursor.at(self.begin.cursor.position + at)
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
-        return replace(state, cursor=cursor, done=done, mark=told(mark), samples=samples)
+        return replace(state, cursor=cursor, done=done, mark=mark, samples=samples)
 
     def next_mark(self, mark: Any) -> Any:
         """Where the epoch after this one begins: behind the end of this one, with the data set as that leaves it."""
         state, at = (self.begin.mark, 0) if mark is None else mark
         if not isinstance(state, dict) or "dataset" not in state:
             return None
-        return {"over": self.begin.cursor.position + at, **state}
+        took = {} if self.share is None else {"took": self.begin.since.here + self.share.whole}
+        return {"over": self.begin.cursor.position + at, **took, **state}
 
     def skipped(self, batches: int) -> EpochPlan:
         """The same epoch, from so many batches further on."""
@@ -220,7 +222,8 @@ class EpochPlan:
         done = united([*self._done, *among_left(0, count, self._done)])
         begin = replace(begin, done=done, batches=begin.batches + batches, samples=begin.samples + count)
         if share is not None:
-            share = replace(share, done=as_array([(0, begin.samples - begin.since.here)]))
+            received = as_ranges(share.done)
+            share = replace(share, done=as_array(united([*received, *among_left(0, count, received)])))
         return replace(self, begin=begin, steps=replace(steps, done=as_array(done)), share=share)
 
     def carried(self) -> Cursor:
@@ -259,11 +262,6 @@ class EpochPlan:
                 "changed, or the state was edited",
                 field="check",
             )
-
-
-def told(mark: Any) -> Any:
-    """A mark as JSON."""
-    return list(astuple(mark)) if is_dataclass(mark) and not isinstance(mark, type) else mark
 
 
 def as_ranges(holes: Ints) -> Ranges:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from headrace.datasets.operators import Pick
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.stream import Pipeline, Stream, with_built_index
+from headrace.deliver.journey import Journey
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, share
@@ -35,18 +37,19 @@ class Turn:
         self.carried = Cursor.at()  # where it begins
         self.mark: Any = None
         self.is_told = False  # while an iterator is in use, which one it shall be: it advances no more
+        self._journey: Journey | None = None
         if begin is not None and begin.carried:
             self.carried = Cursor(0, np.array(begin.carried, np.int64))
 
-    def advance(self, finished: EpochPlan, mark: Any) -> None:
-        """An epoch is over.
+    def begin(self, journey: Journey) -> None:
+        """An iterator has begun, whose end is that of the epoch; not that of one that was begun before."""
+        self._journey, self.is_told = journey, False
 
-        Args:
-            mark: where its source was in the end.
-        """
-        if finished.number >= self.number and not self.is_told:
+    def advance(self, finished: EpochPlan, journey: Journey) -> None:
+        """An iterator is at its end."""
+        if journey is self._journey and not self.is_told:
             self.number, self.carried = finished.number + 1, finished.carried()
-            self.mark = finished.next_mark(mark)
+            self.mark = finished.next_mark(journey.received.mark)
 
 
 class NextEpoch:
@@ -79,8 +82,9 @@ class NextEpoch:
         """Whether it is from its begin on."""
         return self._loaded is None and not self.skip
 
-    def tell(self, epoch: int) -> bool:
+    def tell(self, epoch: int, *, is_in_use: bool) -> bool:
         """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
+        self.turn.is_told |= is_in_use
         if epoch == self.turn.number:
             return False
         if self._loaded is not None:
@@ -89,9 +93,10 @@ class NextEpoch:
         self.turn.number, self.turn.carried, self.turn.is_told = epoch, Cursor.at(), True
         return True
 
-    def begun(self) -> None:
+    def begun(self, journey: Journey) -> None:
         """An iterator has it: the one behind it begins with nothing that was loaded."""
-        self._loaded, self.skip, self.turn.is_told = None, 0, False
+        self._loaded, self.skip = None, 0
+        self.turn.begin(journey)
 
     def length(self) -> int:
         """Batches in a whole epoch; TypeError where that is not known before it ends."""
@@ -247,7 +252,9 @@ class NextEpoch:
         if not is_known:
             wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
             batch_size = _part(wanted, ranks)
-            begin, shared = self._shared(begin, ranks, wanted)
+            self._check_skip(wanted)
+            begin, shared = self._shared(begin, ranks, wanted, size)
+        begin = replace(begin, batch_size=self._told_batch_size)
         plan = EpochPlan(
             begin=begin,
             facts=facts,
@@ -270,12 +277,12 @@ class NextEpoch:
 
     def _begin(self, ranks: Ranks) -> State:
         """The begin of all its samples."""
-        turn, settings = self.turn, self._settings
+        turn = self.turn
         return State(
             epoch=turn.number,
             cursor=turn.carried,
             carried=as_ranges(turn.carried.holes),
-            batch_size=0 if settings.global_batch_size else settings.batch_size,
+            batch_size=self._told_batch_size,
             world=ranks.world,
             mark=turn.mark,
         )
@@ -291,6 +298,16 @@ class NextEpoch:
         if tail == "carry" and any(isinstance(o, Pick) and not o.is_fixed for o in self.stream.pipeline().order):
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
 
+    def _check_skip(self, size: int) -> None:
+        """Whether batches that a state has skipped are of this size."""
+        state = None if self._loaded is None else self._loaded.state
+        if state is not None and state.skip and state.step_now != size:
+            raise StateMismatchError(
+                f"the state is of {state.skip} batches to skip behind a filter, of {state.step_now} samples on all "
+                f"ranks, while here they have {size}: load it with batches of that size",
+                field="step",
+            )
+
     def _gone_on(
         self, begin: State, ranks: Ranks, size: int, is_shared: bool, order: Order | None
     ) -> tuple[State, int]:
@@ -300,8 +317,8 @@ class NextEpoch:
             StateMismatchError: it is of one of several other ranks, or of another global batch.
         """
         settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
-        if settings.global_batch_size is None and settings.batch_size == begin.batch_size and size != begin.step:
-            size = self._kept_step = begin.step  # on other ranks: the global batch stays, in later epochs too
+        if settings.global_batch_size is None and settings.batch_size == begin.batch_size:
+            size = self._kept_step = begin.step_now  # on other ranks: the global batch stays, in later epochs too
         if begin.rank is not None:
             is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
             if is_mine and (order is None or begin.step == size or not keeps_count) and not is_shared:
@@ -313,9 +330,9 @@ class NextEpoch:
                     field="world",
                 )
             begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
-        if settings.global_batch_size is None and size != begin.step and ranks.world != begin.world:
+        if settings.global_batch_size is None and size != begin.step_now and ranks.world != begin.world:
             raise StateMismatchError(
-                f"the state is of global batches of {begin.step} samples, and batch_size={settings.batch_size} on "
+                f"the state is of global batches of {begin.step_now} samples, and batch_size={settings.batch_size} on "
                 f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
                 field="step",
             )
@@ -323,31 +340,50 @@ class NextEpoch:
             raise StateMismatchError(
                 f"global batches of {size} samples cannot be shared by {ranks.world} ranks", field="step"
             )
-        begin = replace(begin, batch_size=0 if settings.global_batch_size else settings.batch_size)
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             mine = whole * _part(size, ranks) + _part(rest, ranks)
-            since = Since() if order is not None and keeps_count else Since(begin.samples, mine, size)
+            since = Since(begin.samples, mine, size, begin.batches)
             begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
         return begin, size
 
-    def _shared(self, begin: State, ranks: Ranks, size: int) -> tuple[State, Steps | None]:
+    def _shared(self, begin: State, ranks: Ranks, size: int, planned: int) -> tuple[State, Steps | None]:
         """(where to go on, this rank's samples of an epoch of so many): ranks have as many batches as each other.
 
         Where batches are now of another size, what is left over is shared anew, from the step on that all ranks are at.
+
+        Args:
+            size: samples of a global batch.
+            planned: of those that positions are planned by.
+
+        Raises:
+            StateMismatchError: batches are of another size, and what was received is no number of whole steps.
         """
-        count = self.stream.pipeline().told_count
+        step = begin.step_now or size
+        since, count = begin.since, self.stream.pipeline().told_count
         if count is None or ranks.world == 1:
-            return replace(begin, since=Since()), None
+            return replace(begin, since=Since(step=0 if size == planned else size)), None
         tail: Tail = "drop" if self._settings.tail == "drop" else "short"
-        since, step = begin.since, begin.since.step or begin.step or size
         steps = Steps(Cursor.at(since.everywhere), count, step, tail, ranks.rank, ranks.world)
-        received = begin.samples - since.here
+        batches = begin.batches - since.batches
+        steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
         if step != size:
-            at = steps.after(steps.within(received)).position
-            since, received = Since(at, begin.samples, size), 0
-            steps = replace(steps, begin=Cursor.at(at), size=size)
-        return replace(begin, since=since), replace(steps, done=as_array([(0, received)]))
+            if begin.samples - since.here != steps.samples(batches):
+                merge = "" if self.planning is None else ", or merge the states of all ranks by hr.merge_states"
+                raise StateMismatchError(
+                    f"the state is of batches of {step} samples on all ranks, the last of which came before others; "
+                    f"here they have {size}: load it with batches of that size{merge}",
+                    field="step",
+                )
+            at = steps.after(batches).position
+            since = Since(at, begin.samples, size, begin.batches)
+            steps = Steps(Cursor.at(at), count, size, tail, ranks.rank, ranks.world)
+        return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
+
+    @property
+    def _told_batch_size(self) -> int:
+        """What states say of it: 0 where the loader was given that of all ranks together."""
+        return 0 if self._settings.global_batch_size else self._settings.batch_size
 
 
 class _Loaded(NamedTuple):
@@ -356,6 +392,20 @@ class _Loaded(NamedTuple):
     state: State
     packed: dict[str, Any] | None
     order: Order | None
+
+
+def _received(steps: Steps, batches: int, samples: int) -> Iterator[tuple[int, int]]:
+    """Which of a rank's samples so many batches were; the last ones, which are short, may have come before others."""
+    sizes = [steps.samples(k + 1) - steps.samples(k) for k in range(steps.full, steps.steps)]
+    for early in itertools.product((False, True), repeat=len(sizes)):
+        others = (batches - sum(early)) * steps.batch
+        if others + sum(itertools.compress(sizes, early)) == samples and others <= steps.full * steps.batch:
+            yield 0, others
+            for k, is_received in enumerate(early, steps.full):
+                if is_received:
+                    yield steps.samples(k), steps.samples(k + 1)
+            return
+    yield 0, samples
 
 
 def _part(count: int, ranks: Ranks) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.datasets.base import Operators
+from headrace.datasets.base import AsyncIterableDataset, Operators
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator
 from headrace.deliver.journey import Journey
@@ -112,7 +112,7 @@ class Streaming:
                 opened = self._open(caller)
             iterator, self._current, self._journey = opened
             self._iterators.add(iterator)
-            self._next.begun()
+            self._next.begun(self._journey)
         return iterator
 
     def length(self) -> int:
@@ -128,7 +128,7 @@ class Streaming:
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
         self._hear()
-        if self._next.tell(epoch):
+        if self._next.tell(epoch, is_in_use=self._is_in_use):
             self._peeked = None
 
     def _hear(self) -> None:
@@ -187,8 +187,14 @@ class Streaming:
         self._peeked, self._journey = None, None
 
     def peek(self) -> Any:
-        """The first batch that `iterate` would give now, which is not consumed by that."""
+        """The first batch that `iterate` would give now, which is not consumed by that.
+
+        Raises:
+            LoaderBusyError: an iterator of an iterable data set is in use; that has one state for all of them.
+        """
         self._hear()
+        if isinstance(self._stream.source, AsyncIterableDataset):
+            self._check_at_rest("peek()")
         if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
             self._peeked = self._open(None)
         return self._peeked.iterator.peek()
@@ -290,7 +296,7 @@ def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machin
 
 def _use_up(turn: Turn, meters: LoaderMeters, plan: EpochPlan, journey: Journey) -> None:
     """The last batch of an epoch was given on."""
-    turn.advance(plan, journey.received.mark)
+    turn.advance(plan, journey)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated
         meters.left_out += plan.steps.left_out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -178,6 +180,117 @@ def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(place
         states = ranks.states()
     with ExitStack() as stack:
         assert lengths(world(stack, 1, data, merge_states(states), batch_size=4).run()) == [8] * 5 + [4]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # three workers for three batches
+@pytest.mark.parametrize("size", [4, 3])
+@pytest.mark.parametrize("filters", [False, True])
+def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
+    places: Places, filters: bool, size: int
+) -> None:
+    written, go_on = places.write(COUNTS), threading.Event()
+
+    def data() -> Any:
+        samples = sources.source(TAR if not filters else INDEXED, written).map(Seen())
+        return (samples.filter(sources.most) if filters else samples).epoch(samples=20)
+
+    def late(batch: list[Any]) -> list[Any]:
+        assert len(batch) < 4 or go_on.wait(30)
+        return batch
+
+    received, states = [], []
+    for rank in range(2):
+        if rank:
+            go_on.set()
+        options: dict[str, Any] = {"num_workers": 3, "workers": "thread", "collate_fn": list if rank else late}
+        with hr.DataLoader(data(), batch_size=4, rank=rank, world_size=2, in_order=bool(rank), **options) as loader:
+            received.append(len(next(iter(loader))))
+            states.append({**loader.state_dict()})
+            go_on.set()
+    assert received == [2, 4]
+    with ExitStack() as stack:
+        if size == 4:
+            assert sorted(lengths(world(stack, 2, data, states, batch_size=size, in_order=False).run())) == [6, 8]
+            return
+        with pytest.raises(hr.StateMismatchError) as caught:
+            world(stack, 2, data, states, batch_size=size, in_order=False)
+        assert ("merge_states" in str(caught.value)) == filters
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(places: Places, ranks: int) -> None:
+    written = places.write(COUNTS)
+    data = lambda: filtered(written).epoch(samples=60)
+    with ExitStack() as stack:
+        some = world(stack, ranks, data, batch_size=4)
+        some.run(2)
+        states = some.states()
+    with ExitStack() as stack:
+        some = world(stack, ranks, data, states, batch_size=6)
+        some.run()
+        states = some.states()
+        expected = some.run()
+    assert {(state["step"], state["batch_size"]) for state in states} == {(6 * ranks, 6)}
+    with ExitStack() as stack:
+        assert world(stack, ranks, data, states, batch_size=6).run() == expected
+    with ExitStack() as stack:
+        merged = merge_states(states)
+        assert lengths(world(stack, 1, data, merged, batch_size=6).run())[0] == 6 * ranks
+
+
+def test_merged_states_skip_what_ranks_were_to_skip(places: Places) -> None:
+    written = places.write(COUNTS)
+    data = lambda: filtered(written).epoch(samples=30)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, data, batch_size=4)
+        for loader in ranks.loaders:
+            loader.skip(3)
+        states = ranks.states()
+    with ExitStack() as stack:
+        assert lengths(world(stack, 2, data, merge_states(states), batch_size=4).run()) == [6]
+
+
+def test_states_of_samples_without_numbers_are_not_merged(places: Places) -> None:
+    written = places.write(COUNTS)
+    with ExitStack() as stack:
+        ranks = world(stack, 2, lambda: sources.source(TAR, written).map(Seen()).epoch(samples=100), batch_size=4)
+        for loader in ranks.loaders:
+            loader.skip(3)
+        with pytest.raises(hr.StateMismatchError, match="each rank's own"):
+            merge_states(ranks.states())
+
+
+class Endless(hr.AsyncIterableDataset):
+    """It goes on from its own state, also into the next epoch."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    async def aiter(self) -> AsyncIterator[dict[str, int]]:
+        while True:
+            self.next += 1
+            yield {"n": self.next - 1}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_iterables_of_ranks_go_on_behind_an_epoch_when_the_next_has_other_batches(size: int) -> None:
+    with ExitStack() as stack:
+        ranks = [hr.DataLoader(Endless().epoch(samples=60), global_batch_size=4, rank=r, world_size=2) for r in (0, 1)]
+        states = []
+        for loader in map(stack.enter_context, ranks):
+            assert sum(len(batch["n"]) for batch in loader) == 30
+            states.append(loader.state_dict())
+        for rank, state in enumerate(states):
+            data = Endless().epoch(samples=60)
+            again = hr.DataLoader(data, global_batch_size=size, rank=rank, world_size=2, ranks="local")
+            stack.enter_context(again).load_state_dict(state)
+            assert next(iter(again))["n"][0] == 30
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -153,7 +153,7 @@ def test_batches_are_skipped_in_the_epoch_that_comes_whichever_is_told_first() -
         assert some.epoch == 4
 
 
-@pytest.mark.parametrize("epoch", [0, 5])
+@pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_epoch_that_is_told_within_another_comes_after_that(epoch: int) -> None:
     with loader(Numbers().shuffle()) as some:
         list(some)
@@ -174,3 +174,55 @@ def test_filtered_mixture_without_end_is_bounded_by_an_epoch() -> None:
         with loader(data.filter(is_odd).epoch(samples=22), rank=rank, world_size=2, ranks="local") as some:
             sizes.append([len(batch) for batch in some])
     assert sizes == [[4, 4, 3], [4, 4, 3]]
+
+
+def test_batches_that_are_skipped_behind_a_filter_are_refused_when_batches_have_another_size() -> None:
+    data = Numbers(60).filter(is_odd)
+    with loader(data) as some:
+        some.skip(3)
+        state = saved(some)
+    with loader(data, batch_size=8) as some, pytest.raises(hr.StateMismatchError) as caught:
+        some.load_state_dict(state)
+    assert caught.value.field == "step"
+
+
+class Counter(hr.AsyncIterableDataset):
+    def __init__(self) -> None:
+        self.next = 0
+
+    async def aiter(self) -> Any:
+        while self.next < 200:
+            self.next += 1
+            yield self.next - 1
+        self.next = 0
+
+
+def test_iterable_data_set_is_not_looked_into_while_an_iterator_reads_it() -> None:
+    with loader(Counter(), prefetch_factor=0) as some:
+        batches = iter(some)
+        got = next(batches).tolist()
+        with pytest.raises(hr.LoaderBusyError, match="peek"):
+            some.peek()
+        assert got + [number for batch in batches for number in batch.tolist()] == [*range(200)]
+        assert some.peek().tolist() == [0, 1, 2, 3]
+
+
+def test_bounded_part_of_a_mixture_without_end_is_repeated_for_an_epoch_behind_a_filter() -> None:
+    data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
+    for rank in range(2):
+        with loader(data.take(60).filter(is_odd).epoch(samples=70), rank=rank, world_size=2, ranks="local") as some:
+            assert sum(map(len, some)) == 35
+
+
+def test_only_the_iterator_that_was_begun_last_advances_the_epoch() -> None:
+    with loader(Numbers().shuffle()) as some:
+        list(some)
+        first = iter(some)
+        next(first)
+        some.set_epoch(0)
+        second = iter(some)
+        next(second)
+        list(first)
+        assert some.epoch == 0
+        list(second)
+        assert some.epoch == 1
