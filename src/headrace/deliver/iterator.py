@@ -343,6 +343,8 @@ class BatchIterator(Generic[B]):
     def _end_with(self, over: Exception) -> NoReturn:
         """Say what has come instead of a batch."""
         if isinstance(over, anyio.EndOfStream):
+            if self._is_peeking:  # nobody was told that it is over
+                raise StopIteration
             self._is_exhausted = True
             self._ahead.drain()
             self._end()

@@ -65,6 +65,23 @@ def test_epoch_that_was_looked_into_before_another_one_ended_is_not_given_again(
         assert some.epoch == 2
 
 
+def test_end_of_an_epoch_is_not_consumed_by_looking_for_a_batch() -> None:
+    with loader() as some:
+        batches = iter(some)
+        for _ in range(10):
+            next(batches)
+        state = saved(some)
+    with loader() as some:
+        some.load_state_dict(state)
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                some.peek()
+        assert saved(some) == state
+        assert lists(some) == []
+        assert some.epoch == 1
+        assert len(lists(some)) == 10
+
+
 def test_state_is_refused_while_any_iterator_is_in_use() -> None:
     with loader() as some:
         first = iter(some)
