@@ -408,6 +408,10 @@ class Flow(Protocol):
         """Hand over the samples at the positions from `start` on, with their leases."""
         ...
 
+    def come_again(self, count: int) -> None:
+        """Say that so many samples have been put, and that they come again and again, without end."""
+        ...
+
     def part_of(self, samples: list[Any], claim: Claim) -> Part:
         """Python objects, read by that claim, as a part that workers can be given."""
         ...

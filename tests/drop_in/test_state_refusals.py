@@ -120,6 +120,45 @@ def test_state_of_a_sampler_that_gives_another_number_of_indices_is_refused_by_n
     loader.load_state_dict(state, force=True)
 
 
+def list_of(count: int) -> dict[str, Any]:
+    return {"sampler": list(range(count))}
+
+
+def batches_of(count: int) -> dict[str, Any]:
+    return {"batch_sampler": [[number] for number in range(count)]}
+
+
+@pytest.mark.parametrize("kind", [list_of, batches_of, lambda count: {"batch_sampler": ((0, 1),) * count}])
+def test_state_of_a_list_of_indices_of_another_length_is_refused_by_name_unless_forced(
+    kind: Callable[[int], dict[str, Any]],
+) -> None:
+    state = state_of(Numbers(), **kind(12))
+    hr.DataLoader(Numbers(), **kind(12)).load_state_dict(state)
+    loader = hr.DataLoader(Numbers(), **kind(16))
+    with pytest.raises(hr.StateMismatchError, match=r"sampler_length.*12 in the state, 16 in the loader") as told:
+        loader.load_state_dict(state)
+    assert told.value.field == "sampler_length"
+    loader.load_state_dict(state, force=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda replacement: RandomSampler(range(23), replacement=replacement),
+        lambda replacement: WeightedRandomSampler([1.0] * 23, 23, replacement),
+    ],
+)
+def test_state_of_a_sampler_with_replacement_is_refused_by_name_unless_forced_when_it_has_none(
+    kind: Callable[[bool], Any],
+) -> None:
+    state = state_of(Numbers(), batch_size=2, sampler=kind(True))
+    loader = hr.DataLoader(Numbers(), batch_size=2, sampler=kind(False))
+    with pytest.raises(hr.StateMismatchError, match=r"^sampler_replacement: ") as told:
+        loader.load_state_dict(state)
+    assert told.value.field == "sampler_replacement"
+    loader.load_state_dict(state, force=True)
+
+
 class Unmeasured(EpochSampler):
     """Its length costs an epoch."""
 
@@ -141,12 +180,17 @@ def test_state_that_is_damaged_is_refused_by_the_name_of_the_field() -> None:
         with pytest.raises(hr.StateMismatchError, match=field) as told:
             loader.load_state_dict({name: value for name, value in state.items() if name != field})
         assert told.value.field == field
-    for field, value in {
-        "generators": ["xx"],
-        "sampler": {},
-        "copies": [{}],
-        "beyond": [3],
-    }.items():
+    for field, value in (
+        ("generators", ["xx"]),
+        ("generators", [3]),
+        ("generators", 3),
+        ("generators", None),
+        ("sampler", {}),
+        ("sampler", {**state["sampler"], "start": None}),
+        ("sampler", {**state["sampler"], "start": [None]}),
+        ("copies", [{}]),
+        ("beyond", [3]),
+    ):
         with pytest.raises(hr.StateMismatchError) as told:
             loader.load_state_dict({**state, field: value})
         assert told.value.field == field
@@ -204,8 +248,9 @@ def test_batch_at_which_the_user_has_stopped_counts_as_received() -> None:
 def test_state_of_a_data_set_that_takes_none_is_refused_by_name(num_workers: int) -> None:
     loader = hr.DataLoader(Numbers(), num_workers=num_workers)
     loader.load_state_dict(state_of(Counted(), num_workers=num_workers))
-    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict"):
+    with pytest.raises(hr.StateMismatchError, match=r"dataset.*Numbers has no load_state_dict") as told:
         next(iter(loader))
+    assert told.value.field == "dataset"
 
 
 def test_state_of_a_sampler_that_takes_none_is_refused_by_name() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from end_to_end.tars import put_shards
 
 import headrace as hr
 
@@ -238,6 +239,59 @@ def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, o
         with pytest.raises(hr.OptionError, match="only 40 to begin again with"):
             next(batches)
         assert next(batches, None) is None
+
+
+def mixture() -> Any:
+    return hr.mix({"rare": Numbers(), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever", step=8)
+
+
+@pytest.mark.parametrize("ends", ["epoch", "take", "never"])
+def test_mixture_without_end_is_an_error_when_a_filter_keeps_nothing(ends: str) -> None:
+    data = mixture().filter(is_none)
+    data = {"epoch": data.epoch(samples=60), "take": data.take(60), "never": data}[ends]
+    with hr.DataLoader(data, batch_size=8, timeout=30) as loader:
+        batches = iter(loader)
+        with pytest.raises(hr.OptionError, match="only 400 to begin again with"):
+            next(batches)
+        assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("ends", ["epoch", "take", "never"])
+def test_shards_without_end_are_an_error_when_a_filter_keeps_nothing(ends: str) -> None:
+    data = hr.stream(put_shards("filtered out", [1500, 2500], 1), index=None).map(number_of)
+    endless = data.filter(is_none).repeat()
+    data = {"epoch": data.filter(is_none).epoch(samples=60), "take": endless.take(60), "never": endless}[ends]
+    with hr.DataLoader(data, batch_size=8, timeout=30) as loader:
+        batches = iter(loader)
+        with pytest.raises(hr.OptionError, match="only 4000 to begin again with"):
+            next(batches)
+        assert next(batches, None) is None
+
+
+def test_shards_that_end_give_nothing_when_a_filter_keeps_nothing() -> None:
+    data = hr.stream(put_shards("filtered out too", [1500, 2500], 1), index=None).map(number_of)
+    with hr.DataLoader(data.filter(is_none).repeat(4).take(60), batch_size=8, timeout=30) as loader:
+        assert as_lists(loader) == []
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["__key__"])
+
+
+class Many(Numbers):
+    def __len__(self) -> int:
+        return 1500
+
+
+def is_last(number: int) -> bool:
+    return number == 1499
+
+
+def test_mixture_goes_on_when_what_its_filter_keeps_is_of_a_source_that_comes_rarely() -> None:
+    """One of 15,000 samples is kept, and both sources together have a tenth of so many."""
+    mixed = hr.mix({"rare": Many(), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever")
+    with hr.DataLoader(mixed.filter(is_last).take(1), batch_size=1, timeout=60) as loader:
+        assert as_lists(loader) == [[1499]]
 
 
 def test_epoch_goes_on_when_its_filter_keeps_few() -> None:

@@ -22,8 +22,8 @@ from headrace.torch_compat.stateful import chain_of, decoded
 
 _FIELDS = (
     *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),
-    *("num_replicas", "sampler_seed", "sampler_shuffle", "sampler_drop_last", "base_seed", "shared_seed"),
-    *("is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
+    *("sampler_replacement", "num_replicas", "sampler_seed", "sampler_shuffle", "sampler_drop_last", "generator"),
+    *("base_seed", "shared_seed", "is_finished", "batches", "due", "beyond", "turn", "generators", "sampler", "copies"),
 )
 _FIELDS_OF = {
     "sampler": ("batches", "samples", "is_over", "start", "states"),
@@ -37,9 +37,14 @@ _DATA = {
     "sampler_shuffle": "only one of the samplers shuffles",
     "sampler_drop_last": "only one of the samplers leaves out what ranks cannot share evenly",
     "sampler_length": "the sampler gives another number of indices",
+    "sampler_replacement": "only one of the samplers draws with replacement",
 }
 # Their lengths are numbers that stand. Other samplers may find theirs out by drawing an epoch.
-_KNOWN_LENGTHS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+_KNOWN_LENGTHS = (
+    *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
+    *(list, tuple, range),
+)
+_DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def check(loader: Any, state: Any, *, force: bool) -> State:
@@ -64,6 +69,12 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
             raise StateMismatchError(
                 f"{name}: {meaning}: {told[name]!r} in the state, {ours[name]!r} in the loader", field=name
             )
+    if told["generator"] != ours["generator"]:
+        raise StateMismatchError(
+            f"generator: whether the loader has one, and its sampler: {told['generator']} in the state, "
+            f"{ours['generator']} in the loader",
+            field="generator",
+        )
     if told["num_workers"] != loader.num_workers and not loader.economic:
         if not (force and told["is_map"]):
             raise StateMismatchError(
@@ -135,9 +146,14 @@ def _check_fields(state: State, *, is_economic: bool) -> None:
         state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
     except (TypeError, ValueError) as error:
         raise StateMismatchError(f"beyond: {state['beyond']!r:.50} are no ranges", field="beyond") from error
+    starts = (None, None) if state["sampler"] is None else state["sampler"]["start"]
+    if not isinstance(state["generators"], list | tuple):
+        raise StateMismatchError(f"generators: {state['generators']!r:.50} is no list", field="generators")
+    if not isinstance(starts, list | tuple) or len(starts) != 2:
+        raise StateMismatchError(f"sampler: {starts!r:.50} is no start", field="sampler")
     for text in state["generators"]:
         decoded(text)
-    for text in () if state["sampler"] is None else state["sampler"]["start"]:
+    for text in starts:
         if text is not None:
             decoded(text)
 
@@ -147,6 +163,7 @@ def common(loader: Any) -> State:
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
     ranks = next((part for part in chain_of(sampler) if isinstance(part, DistributedSampler)), None)
+    random = next((part for part in chain_of(sampler) if isinstance(part, RandomSampler | WeightedRandomSampler)), None)
     return {
         "version": VERSION,
         "regime": "torch",
@@ -158,6 +175,8 @@ def common(loader: Any) -> State:
         "count": _count_of(loader.dataset) if is_map else None,
         "sampler_type": type(_inmost_batches(sampler)).__name__ if is_map else None,
         "sampler_length": _length_of(sampler) if is_map else None,
+        "sampler_replacement": _number(random, "replacement"),
+        "generator": [loader.generator is not None, _has_generator(sampler)],
         "num_replicas": _replicas_of(sampler) if is_map else None,
         "sampler_seed": _number(ranks, "seed"),
         "sampler_shuffle": _number(ranks, "shuffle"),
@@ -173,9 +192,15 @@ def _count_of(dataset: Any) -> int | None:
 
 
 def _length_of(sampler: Any) -> int | None:
-    """How many indices a sampler of torch's gives, or the one inside it."""
+    """How many indices a sampler of torch's gives, or a list of them, or the one inside it."""
     lengths = (_count_of(part) for part in chain_of(sampler) if isinstance(part, _KNOWN_LENGTHS))
     return next(lengths, None)
+
+
+def _has_generator(sampler: Any) -> bool:
+    """Whether a sampler of torch's, or the one inside it, was given a generator. Others may make theirs only later."""
+    own = (part for part in chain_of(sampler) if type(part) in _DRAWING)
+    return any(part.generator is not None for part in own)
 
 
 def _replicas_of(sampler: Any) -> int | None:

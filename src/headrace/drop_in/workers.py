@@ -28,7 +28,7 @@ from headrace.deliver.iterator import Opener, readable
 from headrace.deliver.slabs import Views
 from headrace.drop_in.resumable import Resumable
 from headrace.drop_in.state import Book, Copy, State, copy_of, is_among
-from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
 from headrace.tasks import Delivery
 from headrace.torch_compat import packing
 from headrace.torch_compat.errors import unpack_worker_error
@@ -356,7 +356,10 @@ def _open(opener: Opener, made: Made) -> Any:
     if kind == "object":
         return rest[0]
     if kind == "error":
-        raise unpack_worker_error(rest[0])
+        error = unpack_worker_error(rest[0])
+        if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
+            error.field = error.__cause__.field
+        raise error
     if kind == "died":
         raise packing.unpack_error(rest[0])
     if kind == "packed":

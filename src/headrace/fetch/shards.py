@@ -64,7 +64,8 @@ class Mark:
         shard: the number of the shard in the order of the plan.
         row: how many of its samples came before.
         window: the number of the window that begins there.
-        failures: from there on, the numbers of the samples in whose places shards failed: these have ended windows.
+        failures: from there on, the numbers of the samples in whose places shards failed: these have ended windows,
+            and samples behind them have the numbers that they have since the rest of those shards did not come.
     """
 
     shard: int = 0
@@ -99,6 +100,7 @@ class ShardSource:
         buffer: the same, where they wait in a buffer instead.
         take: how many samples to give at most, with those that are done.
         in_round: how many shards make a round: samples are not exchanged between rounds.
+        is_endless: whether rounds come again and again.
         begin: where to begin.
         done: which of the samples from there on are left out.
         pack_error: an exception as bytes.
@@ -117,6 +119,7 @@ class ShardSource:
         buffer: ShuffleBuffer | None,
         take: int | None,
         in_round: int,
+        is_endless: bool,
         begin: Mark,
         done: Ranges,
         pack_error: Callable[[BaseException], bytes],
@@ -124,7 +127,7 @@ class ShardSource:
         self._shards, self._reader, self._scanner, self._unpacks = iter(shards), reader, scanner, unpacks
         self._expected, self._range_bytes = expected, range_bytes
         self._window, self._buffer, self._take, self._done = window, buffer, take, done
-        self._in_round, self._pack_error = in_round, pack_error
+        self._in_round, self._is_endless, self._pack_error = in_round, is_endless, pack_error
         self._next_address = 0
         self._largest = 0  # bytes of the largest shard seen
         self._first_shard = begin.shard
@@ -134,8 +137,9 @@ class ShardSource:
         self._windows = begin.window
         self._pending: list[RawPart] = []
         self._failures = deque[int]()  # the positions of those that were put
-        self._failed_before = set(begin.failures)
         self._done_end = done[-1][1] if done else 0
+        # Without windows, no sample that is done depends on what failed behind it.
+        self._failed_before = {k for k in begin.failures if window is not None or k < self._done_end}
         self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
         self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
 
@@ -149,8 +153,7 @@ class ShardSource:
         at, shard, row = shards[0]
         while self._failures and self._failures[0] < begin:
             self._failures.popleft()
-        failures = [] if self._window is None else [failed - begin for failed in self._failures]
-        return Mark(shard, row + begin - at, window, failures).told(), begin
+        return Mark(shard, row + begin - at, window, [failed - begin for failed in self._failures]).told(), begin
 
     async def run(self, flow: Flow) -> None:
         flow = Without(flow, self._done) if self._done else flow
@@ -169,16 +172,20 @@ class ShardSource:
                     self._skip_rows = 0
                     if shard % self._in_round == 0:
                         self._flush(flow)
-                        self._begin_round(shard, url)
+                        self._begin_round(flow, shard, url)
                     self._shard_starts.append((self._read, shard, skip))
                     async for given in stream:
                         part: Part = ListPart([given]) if isinstance(given, Failure) else given
-                        if skip:
+                        if isinstance(given, Failure):
+                            skip = 0  # no more comes, and it says why
+                        elif skip:
                             skip, part = _without(part, skip)
-                        self._give(flow, part, url)
+                        self._give(flow, part, shard, url)
                         if self._take is not None and self._position >= self._take:
                             group.cancel_scope.cancel()
                             return
+                    if skip:
+                        raise _changed(f"{masked(url)} ends {skip} samples before the mark of the state, and did not")
             self._flush(flow)
         finally:
             for part in self._pending:
@@ -252,13 +259,17 @@ class ShardSource:
             for held in spans.values():
                 held.release()
 
-    def _begin_round(self, shard: int, url: str) -> None:
+    def _begin_round(self, flow: Flow, shard: int, url: str) -> None:
         """See that the round before has brought something: what is repeated without end would never end."""
-        if shard >= self._first_shard + self._in_round and self._read == self._read_before:
-            raise OptionError(
-                f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no samples "
-                "to begin again with"
-            )
+        if shard >= self._first_shard + self._in_round:
+            count = self._read - self._read_before
+            if not count:
+                raise OptionError(
+                    f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no "
+                    "samples to begin again with"
+                )
+            if self._is_endless:
+                flow.come_again(count)
         self._read_before = self._read
 
     def range_bytes(self, ordinal: int, offset: int) -> int:
@@ -280,46 +291,54 @@ class ShardSource:
         self._next_address += size
         return address
 
-    def _give(self, flow: Flow, part: Part, url: str) -> None:
+    def _give(self, flow: Flow, part: Part, shard: int, url: str) -> None:
         self._read += part.count
-        if self._buffer is not None and isinstance(part, RawPart):
+        if not isinstance(part, RawPart):
+            self._shard_starts.append((self._read, shard + 1, 0))  # in this one it is no sample that comes again
+            self._fail(flow, part, url)
+        elif self._buffer is not None:
             leave, stay = self._buffer.come(part.count)
             whole = RawPart.concat([*self._pending, part])
             self._pending = [whole.take(stay)]
             self._put(flow, whole.take(leave))
             whole.release()
         elif self._window is None:
+            self._check_none_failed(part, part.count)
             self._put(flow, part)
-        elif isinstance(part, RawPart):
+        else:
             self._pending.append(part)
             self._shuffle(flow, self._window)
-        elif part.count:
-            self._fail(flow, part, url)
-        else:  # it was before `begin`
-            part.release()
 
     def _fail(self, flow: Flow, failure: Part, url: str) -> None:
         """What lies before a failure is a window of its own, and another one begins behind it."""
+        if self._buffer is not None:
+            self._put(flow, failure)
+            return
         position = self._position + sum(part.count for part in self._pending)
-        if position not in self._failed_before:
-            self._check_not_begun(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
+        if position not in self._failed_before and self._is_begun:
+            # Where failures are raised, it is the first to be seen.
+            flow.put(next((end for start, end in self._done if start <= self._position < end), self._position), failure)
+            raise _changed(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
         self._flush(flow)
         self._failures.append(position)
         self._put(flow, failure)
         self._window_starts.append((self._position, self._windows))
 
-    def _check_not_begun(self, why: str) -> None:
-        """See that no sample was received of the window that comes next, which had others then.
+    @property
+    def _is_begun(self) -> bool:
+        """Whether samples were received of the window that comes next; without windows, of any that is to come."""
+        return self._position < self._done_end
+
+    def _check_none_failed(self, part: Part, count: int) -> None:
+        """See that samples that come next stand where samples stood, and no failure, when some of them were received.
 
         Raises:
-            StateMismatchError: some were: by their numbers in it, others would be left out now.
+            StateMismatchError: one did. The part is released.
         """
-        if self._position < self._done_end:
-            raise StateMismatchError(
-                f"{why} when that was saved: the window of the shuffle that was in use then has other samples now; "
-                "go on from an earlier state, or from the begin of an epoch",
-                field="mark",
-            )
+        failed = self._failed_before.intersection(range(self._position, self._position + count))
+        if failed and self._is_begun:
+            part.release()
+            raise _changed(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
 
     def _shuffle(self, flow: Flow, window: Window) -> None:
         """Put every window that is complete."""
@@ -348,13 +367,7 @@ class ShardSource:
         if not count:  # what came was of before `begin`
             part.release()
             return
-        failed = self._failed_before.intersection(range(self._position, self._position + count))
-        if failed:
-            try:
-                self._check_not_begun(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
-            except StateMismatchError:
-                part.release()
-                raise
+        self._check_none_failed(part, count)
         order = window.order(count, self._windows)
         self._windows += 1
         shuffled = part.take(order)
@@ -376,3 +389,12 @@ def _without(part: Part, count: int) -> tuple[int, Part]:
     left = part.cut(min(count, part.count), part.count)
     part.release()
     return max(0, count - part.count), left
+
+
+def _changed(why: str) -> StateMismatchError:
+    """The samples behind a mark are not those that they were: by their numbers, others would be left out now."""
+    return StateMismatchError(
+        f"{why} when that was saved: samples that were in use then have other numbers now; go on from an "
+        "earlier state, or from the begin of an epoch",
+        field="mark",
+    )

@@ -42,7 +42,7 @@ class Epoch:
         track: where in the epoch they are.
         limit: how many samples are cut into batches at most; None: all.
         skips: says which failed samples are left out; None: none is.
-        pass_count: samples of one pass, where the source begins again without end; None: it ends, or that is not known.
+        pass_count: samples of one pass, where the source begins again without end; None: it ends, or tells them itself.
     """
 
     def __init__(
@@ -222,6 +222,9 @@ class Epoch:
             self._inside += b - a
             self._group.start_soon(self._through_inner, start + a, part.cut(a, b))
         part.release()
+
+    def come_again(self, count: int) -> None:
+        self._pass_count = count
 
     async def scan(self, scanner: Any, lease: Lease, offset: int, last: bool, order: int) -> tuple[Rows, Any]:
         task = Task(0, 0, order, Finish.SCAN, [], place=lease.retain(), scan=(scanner, offset, last))

@@ -39,6 +39,7 @@ WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
 _STRETCH_BYTES = 4 * 2**20
+_BLOCKS = 2**40  # of a mixture: as many as show its shares exactly enough
 
 
 class Planning:
@@ -108,8 +109,21 @@ class Planning:
 
     @property
     def pass_count(self) -> int | None:
-        """Samples of a pass, where an epoch goes over them again and again without end; None: it does not."""
-        return self._count_of_a_pass() if self.count() >= ENDLESS else None
+        """Samples of a pass, where an epoch goes over them again and again without end; None: it does not.
+
+        A mixture without end has none: it is how many samples of it come until each source has come in full. Where its
+        shares change, nobody knows, and it is None.
+        """
+        if self.count() < ENDLESS:
+            return None
+        count = self._count_of_a_pass()
+        if count < ENDLESS or not isinstance(self._source, Mixture | MixedShards):
+            return count
+        mixed = self._source.mixed
+        if mixed.is_changing:
+            return None
+        counts = mixed.blend.before(_BLOCKS)
+        return max(-(-size * sum(counts) // some) for size, some in zip(mixed.blend.sizes, counts, strict=True) if some)
 
     def _behind_passes(self) -> Iterator[Take]:
         is_behind = False

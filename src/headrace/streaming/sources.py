@@ -175,6 +175,7 @@ class Sources:
             buffer=self._buffer(plan),
             take=_left_to_take(pipeline.order, plan),
             in_round=rounds.count,
+            is_endless=times is None,
             begin=mark,
             done=plan.begin.done,
             pack_error=packing.pack_error,

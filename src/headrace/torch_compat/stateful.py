@@ -214,7 +214,9 @@ class Draws:
             StateMismatchError: these are the states of others.
         """
         if len(states) != len(self._all):
-            raise StateMismatchError("generator: the loader, or its sampler, had another one when the state was made")
+            raise StateMismatchError(
+                "generator: the loader, or its sampler, had another one when the state was made", field="generator"
+            )
         for source, state in zip(self._all, states, strict=True):
             source.go_on(decoded(state))
 
@@ -222,6 +224,11 @@ class Draws:
 def _generator_of(sampler: Any) -> torch.Generator | None:
     generators = (getattr(part, "generator", None) for part in chain_of(sampler))
     return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)
+
+
+def _drawing(source: Source, at: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+    """What is drawn within was drawn once already, from there; None: it was not."""
+    return contextlib.nullcontext() if at is None else source.drawing(at)
 
 
 # Samplers.
@@ -281,18 +288,19 @@ class Indices:
         states = copy.deepcopy(told["states"])
         plain = type(sampler) is BatchSampler
         load(sampler.sampler if plain else sampler, states, "sampler")
-        with source.drawing(before) if before is not None else contextlib.nullcontext():
+        with source.kept() if states is not None else _drawing(source, before):
             opened = None if plain else iter(sampler)
         indices = cls(sampler, opened, source, None, every)
         indices._before, indices._first = before, first
-        with source.drawing(first) if first is not None and states is None else contextlib.nullcontext():
+        with source.kept() if states is not None else _drawing(source, first):
             indices._go_to(told, states)
         return indices
 
     def _go_to(self, told: dict[str, Any], states: dict[str, Any] | None) -> None:
         self.drawn, self._is_over = told["batches"], told["is_over"]
         if states is not None:
-            self._open()
+            if self.drawn or "iterator" in states:  # otherwise what opening it draws is still to be drawn
+                self._open()
             load(self._iterator, states, "iterator")
             self._kept.append(_Kept(self.drawn, copy.deepcopy(told["states"]), self._is_over))
         elif self._first is not None:
@@ -327,9 +335,9 @@ class Indices:
             self._iterator = iter(self._sampler)
 
     def _draw(self) -> Any:
-        if self._is_over:
-            raise StopIteration
         try:
+            if self._is_over:  # the last batch was a short one
+                raise StopIteration
             if not self._is_plain:
                 return next(self._iterator)
             size = self._outer.batch_size
@@ -339,7 +347,8 @@ class Indices:
                 raise StopIteration
         except StopIteration:
             self._is_over = True
-            self._end = self._states()  # what the sampler carries on into the next epoch
+            if self._end is None:  # asked for more once again, the sampler may be in the next epoch
+                self._end = self._states()  # what it carries on into that
             raise
         return batch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def number_of(sample: dict[str, Any]) -> int:
 
 
 class Shards:
-    """Three archives of 30 samples, the first of which may be cut off behind some of its own."""
+    """Three archives of 30 samples, one of which may be cut off behind some of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.urls = [str(folder / f"{k}.tar") for k in range(3)]
@@ -145,13 +146,18 @@ class Shards:
         for url, archive in zip(self.urls, self._whole, strict=True):
             Path(url).write_bytes(archive)
 
-    def cut_off(self, is_so: bool) -> None:
-        whole = self._whole[0]
-        Path(self.urls[0]).write_bytes(whole[: whole.index(b"000010.bin\0") + 100] if is_so else whole)
+    def cut_off(self, is_so: bool, shard: int = 0) -> None:
+        whole = self._whole[shard]
+        cut = whole[: whole.index(b"%06d.bin\0" % (30 * shard + 10)) + 100]
+        Path(self.urls[shard]).write_bytes(cut if is_so else whole)
 
-    def loader(self, seed: int) -> hr.DataLoader[Any]:
-        data = hr.stream(self.urls, index=None).shuffle(window=40).map(number_of)
-        return hr.DataLoader(data, batch_size=4, on_error="skip", seed=seed, timeout=30, fetch=QUICK)
+    def shorten(self, shard: int) -> None:
+        Path(self.urls[shard]).write_bytes(tar(numbered_samples(30 * shard, 10, 40)))
+
+    def loader(self, seed: int, window: int = 40, **options: Any) -> hr.DataLoader[Any]:
+        data = hr.stream(self.urls, index=None).shuffle(window=window).map(number_of)
+        options = {"batch_size": 4, "on_error": "skip", **options}
+        return hr.DataLoader(data, seed=seed, timeout=30, fetch=QUICK, **options)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -183,3 +189,102 @@ def test_state_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
         if before == after:
             assert had + came == received
     assert set(refused) == (set() if before == after else {"mark"})
+
+
+def rest_of(loader: hr.DataLoader[Any], state: str) -> list[int]:
+    with loader:
+        loader.load_state_dict(json.loads(state))
+        return [number for batch in loader for number in batch.tolist()]
+
+
+class Held:
+    """Keeps its worker busy with one sample until it may go on: the batches behind it come before its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.may_go_on = number, threading.Event()
+
+    def __call__(self, sample: dict[str, Any]) -> int:
+        number = number_of(sample)
+        if number == self.number:
+            assert self.may_go_on.wait(30)
+        return number
+
+
+@pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("held", [0, 4])
+def test_state_of_batches_that_came_early_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
+    tmp_path: Path, is_cut_off: tuple[bool, bool], held: int
+) -> None:
+    """Behind what a shard lacks, samples have other numbers than with it."""
+    shards, before, after = Shards(tmp_path), *is_cut_off
+    data = hr.stream(shards.urls, index=None)
+    options: dict[str, Any] = {"batch_size": 4, "on_error": "skip", "in_order": False, "timeout": 30, "fetch": QUICK}
+    shards.cut_off(before)
+    hold, received, states = Held(held), list[int](), list[tuple[list[int], str]]()
+    with hr.DataLoader(data.map(hold), num_workers=2, workers="thread", prefetch_factor=4, **options) as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            received += next(batches).tolist()
+            states.append((list(received), json.dumps(loader.state_dict())))
+        hold.may_go_on.set()
+    assert held not in received
+    shards.cut_off(after)
+    refused = []
+    for had, state in states:
+        try:
+            got = sorted(had + rest_of(hr.DataLoader(data.map(number_of), **options), state))
+        except hr.StateMismatchError as error:
+            refused.append(error.field)
+            continue
+        there = range(90) if not (before or after) else [*range(9), *range(30, 90)]
+        assert len(got) == len(set(got))
+        assert set(there) <= set(got)
+    assert set(refused) == (set() if before == after else {"mark"})
+
+
+def stopped_in_a_shard(shards: Shards, batches: int, window: int = 7) -> tuple[int, list[int], str]:
+    """(the shard that is read first, what came of it in batches of one, the state)."""
+    with shards.loader(0, window, batch_size=1) as loader:
+        had = [int(batch) for _, batch in zip(range(batches), loader, strict=False)]
+        state = json.dumps(loader.state_dict())
+    assert {number // 30 for number in had} == {had[0] // 30}
+    return had[0] // 30, had, state
+
+
+@pytest.mark.parametrize("batches", [14, 18])
+def test_state_is_refused_when_a_shard_has_fewer_samples_than_were_used_of_it(tmp_path: Path, batches: int) -> None:
+    shards = Shards(tmp_path)
+    shard, _, state = stopped_in_a_shard(shards, batches)
+    shards.shorten(shard)
+    with pytest.raises(hr.StateMismatchError, match="ends 4 samples before the mark") as caught:
+        rest_of(shards.loader(0, 7, batch_size=1), state)
+    assert caught.value.field == "mark"
+
+
+def test_state_is_refused_when_a_shard_is_damaged_before_what_was_used_out_of_order(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shard, _, state = stopped_in_a_shard(shards, 18)
+    shards.cut_off(True, shard)
+    with pytest.raises(hr.StateMismatchError) as caught:
+        rest_of(shards.loader(0, 7, batch_size=1), state)
+    assert caught.value.field == "mark"
+    with pytest.raises(hr.FormatError, match="is truncated"):
+        rest_of(shards.loader(0, 7, batch_size=1, on_error="raise"), state)
+    shards.cut_off(False, shard)
+    assert len(rest_of(shards.loader(0, 7, batch_size=1), state)) == 90 - 18
+
+
+@pytest.mark.parametrize("batches", [11, 14])
+def test_damage_is_told_when_it_lies_before_what_was_used_of_a_shard(tmp_path: Path, batches: int) -> None:
+    """What the shard had behind the mark is missing now, whichever sample it was that went bad."""
+    window = 1  # so that the mark lies right before what comes
+    shards = Shards(tmp_path)
+    shard, had, state = stopped_in_a_shard(shards, batches, window)
+    shards.cut_off(True, shard)
+    with pytest.raises(hr.FormatError, match="is truncated"):
+        rest_of(shards.loader(0, window, batch_size=1, on_error="raise"), state)
+    loader = shards.loader(0, window, batch_size=1)
+    others = {number for number in range(90) if number // 30 != shard}
+    assert set(rest_of(loader, state)) == others
+    assert loader.stats().skipped == 1
+    assert len(had) == batches

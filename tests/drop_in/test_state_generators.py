@@ -1,0 +1,193 @@
+"""Generators and samplers of the user's, when a loader in the torch regime goes on from a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from drop_in.stateful_data import EpochSampler, Numbers, Places, Stream, identity, rest_of, through_text
+from torch.utils.data import RandomSampler
+
+import headrace as hr
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def with_own(generator: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers(), 4, shuffle=True, generator=generator)
+
+
+def in_order(generator: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers(), 4, generator=generator)
+
+
+def in_sampler(generator: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), generator=generator))
+
+
+def economic(generator: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Numbers(), 4, shuffle=True, generator=generator, num_workers=1, economic=True)
+
+
+def streamed(generator: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(Stream(), 4, generator=generator)
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("had_one", [False, True])
+@pytest.mark.parametrize("kind", [with_own, in_order, in_sampler, economic, streamed])
+def test_state_is_refused_by_name_when_only_one_of_the_loaders_has_a_generator(
+    kind: Callable[[Any], hr.DataLoader[Any]], had_one: bool, is_finished: bool
+) -> None:
+    with kind(torch.Generator() if had_one else None) as saved:
+        iterator = iter(saved)
+        for _ in iterator if is_finished else [next(iterator)]:
+            pass
+        state = through_text(saved.state_dict())
+    with kind(None if had_one else torch.Generator()) as loader:
+        for force in (False, True):
+            with pytest.raises(hr.StateMismatchError, match=r"^generator: ") as told:
+                loader.load_state_dict(state, force=force)
+            assert told.value.field == "generator"
+    with kind(torch.Generator() if had_one else None) as loader:
+        loader.load_state_dict(state)
+
+
+def test_state_is_refused_by_name_when_one_generator_was_for_both_and_now_there_are_two() -> None:
+    def make(own: torch.Generator, other: torch.Generator) -> hr.DataLoader[Any]:
+        return hr.DataLoader(Numbers(), sampler=RandomSampler(Numbers(), generator=other), generator=own)
+
+    first, second = torch.Generator(), torch.Generator()
+    loader = make(first, second)
+    loader.load_state_dict(make(first, first).state_dict())
+    with pytest.raises(hr.StateMismatchError, match="generator") as told:
+        iter(loader)
+    assert told.value.field == "generator"
+
+
+class LateSampler(RandomSampler):
+    """A sampler that makes its generator when it is iterated over for the first time."""
+
+    def __iter__(self) -> Any:
+        self.generator = self.generator or torch.Generator()
+        self.generator.manual_seed(3)
+        return super().__iter__()
+
+
+def test_state_is_taken_when_a_sampler_has_made_its_generator_by_itself() -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(Numbers(), 4, sampler=LateSampler(Numbers()), collate_fn=list)
+
+    loader = make()
+    list(loader)
+    resumed, expected = rest_of(loader, 2, make)
+    assert resumed == expected
+
+
+@pytest.mark.parametrize("every", [None, 0, 1])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("received", [0, 5, 6])
+def test_sampler_with_a_state_goes_on_into_the_next_epoch_when_the_last_batch_is_short(
+    received: int, num_workers: int, every: int | None
+) -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(
+            *(Numbers(), 4),
+            sampler=EpochSampler(23),
+            num_workers=num_workers,
+            snapshot_every_n_steps=every,
+            collate_fn=list,
+        )
+
+    resumed, expected = rest_of(make(), received, make)
+    assert resumed == expected
+    loader, other = make(), make()
+    whole = list(loader)
+    other.load_state_dict(through_text(loader.state_dict()))
+    assert list(other) == list(loader) != whole
+    assert other.state_dict()["sampler"]["states"] == {"sampler": {"at": 0, "turn": 2}}
+
+
+def test_state_of_an_iterator_at_its_end_is_the_same_when_it_is_asked_for_more_in_the_next_epoch() -> None:
+    loader = hr.DataLoader(Numbers(), 4, sampler=EpochSampler(23))
+    over = iter(loader)
+    assert len(list(over)) == 6
+    state = over.state_dict()
+    next(iter(loader))
+    assert next(over, None) is None
+    assert over.state_dict()["sampler"] == state["sampler"]
+
+
+class DrawnPlaces(Places):
+    """An iterator with a state, which draws its order at once from torch's global generator. Its state has that."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count))
+        self.state: dict[str, Any] = {"at": 0, "order": torch.randperm(count).tolist()}
+
+    def __next__(self) -> Any:
+        return self.state["order"][super().__next__()]
+
+
+class SamplerOfDrawnPlaces(EpochSampler):
+    """A sampler whose iterator has a state, and not the sampler itself."""
+
+    state_dict = load_state_dict = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Any:
+        return DrawnPlaces(self.count)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("received", [1, 3])
+def test_global_generator_is_left_alone_when_the_iterator_of_a_sampler_draws_what_its_state_has(
+    received: int, batch_size: int | None, num_workers: int
+) -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(
+            Numbers(), batch_size, sampler=SamplerOfDrawnPlaces(23), num_workers=num_workers, collate_fn=identity
+        )
+
+    for is_asked in (False, True):
+        loader = make()
+        if is_asked:
+            loader.state_dict()
+        iterator = iter(loader)
+        for _ in range(received):
+            next(iterator)
+        state = through_text(loader.state_dict())
+        expected = list(iterator), list(loader), list(loader)
+        torch.manual_seed(977)
+        outside = torch.get_rng_state()
+        other = make()
+        other.load_state_dict(state)
+        iterator = iter(other)
+        assert torch.equal(torch.get_rng_state(), outside)
+        assert (list(iterator), list(other), list(other)) == expected
+        assert torch.equal(torch.get_rng_state(), outside)
+
+
+class EagerEpochSampler(EpochSampler):
+    """A sampler that counts its epochs, and draws an order at once from its generator."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.generator = torch.Generator()
+
+    def __iter__(self) -> Any:
+        self.turn += 1
+        return iter(torch.randperm(self.count, generator=self.generator).tolist())
+
+
+def test_order_is_still_to_be_drawn_when_the_state_is_that_before_the_first_batch() -> None:
+    def make() -> hr.DataLoader[Any]:
+        return hr.DataLoader(Numbers(), 4, sampler=EagerEpochSampler(23), collate_fn=list)
+
+    loader = make()
+    list(loader)
+    loader.state_dict()
+    resumed, expected = rest_of(loader, 0, make)
+    assert resumed == expected
