@@ -343,7 +343,7 @@ class NextEpoch:
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             mine = whole * _part(size, ranks) + _part(rest, ranks)
-            since = Since(begin.samples, mine, size, begin.batches)
+            since = Since() if order is not None and keeps_count else Since(begin.samples, mine, size, begin.batches)
             begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
         return begin, size
 

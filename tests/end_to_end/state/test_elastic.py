@@ -162,6 +162,7 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
         ranks = world(stack, after, data, merged, global_batch_size=12, in_order=in_order)
         got += samples(ranks.run(2))
         states = ranks.states()
+        assert not any("since" in state for state in states)  # positions say it
     with ExitStack() as stack:
         ranks = world(stack, 1, data, merge_states(states), global_batch_size=5, in_order=in_order)
         assert got + samples(ranks.run()) == expected
