@@ -21,6 +21,7 @@ import gc
 import importlib.util
 import os
 import re
+import signal
 import socket
 import struct
 import sys
@@ -68,6 +69,8 @@ def leaves() -> Leaves:
 @pytest.fixture(scope="session", autouse=True)
 def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator[None]:
     """Start what libraries keep for the life of a process before the first test looks at what is there."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: processes would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ[_MARK] = uuid.uuid4().hex  # workers carry it, whoever their parent is by now
     private = tmp_path_factory.mktemp("temporary")  # so that other programs' temporary files are not taken for ours
     before = {name: os.environ.get(name) for name in ("TMPDIR",)}
