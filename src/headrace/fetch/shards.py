@@ -147,7 +147,8 @@ class ShardSource:
         shards, windows = self._shard_starts, self._window_starts
         while len(windows) > 1 and windows[1][0] <= position:
             windows.popleft()
-        begin, window = windows[0] if self._window is not None else (position, 0)
+        end = min(position, self._position)  # the last batch may have room for more samples than there are
+        begin, window = windows[0] if self._window is not None else (end, 0)
         while len(shards) > 1 and shards[1][0] <= begin:
             shards.popleft()
         at, shard, row = shards[0]

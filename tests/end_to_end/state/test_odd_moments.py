@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from end_to_end.tars import put_shards
 
 import headrace as hr
 
@@ -80,6 +81,26 @@ def test_end_of_an_epoch_is_not_consumed_by_looking_for_a_batch() -> None:
         assert lists(some) == []
         assert some.epoch == 1
         assert len(lists(some)) == 10
+
+
+def number_of(sample: dict[str, Any]) -> int:
+    return int(sample["__key__"])
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("received", range(7))
+def test_shards_go_on_from_every_batch_though_the_last_one_is_short(received: int, shuffled: bool) -> None:
+    data = hr.stream(put_shards("short end", [1, 8, 1, 1], 1), index=None)
+    data = (data.shuffle("shards", seed=3) if shuffled else data).map(number_of)
+    with loader(data, batch_size=2) as some:
+        batches = iter(some)
+        got = [next(batches).tolist() for _ in range(min(received, 6))]
+        state = saved(some)
+    with loader(data, batch_size=2) as some:
+        some.load_state_dict(state)
+        got += lists(some)
+        assert sorted(number for batch in got for number in batch) == [*range(11)]
+        assert len(lists(some)) == 6
 
 
 def test_state_is_refused_while_any_iterator_is_in_use() -> None:
