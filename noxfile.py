@@ -39,7 +39,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def resumes(session: nox.Session) -> None:
-    """Interrupt and resume epochs at random points: HEADRACE_RESUMES (9,000) by plan alone, 1,000 with real reads."""
+    """Interrupt and resume epochs at random points: HEADRACE_RESUMES (9,000) by plan alone, a ninth with reads."""
     install(session, ".[test]")
     count = int(os.environ.get("HEADRACE_RESUMES", "9000"))
     options = ("--timeout=0", "-o", "faulthandler_timeout=0", *session.posargs)
