@@ -7,7 +7,7 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "imports", "tests"]
+nox.options.sessions = ["lint", "types", "imports", "docs", "tests"]
 
 
 def install(session: nox.Session, *requirements: str) -> None:
@@ -103,8 +103,8 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; every warning is an error."""
-    install(session, ".[docs]")
+    """Build the documentation; every warning is an error. It is made of the sources, which need not be installed."""
+    install(session, *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]["docs"])
     session.run("mkdocs", "build", "--strict", *session.posargs)
 
 

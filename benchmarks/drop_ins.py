@@ -49,7 +49,7 @@ def make(name: str, dataset: Dataset[Any], **options: Any) -> Any:
 
 
 def warm_up(name: str) -> None:
-    """Have headrace's helper process ready, as it is in a trainer whose second loader starts; torch has none."""
+    """Have headrace's fork server ready, as it is in a trainer whose second loader starts; torch has none."""
     if name != "torch":
         _warm.append(iter(make(name, Numbers(4), num_workers=1)))
         next(_warm[-1])

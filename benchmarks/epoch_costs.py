@@ -8,7 +8,7 @@
     wait         the time in `next`, while the trainer computes for longer than a batch takes to be made
 
 Samples are Python ints, so that nothing of them is in these times; "wait, images" is with batches of 38 MB, which the
-trainer does not look at. Each run gives the median of its repetitions; headrace's helper process is ready.
+trainer does not look at. Each run gives the median of its repetitions; headrace's fork server is ready.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time to the first batch of W2 with two workers, cold and warm, and what it consists of: `first_batch.py --runs 5`.
 
-Cold: nothing of headrace has run before; its helper process starts and imports torch. Warm: the helper is there. The
+Cold: nothing of headrace has run before; its fork server starts and imports torch. Warm: the fork server is there. The
 clock starts before the data set is declared and stops with the first batch in hand; `import headrace` is not in it. The
 parts are measured one by one, each from outside and alone: in the loader some of them overlap. What the loader's own
 `stats()` gives in seconds is in the JSON lines.
@@ -28,7 +28,7 @@ from workloads import W2, tar_samples
 WORKERS = 2
 CONTESTANTS = {"cold": ("headrace", True), "warm": ("headrace", False), "torch_dl": ("torch_dl", False)}
 PARTS = {
-    "helper_s": "the helper process, with its import of torch",
+    "helper_s": "the fork server, with its import of torch",
     "workers_s": "two workers forked, and one batch of four numbers through them",
     "range_s": "the first range of the first shard",
     "scan_s": "finding 64 samples in it (Python's tarfile)",

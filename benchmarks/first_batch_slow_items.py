@@ -1,6 +1,6 @@
 """Time to the first batch where a sample takes long: 32 workers, 100 ms per sample, batches of 32.
 
-The clock runs from `iter` to the first batch in hand. "warm" has headrace's helper process ready, as in a trainer whose
+The clock runs from `iter` to the first batch in hand. "warm" has headrace's fork server ready, as in a trainer whose
 second loader starts; "cold" has its start in the time, with an import of torch. torch has no such process.
 """
 

@@ -25,9 +25,10 @@ import tables
 import torch
 
 import headrace as hr
-from headrace.tasks import Chain, Finish, ListPart, Step, Task
-from headrace.work.orders import order_of
-from headrace.work.workbench import Workbench, untold
+from headrace.parts import ListPart
+from headrace.tasks import Chain, Finish, Step, Task
+from headrace.work.messages import TaskMessage
+from headrace.work.task_runner import TaskRunner, untold
 
 SAMPLES = 2_000
 SAMPLE_KINDS: dict[str, Any] = {
@@ -103,14 +104,14 @@ def main() -> None:
 
 def worked_us(function: Callable[[Any], Any], sample: Any, *, is_random: bool) -> float:
     """Microseconds of CPU time for each sample of a task, as a worker process would work on it."""
-    bench = Workbench(everywhere=True, progress=untold)
+    bench = TaskRunner(everywhere=True, progress=untold)
     chain = Chain((Step("map", "map", function, is_random),))
     bench.learn(1, lambda: chain)
     seconds = 0.0
     for position in (0, SAMPLES):  # the first task is to warm up: in it the function is looked at
         part = ListPart([sample] * SAMPLES)
         task = Task(1, 0x5EED, 0, Finish.CHECK, [part], position)
-        order = order_of(1, task, [part.describe()[0]])
+        order = TaskMessage.of(1, task, [part.sent()[0]], None)
         begin = time.process_time()
         bench.work(order)
         seconds = time.process_time() - begin

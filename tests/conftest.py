@@ -29,10 +29,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import ours
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -41,7 +43,6 @@ settings.load_profile("shared")  # time says nothing on a machine that does othe
 
 KINDS = ("threads", "processes", "descriptors", "mappings", "shm", "files", "tasks")
 DEADLINE_S = 5.0
-_MARK = "HEADRACE_TEST_RUN"
 _failed = pytest.StashKey[bool]()
 
 
@@ -71,7 +72,7 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
     """Start what libraries keep for the life of a process before the first test looks at what is there."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell: processes would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ[_MARK] = uuid.uuid4().hex  # workers carry it, whoever their parent is by now
+    os.environ[ours.MARK] = uuid.uuid4().hex  # workers carry it, whoever their parent is by now
     private = tmp_path_factory.mktemp("temporary")  # so that other programs' temporary files are not taken for ours
     before = {name: os.environ.get(name) for name in ("TMPDIR",)}
     os.environ["TMPDIR"] = tempfile.tempdir = str(private)
@@ -80,6 +81,8 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
     import torch
 
     torch.ones(8) @ torch.ones(8)
+    if torch.distributed.is_available():  # its stores keep a pipe for signals
+        torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with contextlib.suppress(ImportError):
         import uvloop
 
@@ -133,11 +136,11 @@ def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Ite
         pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
-def _end_an_idle_helper() -> None:
+def _end_an_idle_fork_server() -> None:
     """The process that workers are forked from waits for a next loader, some time. Nobody else is to stay."""
-    starter = sys.modules.get("headrace.work.starter")
+    starter = sys.modules.get("headrace.processes.fork_client")
     if starter is not None:
-        starter.Helper.end_idle()
+        starter.ForkServer.end_idle()
 
 
 def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str]:
@@ -146,19 +149,20 @@ def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str
     pause_s = 0.005
     while True:
         gc.collect()
-        _end_an_idle_helper()
+        _end_an_idle_fork_server()
         new = [
             (kind, thing, description)
             for kind, look in LOOKS.items()
             for thing, description in look().items()
             if thing not in before[kind]
         ]
+        shared = ours.shared_names([str(thing) for kind, thing, _ in new if kind == "shm"])
         addresses = _addresses() if any("-> socket:" in description for _, _, description in new) else {}
         left = [
             (kind, thing, told)
             for kind, thing, description in new
             for told in [f"{description} {addresses.get(description.rpartition(' ')[2], '')}".rstrip()]
-            if not may_leave.covers(kind, told)
+            if not may_leave.covers(kind, told) and (kind != "shm" or thing in shared)
         ]
         remaining_s = deadline - time.monotonic()
         if not left or remaining_s <= 0:
@@ -180,24 +184,17 @@ def _tasks() -> dict[object, str]:
 
 
 def _files() -> dict[object, str]:
-    return {name: name for name in _names(tempfile.gettempdir())}
+    return {name: name for name in ours.names_in(tempfile.gettempdir())}
 
 
 def _shm() -> dict[object, str]:
-    """Entries of /dev/shm, without those of a torch in a live process that is none of ours."""
-    names = _names("/dev/shm")
-    of_torch = {name: found[1] for name in names if (found := re.match(r"torch_(\d+)_", name))}
-    if of_torch:
-        ours = {str(pid) for pid, _ in _processes()} | {str(os.getpid())}
-        others = {name for name, pid in of_torch.items() if pid not in ours and Path("/proc", pid).exists()}
-        names = [name for name in names if name not in others]
-    return {name: f"/dev/shm/{name}" for name in names}
+    return {name: f"/dev/shm/{name}" for name in ours.names_in("/dev/shm")}
 
 
 def _mappings() -> dict[object, str]:
     """Shared memory that is still mapped though its descriptor may be closed."""
     found: dict[object, str] = {}
-    for line in _text("/proc/self/maps").splitlines():
+    for line in ours.text("/proc/self/maps").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/")):
             found[fields[0], fields[4], fields[5]] = f"{fields[5]} inode {fields[4]}"
@@ -206,7 +203,7 @@ def _mappings() -> dict[object, str]:
 
 def _descriptors() -> dict[object, str]:
     found: dict[object, str] = {}
-    for fd in set(_names("/proc/self/fd")) - {"0", "1", "2"}:  # pytest points those elsewhere while it captures
+    for fd in set(ours.names_in("/proc/self/fd")) - {"0", "1", "2"}:  # pytest points those elsewhere while it captures
         with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
             target = str(Path("/proc/self/fd", fd).readlink())
             found[fd, target] = f"{fd} -> {target}"
@@ -217,7 +214,7 @@ def _addresses() -> dict[str, str]:
     """Of each TCP socket by its inode: "tcp 127.0.0.1:5000 -> 127.0.0.1:43210"."""
     found = {}
     for family, path in ((socket.AF_INET, "/proc/self/net/tcp"), (socket.AF_INET6, "/proc/self/net/tcp6")):
-        for line in _text(path).splitlines()[1:]:
+        for line in ours.text(path).splitlines()[1:]:
             fields = line.split()
             local, remote = (_address(family, field) for field in fields[1:3])
             found[f"socket:[{fields[9]}]"] = f"tcp {local} -> {remote}"
@@ -230,59 +227,9 @@ def _address(family: socket.AddressFamily, field: str) -> str:
     return f"{socket.inet_ntop(family, struct.pack(f'={len(words)}I', *words))}:{int(port, 16)}"
 
 
-def _processes() -> dict[object, str]:
-    """Our descendants, and those that carry the mark of this run though their parents are gone; zombies too."""
-    parents: dict[int, int] = {}
-    started: dict[int, str] = {}
-    for name in _names("/proc"):
-        if name.isdigit():
-            # The name in parentheses may hold spaces and parentheses itself.
-            fields = _text(f"/proc/{name}/stat").rpartition(")")[2].split()
-            if len(fields) > 19:
-                parents[int(name)], started[int(name)] = int(fields[1]), fields[19]
-    if not _of_others:
-        _of_others.update({(pid, started[pid]) for pid in parents if not _descends(pid, parents)})
-    mark = f"{_MARK}={os.environ.get(_MARK, '')}"
-    ours: dict[object, str] = {}
-    for pid in parents:
-        if _descends(pid, parents) or ((pid, started[pid]) not in _of_others and _carries(pid, mark)):
-            command = _text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:200]
-            state = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
-            ours[pid, started[pid]] = f"{pid} {command or '(no command line)'} state {''.join(state) or 'gone'}"
-    return ours
-
-
-_of_others: set[tuple[int, str]] = set()  # processes that were there before the first test
-
-
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid := parents.get(pid, 0):
-        if pid == os.getpid():
-            return True
-    return False
-
-
-def _carries(pid: int, mark: str) -> bool:
-    return mark in _text(f"/proc/{pid}/environ").split("\0")
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return [entry.name for entry in os.scandir(folder)]
-    except OSError:
-        return []
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-LOOKS: dict[str, Callable[[], dict[object, str]]] = {"threads": _threads, "tasks": _tasks, "files": _files}
+LOOKS: dict[str, Callable[[], Mapping[Any, str]]] = {"threads": _threads, "tasks": _tasks, "files": _files}
 if sys.platform == "linux":
-    LOOKS |= {"processes": _processes, "descriptors": _descriptors, "mappings": _mappings, "shm": _shm}
+    LOOKS |= {"processes": ours.processes, "descriptors": _descriptors, "mappings": _mappings, "shm": _shm}
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """headrace: streams of shards (W2, W4), shards by number (W2r), async data sets (all others), torch's collate.
 
-"nw2" has two worker processes, and is measured with headrace's helper process ready: it imports torch once per trainer
+"nw2" has two worker processes, and is measured with headrace's fork server ready: it imports torch once per trainer
 (about a second), as the other contestants' imports are not timed either. "nw2-cold" has that second in it. "nw0" does
 all in the trainer's process. "-own" turns bytes into tensors by headrace's own decoders, and not by the function that
 all contestants share. "-c256" has that many reads in flight, and batches enough ahead for them.
@@ -37,7 +37,7 @@ WORKLOADS |= {"W3": ["nw0", "nw2", "nw0-c256", "nw2-c256"], "W3s": ["nw0", "nw2"
 PACKAGES = ["headrace", "torch", "obstore"]
 
 WARM: list[hr.DataLoader[Any]] = []
-"""A loader that has done an epoch and stays alive, so that the helper process is there."""
+"""A loader that has done an epoch and stays alive, so that the fork server is there."""
 
 
 class Indices(hr.AsyncDataset):
@@ -68,7 +68,7 @@ class Objects(hr.AsyncDataset):
 
 
 def warm_up(workers: int = 1) -> hr.DataLoader[Any]:
-    """A loader that has done one small epoch: all is imported, and a helper process forks workers in milliseconds."""
+    """A loader that has done one small epoch: all is imported, and a fork server forks workers in milliseconds."""
     loader: hr.DataLoader[Any] = hr.DataLoader(Indices(4 * max(1, workers)), batch_size=4, num_workers=workers)
     for _ in loader:
         pass
@@ -76,7 +76,7 @@ def warm_up(workers: int = 1) -> hr.DataLoader[Any]:
 
 
 def prepare(work: Work, parameters: Mapping[str, Any]) -> None:
-    """Import all, make an index where one is used, and start the helper process, unless that is to be measured."""
+    """Import all, make an index where one is used, and start the fork server, unless that is to be measured."""
     if work.by_number:
         arguments = ["index", *(work.url(shard) for shard in work.shards()), "--output", _index_file(work), "--quiet"]
         assert command(arguments) == 0

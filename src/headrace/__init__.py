@@ -14,15 +14,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+__version__: str  # asked for when it is first used: that reads files
+
 if TYPE_CHECKING:
-    from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
+    from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
+    from headrace.datasets.constructors import files, from_iterable, from_map, stream
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
-    from headrace.datasets.stream import Stream, files, from_iterable, from_map, stream
+    from headrace.datasets.registered import SampleOp, register_operator
+    from headrace.datasets.sharing import ShardInfo, shard_info
+    from headrace.datasets.stream import Stream
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
         CannotCarryError,
+        CannotCarryWarning,
         ChecksumError,
         CollateError,
         DecodeError,
@@ -46,21 +52,27 @@ if TYPE_CHECKING:
     )
     from headrace.fetch import read
     from headrace.fetch.stores.registry import register_store
+    from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
+    from headrace.formats.registry import register_format
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
+    from headrace.processes.fork_client import shutdown
     from headrace.state import merge_states
     from headrace.work.randomness import rng
 
 _HOMES = {
-    "headrace.datasets.base": ("AsyncDataset", "AsyncIterableDataset"),
+    "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
+    "headrace.datasets.constructors": ("files", "from_iterable", "from_map", "stream"),
     "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
-    "headrace.datasets.stream": ("Stream", "files", "from_iterable", "from_map", "stream"),
+    "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
+    "headrace.datasets.stream": ("Stream",),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",
         "CannotCarryError",
+        "CannotCarryWarning",
         "ChecksumError",
         "CollateError",
         "DecodeError",
@@ -82,13 +94,17 @@ _HOMES = {
         "ThrottledError",
         "WorkerDiedError",
     ),
+    "headrace.datasets.registered": ("SampleOp", "register_operator"),
     "headrace.fetch": ("read",),
     "headrace.fetch.stores.registry": ("register_store",),
+    "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
+    "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
     "headrace.state": ("merge_states",),
     "headrace.work.randomness": ("rng",),
+    "headrace.processes.fork_client": ("shutdown",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -98,6 +114,7 @@ __all__ = [
     "AsyncIterableDataset",
     "BadResponseError",
     "CannotCarryError",
+    "CannotCarryWarning",
     "ChecksumError",
     "CollateError",
     "DataLoader",
@@ -116,6 +133,8 @@ __all__ = [
     "OptionError",
     "Packed",
     "ReadTimeoutError",
+    "SampleOp",
+    "ShardInfo",
     "ShortReadError",
     "StageError",
     "StateMismatchError",
@@ -130,13 +149,31 @@ __all__ = [
     "mix",
     "packed",
     "read",
+    "register_decoder",
+    "register_format",
+    "register_operator",
     "register_store",
     "rng",
+    "shard_info",
+    "shutdown",
     "stream",
 ]
 
 
+def _version() -> str:
+    """As it was installed; of sources that are not installed nobody knows it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("headrace")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        globals()[name] = _version()
+        return globals()[name]
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
@@ -146,4 +183,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

@@ -24,6 +24,8 @@
         CollateError                    samples do not make a batch
         WorkerDiedError (RuntimeError)  a worker process ended, and did so again on the same sample
 
+There is one warning of a kind of its own, CannotCarryWarning (UserWarning): workers are forked for such a thing.
+
 All of them survive pickling with their attributes, notes and cause: errors cross processes.
 A user's own exception is never replaced by one of these; it keeps its type, and notes say where it happened.
 """
@@ -42,6 +44,8 @@ def masked(url: str) -> str:
 
     Of a `pipe:` address only the command's first word is shown: any other may be a secret.
     """
+    if "?" not in url and "@" not in url and "[" not in url and not url.startswith("pipe:"):
+        return url  # as nearly all are: and so are paths of files with odd names
     if url.startswith("pipe:"):
         first, *others = url.split(None, 1)
         return f"{first} …" if others else first
@@ -91,7 +95,18 @@ class CannotCarryError(OptionError, TypeError):
     """Something that workers need cannot be sent to another process; the message names the attribute at fault.
 
     Open it in the worker, when it is first needed, or give `multiprocessing_context="fork"`.
+
+    Attributes:
+        what: the first sentence of the message: what it is, and why it cannot be sent.
     """
+
+    def __init__(self, *args: object, what: str = "") -> None:
+        super().__init__(*args)
+        self.what = what
+
+
+class CannotCarryWarning(UserWarning):
+    """Something that workers need cannot be sent to another process: they are forked from the trainer's instead."""
 
 
 class StateMismatchError(HeadraceError, ValueError):
@@ -159,7 +174,7 @@ class StorageError(StageError):
         self,
         message: str,
         *,
-        url: str,
+        url: str = "",
         start: int | None = None,
         stop: int | None = None,
         attempts: int = 1,
@@ -168,11 +183,13 @@ class StorageError(StageError):
         key: Any = None,
         batch: int | None = None,
     ) -> None:
-        where = masked(url)
+        told, where = message, masked(url)
         if start is not None or stop is not None:
             where += f", bytes {start or 0} to {'the end' if stop is None else stop}"
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
-        super().__init__(f"{message} ({where}; {tries})", stage="fetch", url=url, key=key, batch=batch)
+        if url:
+            told = f"{message} ({where}; {tries})"
+        super().__init__(told, stage="fetch", url=url or None, key=key, batch=batch)
         self.reason = message
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
         self.retry_after_s = retry_after_s
@@ -274,8 +291,8 @@ class WorkerDiedError(StageError, RuntimeError):
         self,
         message: str,
         *,
-        pid: int,
-        exitcode: int | None,
+        pid: int = 0,
+        exitcode: int | None = None,
         stage: str | None = "work",
         url: str | None = None,
         key: Any = None,

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
+import logging
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch.utils.data
 
 from headrace.errors import OptionError
+from headrace.holding import OfAccelerate
 from headrace.loader import DataLoader
+
+log = logging.getLogger("headrace")
 
 
 def prepare(accelerator: Any, loader: Any) -> Any:
@@ -23,6 +30,9 @@ def prepare(accelerator: Any, loader: Any) -> Any:
     Batches are on the accelerator's device, gradient accumulation sees the end of an epoch, and ranks divide samples:
     for torch's data sets as Accelerate was configured, for headrace's as the loader was. It may be passed to
     `accelerator.prepare` together with the model; that leaves it as it is.
+
+    `accelerator.save_state` saves how far the loop is, and `load_state` goes on from there. What it and `loader` give
+    as `state_dict()` is of the batches that the loop was given, though Accelerate has taken one more.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
@@ -40,7 +50,10 @@ def prepare(accelerator: Any, loader: Any) -> Any:
     if hasattr(loader, "base_dataloader"):
         return _with_our_engine(loader, loader.base_dataloader)
     if getattr(loader, "regime", "torch") == "torch":
-        return _with_our_engine(accelerator.prepare_data_loader(loader), loader)
+        prepared = _with_our_engine(accelerator.prepare_data_loader(loader), loader)
+        if isinstance(loader, DataLoader):
+            loader._instead = prepared  # nobody iterates over it any more: its states are those of that one
+        return prepared
     prepared = _prepared_batches(accelerator, loader)
     prepared._is_accelerate_prepared = True
     return accelerator.prepare_data_loader(prepared)  # which it only notes, prepared as it is
@@ -54,25 +67,50 @@ class Batches(torch.utils.data.IterableDataset[Any]):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = loader
+        self._is_prepared = False
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
+        if not self._is_prepared and _processes_of_accelerate() > 1:
+            raise OptionError(
+                "Accelerate would divide these batches among processes once more, or have one process read for all, "
+                "and samples would be lost: give the loader itself to headrace.frameworks.prepare"
+            )
+        iterator = iter(self.loader)
+        if self._is_prepared:
+            self.loader._behind.check_even(self.loader.tail)  # type: ignore[union-attr]
+        return iterator
 
     def __len__(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next `iter` begin this epoch."""
-        self.loader.set_epoch(epoch)
+        """Have the next `iter` begin this epoch.
+
+        Accelerate counts from 0 in each process, and says so before each of its own. Where the loader goes on from a
+        state, Accelerate goes on to count from the epoch of that.
+        """
+        if not self.loader._behind.goes_on or self.loader.epoch == epoch:
+            self.loader.set_epoch(epoch)
+            return
+        shard: Any = sys._getframe(1).f_locals.get("self")
+        if hasattr(shard, "iteration"):
+            shard.iteration = self.loader.epoch
+
+
+def _processes_of_accelerate() -> int:
+    module = sys.modules.get("accelerate.state")
+    return 1 if module is None else int(module.PartialState._shared_state.get("num_processes", 1))
 
 
 def _prepared_batches(accelerator: Any, loader: DataLoader[Any]) -> Any:
     # As for one process: which samples are this rank's was settled by the loader. A data set of batches, not the
     # loader itself, is put into Accelerate's, as `skip_first_batches` makes a new loader from the data set.
     prepare_data_loader = importlib.import_module("accelerate.data_loader").prepare_data_loader
-    batches: Any = torch.utils.data.DataLoader(Batches(loader), batch_size=None, collate_fn=_unchanged)
-    return prepare_data_loader(
+    source = Batches(loader)
+    source._is_prepared = True
+    batches: Any = torch.utils.data.DataLoader(source, batch_size=None, collate_fn=_unchanged)
+    prepared = prepare_data_loader(
         batches,
         accelerator.device,
         num_processes=1,
@@ -82,6 +120,9 @@ def _prepared_batches(accelerator: Any, loader: DataLoader[Any]) -> Any:
         dispatch_batches=False,
         non_blocking=accelerator.non_blocking,
     )
+    prepared.state_dict, prepared.load_state_dict = partial(_state_of, loader), partial(_go_on, loader)
+    prepared.use_stateful_dataloader = True  # has `save_state` and `load_state` ask it
+    return prepared
 
 
 def _with_our_engine(prepared: Any, source: Any) -> Any:
@@ -98,7 +139,56 @@ def _with_our_engine(prepared: Any, source: Any) -> Any:
         del options[name]
     prepared.base_dataloader = DataLoader(**options)
     prepared._is_accelerate_prepared = True
+    place = weakref.ref(prepared)
+    base = prepared.base_dataloader
+    prepared.state_dict = partial(_state_of_shard, place, base)
+    prepared.load_state_dict = partial(_have_shard_go_on, place, base)
+    prepared._update_state_dict = _update_nothing  # a state is made when it is asked for
+    prepared.use_stateful_dataloader = True
     return prepared
+
+
+def _state_of_shard(place: weakref.ref[Any], base: DataLoader[Any]) -> dict[str, Any]:
+    prepared: Any = place()
+    if prepared is None:  # nobody has kept it: it goes before the call of its method, which is no bound one
+        return _state_of(base)
+    if _processes_of_accelerate() > 1 and type(prepared).__name__ == "DataLoaderDispatcher":
+        return _no_state("one process reads for all, by dispatch_batches, and the others know nothing of its place")
+    state = _state_of(base)
+    holder = base._holder
+    epoch = holder.next_epoch if isinstance(holder, OfAccelerate) else prepared.iteration
+    return {**state, "iteration": epoch}
+
+
+def _have_shard_go_on(place: weakref.ref[Any], base: DataLoader[Any], state: Mapping[str, Any]) -> None:
+    _go_on(base, {name: value for name, value in state.items() if name != "iteration"})
+    prepared: Any = place()
+    if prepared is not None:
+        prepared.iteration = state.get("iteration", prepared.iteration)  # it tells samplers, when it begins an epoch
+
+
+def _state_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The loader's state; or why there is none, so that the rest of a run can be saved."""
+    try:
+        return loader.state_dict()
+    except OptionError as error:
+        return _no_state(str(error))
+
+
+def _no_state(why: str) -> dict[str, Any]:
+    log.warning("the loader's place in its data is not saved: %s", why)
+    return {"no_state": why}
+
+
+def _go_on(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+    if "no_state" in state:
+        log.warning("the loader begins an epoch anew: %s", state["no_state"])
+    else:
+        loader.load_state_dict(state)
+
+
+def _update_nothing() -> None:
+    pass
 
 
 def _made_by_torch(loader: Any) -> tuple[str, ...]:

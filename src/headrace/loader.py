@@ -11,11 +11,14 @@ import anyio.to_thread
 import torch
 import torch.utils.data
 
-from headrace import settings
+from headrace import resolve
 from headrace.datasets.base import Operators
+from headrace.datasets.iterating import made_by
 from headrace.datasets.stream import Stream
+from headrace.drop_in.in_thread import InThread
 from headrace.drop_in.regime import Torch
 from headrace.errors import OptionError
+from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
 from headrace.options import FetchOptions
@@ -23,8 +26,11 @@ from headrace.streaming.regime import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
 from headrace.types import Tail
+from headrace.work.executor import Executor
 
 T_co = TypeVar("T_co", covariant=True)
+
+_LONGEST_TOLD = 200
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -68,8 +74,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tail: what becomes of a last global batch that is short. "short" gives it, and every sample comes once: where
             ranks would have none, the last two share what is left. "drop" leaves it out, as `drop_last`. "pad" fills
             it with samples of the epoch's begin, which come twice. "carry" puts it at the begin of the next epoch.
-        rank, world_size: which part of each global batch is this process's. By default they follow from `device_mesh`,
-            from torch.distributed, or from the environment, when the loader is first iterated over.
+        rank: which part of each global batch is this process's, with `world_size`. By default they follow from
+            `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
+        world_size: how many parts there are.
         device_mesh: a DeviceMesh; only its dimensions that divide data count.
         data_dims: the names of these.
         ranks: "all": when an epoch begins, ranks compare their plans. "local": they do not, for loops that not all
@@ -88,18 +95,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             thread, and says True for those that are left out. Other data sets than torch's only.
         max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
             next one's error is raised. Samples that one failed read was for count as one.
-        workers: "process", or "thread": for functions that release the GIL. In threads the global random number
-            generators are the trainer's; `hr.rng()` is each worker's own, and `get_worker_info()` answers.
+        workers: "process"; "thread", for functions that release the GIL (global generators are the trainer's there);
+            or, for data sets of ours, an executor that starts them.
         economic: the mode of the RFC "DataLoader-Economic": memory follows `prefetch_factor` and not the number of
             workers. For map-style data sets of torch's.
         num_batch_workers: how many batches may be collated at once in economic mode; None: `prefetch_factor`.
         num_workers_batches: the same by the RFC's name.
+        fallback: what is done where something cannot be sent to workers, such as an open file. "fork": where torch's
+            loader would fork its workers, by default, so does this one, with one warning that names what it is.
+            "error": it is an error. In economic mode, and with data sets of ours, it always is one: what they run on
+            has threads, which a fork would not copy.
         device: where batches are to be: they are copied there ahead, from page-locked memory.
 
     Raises:
         OptionError: an option of ours has a value that cannot be used.
         ValueError, TypeError: torch's own checks of torch's own options.
-        CannotCarryError: the data set or a function holds what cannot be sent to another process (when iterated over).
+        CannotCarryError: the data set or a function holds what cannot be sent to another process, and nothing is forked
+            for that (see `fallback`; when iterated over).
 
     Examples:
         >>> import headrace as hr
@@ -147,22 +159,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
         on_error: Literal["raise", "skip"] | Callable[[BaseException], Any] = "raise",
-        max_skips: int | tuple[int | None, int | None] | None = settings.MAX_SKIPS,
-        workers: Literal["process", "thread"] = "process",
+        max_skips: int | tuple[int | None, int | None] | None = resolve.MAX_SKIPS,
+        workers: Literal["process", "thread"] | Executor = "process",
         economic: bool = False,
         num_batch_workers: int | None = None,
         num_workers_batches: int | None = None,
+        fallback: Literal["fork", "error"] = "fork",
         device: Any = None,
     ) -> None:
         # Every argument is an attribute by its name: frameworks make a loader anew from these.
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
+        self.fallback = fallback
         self.on_error, self.max_skips = on_error, max_skips
         self.economic, self.num_batch_workers = economic, num_batch_workers
         self.num_workers_batches = num_workers_batches
         self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size
         self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._holder = Holder()
+        self._instead: Any = None
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
         common: dict[str, Any] = {
             "num_workers": num_workers,
@@ -174,7 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
         }
-        settings.check_workers(workers, num_workers, collate_fn)
+        resolve.check_workers(workers, num_workers, collate_fn)
         if self.regime == "torch":
             super().__init__(
                 dataset,
@@ -188,7 +204,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 persistent_workers=persistent_workers,
                 **common,
             )
-            settings.check_torch(self)
+            resolve.check_torch(self)
             self._behind: Torch | Streaming = Torch(self)
             return
         if multiprocessing_context is not None or persistent_workers:
@@ -203,6 +219,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ):
             if value:
                 raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
+        if fallback != "fork":
+            raise OptionError(f"fallback={fallback!r} is for data sets of torch's: workers of others are never forked")
         if snapshot_every_n_steps is not None:
             raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
         if prefetch_factor is not None and prefetch_factor < 0:
@@ -226,12 +244,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if drop_last:
             stream = stream.without_short_batches()
         self.prefetch_factor = prefetch_factor
-        resolved = settings.resolve(self, stream.pipeline())
+        resolved = resolve.resolve(self, stream.pipeline())
         self._behind = Streaming(
             dataset,
             stream,
             resolved,
-            in_threads=workers == "thread",
+            workers=workers,
             ranks=partial(
                 find_ranks,
                 rank=rank,
@@ -245,12 +263,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             name=f"enumerate(DataLoader)#{type(self).__name__}.__next__",
         )
 
+    def __repr__(self) -> str:
+        data = getattr(self, "dataset", None)
+        told = repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"  # others' may have many lines
+        if len(told) > _LONGEST_TOLD:
+            told = f"{told[:_LONGEST_TOLD]}…"
+        regime = "economic" if getattr(self, "economic", False) else getattr(self, "regime", None)
+        options = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")} | {"regime": regime}
+        return f"{type(self).__name__}({told}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        self._holder = holder_of()
+        if self._holder.epoch is not None and not self._behind.goes_on:
+            self.set_epoch(self._holder.epoch)
         return super().__iter__() if self.regime == "torch" else self._behind.iterate(self, None)
 
     def __aiter__(self) -> AsyncIterator[T_co]:
+        self._holder = Holder()
         if self.regime == "torch" and self.num_workers == 0:
-            return _in_threads(self.__iter__)
+            return InThread(self.__iter__)
         iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, _running_loop())
         return aiter(iterator)
 
@@ -267,10 +298,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         if self.regime == "headrace":
             raise TypeError("a loader of headrace's data sets cannot be pickled; send the data set, and make a loader")
-        return {name: value for name, value in vars(self).items() if name not in ("_behind", "_iterator")}
+        return {name: value for name, value in vars(self).items() if name not in ("_behind", "_iterator", *_OWN)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _iterator=None)
+        vars(self).update(state, _iterator=None, _holder=Holder(), _instead=None)
         self._behind = Torch(self)
 
     def __enter__(self) -> Self:
@@ -300,7 +331,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iter` begin this epoch; samplers of torch's that know epochs are told."""
-        self._behind.set_epoch(epoch)
+        if self._behind.goes_on and epoch != self.epoch and goes_on_from(self.epoch):
+            return
+        if self._holder.epoch is None or not self._behind.is_in(epoch):  # else it says which one it has begun
+            self._behind.set_epoch(epoch)
 
     @property
     def position(self) -> Position:
@@ -324,7 +358,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """What is needed to go on exactly after what the trainer has received, as JSON; from any thread.
 
         Inside the loop behind the last batch: the epoch that goes on from it is empty, and the next one whole. Once the
-        loop is over: the next epoch is whole.
+        loop is over: the next epoch is whole. Loops of Lightning and Accelerate are known: what these have taken ahead
+        is still to come, and behind the last batch of an epoch they go on with the next one.
 
         Args:
             batches: the state after so many batches of this epoch, for loops that take one batch ahead; the last 16
@@ -333,7 +368,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             OptionError: there is no state, and why.
         """
-        return self._behind.state_dict(self, batches)
+        if self._instead is not None and batches is None:
+            return self._instead.state_dict()  # type: ignore[no-any-return]
+        return self._behind.state_dict(self, batches, self._holder)
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
         """Have the next `iter` go on from a state, also with other workers, batch sizes and numbers of ranks.
@@ -348,7 +385,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             StateMismatchError: the state belongs to other data or another order; it names what differs.
             LoaderBusyError: an iterator is in use; of data sets of torch's it is dropped.
         """
+        if self._instead is not None:
+            self._instead.load_state_dict(state)
+            return
         self._behind.load_state_dict(self, state, force)
+        self._holder = Holder()
 
     def peek(self) -> T_co:
         """The first batch that `iter` would give now, which it gives again: nothing is consumed."""
@@ -364,7 +405,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return report(self.stats())
 
     def bound_by(self) -> str:
-        """What bounds the loader: "trainer", "fetch", "work", "collate", or "unknown" after too few batches."""
+        """What bounds the loader, in a word.
+
+        "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
+        `from_iterable`), "work", "collate", or "unknown" after too few batches, or where nothing stands out.
+        """
         return verdict(self.stats()).bound_by
 
     def close(self) -> None:
@@ -377,12 +422,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         await anyio.to_thread.run_sync(self.close)
 
 
-async def _in_threads(make: Callable[[], Iterator[Any]]) -> AsyncIterator[Any]:
-    """A blocking iterator, its calls made in a thread."""
-    end = object()
-    iterator = await anyio.to_thread.run_sync(make)
-    while (batch := await anyio.to_thread.run_sync(next, iterator, end)) is not end:
-        yield batch
+def _of_singles(stream: Stream) -> DataLoader[Any]:
+    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is)
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -391,3 +436,8 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+made_by(_of_singles)
+
+_OWN = ("_holder", "_instead")  # what a copy has of its own

@@ -15,11 +15,18 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from headrace.descriptors import ADVICE, SHORT
 
 _numbers = itertools.count(1)
 _LEAST_BYTES = 2**20
+_SCALARS = frozenset((int, float, bool, complex, type(None)))  # no bytes to speak of
+_TEXT = (bytes, bytearray, str)
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 _KEPT_BYTES = 256 * 2**20
+LARGE_BYTES = 32 * 2**20
+"""Of what is larger, each copy counts: it is made as late as can be, and given back at once."""
 
 
 def mapped(fd: int, size: int) -> memoryview:
@@ -30,6 +37,12 @@ def mapped(fd: int, size: int) -> memoryview:
 def mapped_privately(fd: int, size: int) -> memoryview:
     """A segment's memory, of which a page that is written to becomes this process's own; the others stay shared."""
     return memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close descriptors, and take them from the list."""
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 class Segment:
@@ -56,9 +69,13 @@ class Segment:
             number: by default the next one of this process.
 
         Raises:
-            MemoryError: the machine does not have the bytes.
+            MemoryError: the machine does not have the bytes, or this process no descriptor for them.
         """
-        fd = _anonymous_file()
+        try:
+            fd = _anonymous_file()
+        except OSError as error:
+            advice = f"; {ADVICE}" if error.errno in SHORT else ""
+            raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}{advice}") from error
         try:
             os.ftruncate(fd, size)
             os.posix_fallocate(fd, 0, size)
@@ -70,9 +87,9 @@ class Segment:
             os.close(fd)
             raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}") from error
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when this process ends, `os` goes first
         if getattr(self, "fd", -1) >= 0:
-            os.close(self.fd)
+            close(self.fd)
 
     def close(self) -> None:
         """Close the descriptor. The memory itself goes with its last view."""
@@ -150,6 +167,22 @@ class Claim:
             self._count(-self.nbytes)
 
 
+def bytes_in(value: Any, deep: int = 4) -> int:
+    """About how many bytes a Python object holds: arrays, tensors, bytes and text, also in containers."""
+    if type(value) in _SCALARS:
+        return 0
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    if isinstance(value, _TEXT):
+        return len(value)
+    if deep and isinstance(value, dict):
+        return sum([bytes_in(part, deep - 1) for part in value.values()])
+    if deep and isinstance(value, (list, tuple)) and not _SCALARS.issuperset(map(type, value)):
+        return sum([bytes_in(part, deep - 1) for part in value])
+    return 0
+
+
 class Arena:
     """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
 
@@ -195,6 +228,11 @@ class Arena:
         if lease.segment is self._open and lease.offset + _aligned(lease.size) == self._filled:
             self._filled = lease.offset + _aligned(size)
         lease.size = size
+
+    @property
+    def count(self) -> int:
+        """How many segments something lies in; each has a descriptor."""
+        return len(self._segments) - len(self._spare)
 
     def shrink(self, size: int) -> None:
         """Let spare segments go until no more than `size` bytes are held, as far as that can be."""
@@ -272,3 +310,9 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """Give to the system what `keep_freed_memory` has kept; who needs as much again waits for it to be cleared."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from headrace.errors import StateMismatchError
-from headrace.plan import Cursor, Steps, Tail
+from headrace.plan import Cursor, Steps
 from headrace.plan.cursor import pack_ranges, unpack_ranges
 from headrace.plan.order import ORDER_VERSION
 from headrace.plan.ranges import united
-from headrace.types import Ints, Ranges
+from headrace.types import Ints, Ranges, Tail
 
 VERSION = 1
 _OLDEST = 1
@@ -30,7 +30,7 @@ _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Fingerprint:
     """What a state must agree about with the loader that goes on from it.
 
     Attributes:
@@ -70,7 +70,7 @@ _MEANING = {
 }
 
 
-class Since(NamedTuple):
+class ResplitBase(NamedTuple):
     """Since when an epoch whose samples are counted as they come has been cut as it is.
 
     Attributes:
@@ -106,6 +106,8 @@ class State:
         skipped: failed samples that were left out: (in all, right before what comes).
         skip: how many of the batches that come first are not given.
         since: how several ranks share samples that are counted as they come.
+        parts: how many samples are known of those that the first one to come gives, and each group that is put together
+            of them; empty where nothing is begun.
     """
 
     epoch: int = 0
@@ -124,14 +126,15 @@ class State:
     mark: Any = None
     skipped: tuple[int, int] = (0, 0)
     skip: int = 0
-    since: Since = field(default_factory=Since)
+    since: ResplitBase = field(default_factory=ResplitBase)
+    parts: tuple[int, ...] = ()
 
     @property
     def step_now(self) -> int:
         """Samples of the global batches that came last; of `step` are those that its positions were planned by."""
         return self.since.step or self.step
 
-    def pack(self, facts: Facts, last: Ints) -> dict[str, Any]:
+    def pack(self, facts: Fingerprint, last: Ints) -> dict[str, Any]:
         """The state as JSON.
 
         Args:
@@ -174,6 +177,8 @@ class State:
             packed["skip"] = self.skip
         if any(self.since):
             packed["since"] = list(self.since)
+        if any(self.parts):
+            packed["parts"] = list(self.parts)
         packed["check"] = check_of(packed, last)
         return packed
 
@@ -194,9 +199,9 @@ class State:
             number = {name: int(packed[name]) for name in _NUMBERS}
             done = unpack_ranges(packed.get("done", ()))
             in_all, in_a_row = packed.get("skipped", (0, 0))
-            skip, since = int(packed.get("skip", 0)), Since(*map(int, packed.get("since", ())))
-            rank = packed.get("rank")
-            is_positive = min(skip, *since, *number.values()) >= 0
+            skip, since = int(packed.get("skip", 0)), ResplitBase(*map(int, packed.get("since", ())))
+            rank, parts = packed.get("rank"), tuple(map(int, packed.get("parts", ())))
+            is_positive = min(skip, *since, *parts, *number.values()) >= 0
             if not (is_positive and 1 <= number["world"] <= number["step"] and number["lanes"] >= 1):
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
@@ -219,6 +224,7 @@ class State:
                 skipped=(int(in_all), int(in_a_row)),
                 skip=skip,
                 since=since,
+                parts=parts,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
@@ -295,6 +301,11 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         first["count"] is None and any(part.done or part.cursor.position for part in parts)
     ):
         raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
+    if any(part.parts for part in parts):
+        raise StateMismatchError(
+            "a state in the middle of what .flat_map() or .batch() made of some samples is one rank's own",
+            field="parts",
+        )
     cursor = merged(parts)
     whole = State(
         epoch=parts[0].epoch,
@@ -312,7 +323,9 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         skip=parts[0].skip,
     )
     names = ("seed", "data", "count")
-    facts = Facts(**{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"]))
+    facts = Fingerprint(
+        **{name: first[name] for name in names}, order=tuple(first["order"]), steps=tuple(first["steps"])
+    )
     result = whole.pack(facts, np.zeros(0, np.int64))
     result["check"] = ""  # who merges has no order to take it from
     return result

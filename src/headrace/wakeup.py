@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+from collections.abc import Callable
 
 
 class Wakeup:
@@ -49,16 +50,21 @@ class Wakeup:
         """Block this thread until it is set; False when `timeout_s` seconds have passed before. Ctrl-C gets through."""
         return is_readable(self._fd, timeout_s)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when this process ends, `os` goes first
         if self._pair is not None:
             for end in self._pair:
                 end.close()
         else:
-            os.close(self._fd)
+            close(self._fd)
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:
     """Wait up to `timeout_s` seconds (for ever: None) until `fd` is readable."""
+    return is_ready(fd, timeout_s)
+
+
+def is_ready(fd: int, timeout_s: float | None, *, to_write: bool = False) -> bool:
+    """The same, until it is readable or, where that is asked for, can be written to."""
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
+    poll.register(fd, select.POLLIN | select.POLLOUT if to_write else select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0, timeout_s * 1000)))

@@ -11,8 +11,8 @@ import pytest
 from contract.remote_sender import RemoteSender
 
 from headrace.deliver.channel import ThreadReceiver, ThreadSender, process_channel, thread_channel
+from headrace.protocols import Receiver, Sender
 from headrace.testing import ChannelContract
-from headrace.types import Receiver, Sender
 from headrace.wakeup import is_readable
 
 

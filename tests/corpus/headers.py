@@ -112,7 +112,7 @@ def _no_size(name: str, field: bytes) -> Case:
 
 
 def _huge(name: str, field: bytes) -> Case:
-    return bad(f"size/{name}", header(b"x.jpg", field) + BODY, HUGE, key="x", error="LimitError")
+    return bad(f"size/{name}", header(b"x.jpg", field) + BODY, HUGE, key="x", error="LimitError", ends=True)
 
 
 SIZES = [

@@ -41,7 +41,8 @@ class Case:
         data: the archive.
         samples: what must be given, in order; with `damage`, before it.
         damage: the error behind them; None where the archive is whole.
-        doubtful: the sample in front of the damage: whole or not, nobody can tell. It is not to be given.
+        doubtful: the sample in front of the damage: whole or not, nobody can tell. It is not to be given. None where it
+            can be told.
         otherwise: the samples that are right as well, without an error, from a reader that supports what ours refuses,
             or has no limits.
     """
@@ -149,10 +150,13 @@ def bad(
     key: str | None = None,
     error: str = "FormatError",
     otherwise: tuple[Sample, ...] | None = None,
+    ends: bool = False,
 ) -> Case:
     """An archive with damage, `at` bytes into `middle`, which lies between the two members of a third sample.
 
     The two samples before are whole, because a third one has begun. `otherwise` is what may be made of the `middle`.
+    With `ends`, what is wrong is the size of a member of another name, or the length of that name: the third sample has
+    ended there, as it would without limits.
     """
     half, rest = (("s2", {field: S[2][1][field]}) for field in ("jpg", "cls"))
     also = None
@@ -160,4 +164,5 @@ def bad(
         middles = (half, *otherwise, rest) if otherwise and otherwise[0][0] != "s2" else otherwise or (S[2],)
         also = (*S[:2], *middles, S[3])
     damage = Damage(says, len(BEFORE) + len(JPG) + at, key, error)
-    return Case(name, BEFORE + JPG + middle + CLS + AFTER + END, S[:2], damage, half, also)
+    given, doubtful = ((*S[:2], half), None) if ends else (S[:2], half)
+    return Case(name, BEFORE + JPG + middle + CLS + AFTER + END, given, damage, doubtful, also)

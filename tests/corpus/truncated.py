@@ -60,7 +60,7 @@ def _extended(what: str, head: bytes) -> list[Case]:
     at, body = len(before), len(before) + BLOCK
     size = int(head[124:135], 8)
     inside = "is truncated: it ends inside an extended header"
-    cuts = [
+    boundaries = [
         ("inside its header", at + 200, f"inside the header at byte {at}", None),
         ("behind its header", body, inside, None),
         ("inside its body", body + size // 2, inside, None),
@@ -70,10 +70,10 @@ def _extended(what: str, head: bytes) -> list[Case]:
         ("behind the header behind it", at + len(head) + BLOCK, "inside the member 'deep/deep", LONG[0]),
     ]
     # the member's own header tells that another sample begins
-    found = [(*S[:2], ("s2", {"jpg": b"2"})) if key else S[:2] for _, _, _, key in cuts]
+    found = [(*S[:2], ("s2", {"jpg": b"2"})) if key else S[:2] for _, _, _, key in boundaries]
     return [
         Case(f"truncated/{what}: {where}", data[:stop], samples, Damage(says, stop, key))
-        for samples, (where, stop, says, key) in zip(found, cuts, strict=True)
+        for samples, (where, stop, says, key) in zip(found, boundaries, strict=True)
     ] + [Case(f"truncated/{what}: not at all", data, (*S[:2], ("s2", {"jpg": b"2"}), LONG))]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from drop_in.classes import CLASSES, OURS
 
-from headrace.work.starter import Helper
+from headrace.processes.fork_client import ForkServer
 
 
 @pytest.fixture(params=CLASSES)
@@ -34,9 +34,9 @@ def python_keeps_its_resource_tracker() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def helper() -> Iterator[Helper]:
-    """One helper process for all tests of this folder: it takes a second to start, its workers some milliseconds."""
-    helper = Helper.acquire()
-    yield helper
-    helper.release()
-    Helper.end_idle()
+def fork_server() -> Iterator[ForkServer]:
+    """One fork server for all tests of this folder: it takes a second to start, its workers some milliseconds."""
+    fork_server = ForkServer.acquire()
+    yield fork_server
+    fork_server.release()
+    ForkServer.end_idle()

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 import headrace as hr
-from headrace.work.starter import Helper
+from headrace.processes.fork_client import ForkServer
 
 
 class Asked(Dataset[Any]):
@@ -116,14 +116,14 @@ def test_open_file_is_an_error_that_names_the_attribute(tmp_path: Path) -> None:
         with pytest.raises(
             TypeError, match=r"dataset\.transforms\[1\]\['log'\].*multiprocessing_context=\"fork\""
         ) as caught:
-            iter(hr.DataLoader(data, num_workers=1))
+            iter(hr.DataLoader(data, num_workers=1, fallback="error"))
     assert isinstance(caught.value, hr.CannotCarryError)
 
 
 def test_lock_is_carried_by_the_context_that_the_error_offers() -> None:
     data = Asked(lambda self: self.lock.locked(), lock=threading.Lock())
     with pytest.raises(hr.CannotCarryError, match=r"dataset\.lock \(a _thread\.lock\)"):
-        iter(hr.DataLoader(data, num_workers=1))
+        iter(hr.DataLoader(data, num_workers=1, fallback="error"))
     assert told(data, multiprocessing_context="fork") == [False] * 4
 
 
@@ -180,9 +180,78 @@ def test_module_that_was_changed_is_imported_anew(module: Callable[[int], Any]) 
     assert {value for _, _, value in told(module(2).Numbers())} == {2}
 
 
-def test_helper_serves_a_next_loader_after_its_last_user_has_gone() -> None:
-    Helper.end_idle()
+def test_fork_server_serves_a_next_loader_after_its_last_user_has_gone() -> None:
+    ForkServer.end_idle()
     data = Asked(lambda self: os.getppid())
     (first,) = set(told(data))
     (second,) = set(told(data))
     assert first == second
+
+
+def test_class_is_in_the_trainer_what_it_was_when_batches_of_it_come_back() -> None:
+    level = 1
+    made = []
+
+    class Base:
+        def __init_subclass__(cls) -> None:
+            made.append(cls.__name__)
+
+    class Batch(Base):
+        count = 0
+
+        def __init__(self, samples: list[Any]) -> None:
+            self.samples = samples
+
+        def level(self) -> int:
+            return level
+
+    method = Batch.level
+    iterator = iter(hr.DataLoader([1, 2, 3, 4], 2, num_workers=1, collate_fn=Batch))
+    level, Batch.count = 5, 7
+    for batch in iterator:
+        assert type(batch) is Batch
+        assert (batch.level(), Batch.count, made) == (5, 7, ["Batch"])
+    assert Batch.level is method, "what comes back is a copy of what has gone out"
+
+
+def test_functions_that_travel_together_share_their_variables() -> None:
+    """In each worker, as after a fork: data set, collate_fn and worker_init_fn."""
+    count = 0
+
+    class Counting(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> int:
+            nonlocal count
+            count += 1
+            return count
+
+    def begin(_: int) -> None:
+        nonlocal count
+        count += 10
+
+    def collate(samples: list[int]) -> tuple[list[int], int]:
+        return samples, count
+
+    for options in ({}, {"multiprocessing_context": "fork"}, {"economic": True}):
+        loader = hr.DataLoader(Counting(), 4, num_workers=1, collate_fn=collate, worker_init_fn=begin, **options)
+        assert list(loader) == [([11, 12, 13, 14], 14)]
+        loader.close()
+    assert count == 0
+
+
+def test_what_cannot_be_carried_is_named_where_workers_are_the_loaders() -> None:
+    """And no fork is offered: there is a thread beside the trainer's, which a fork would not copy."""
+    lock = threading.Lock()
+    loaders: dict[str, hr.DataLoader[Any]] = {
+        "dataset.lock": hr.DataLoader(Asked(len, lock=lock), num_workers=1, economic=True),
+        "collate_fn.<variable lock>": hr.DataLoader(
+            hr.from_map([1]), num_workers=1, collate_fn=lambda samples: lock and samples
+        ),
+    }
+    for name, loader in loaders.items():
+        with loader, pytest.raises(hr.CannotCarryError) as caught:
+            next(iter(loader))
+        assert str(caught.value).startswith(f"{name} (a _thread.lock) cannot be sent to a worker: cannot pickle")
+        assert "multiprocessing_context" not in str(caught.value)

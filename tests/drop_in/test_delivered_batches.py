@@ -128,6 +128,17 @@ def test_batches_are_of_the_users_own_classes(loader_class: Any, num_workers: in
     assert own[0].rows.shape == (2, 5000)
 
 
+def test_values_are_right_when_a_tensor_is_conjugated_lazily() -> None:
+    # Of ours alone: torch's loader loses the sign in a worker, and fails to make a batch of them.
+    numbers = [tensor([1 + 2j, 3 - 4j]), tensor([5j, 6])]
+    lazy = [x.conj() for x in numbers] + [x.conj().imag for x in numbers]
+    for size in (None, 2):
+        expected = [batch.tolist() for batch in hr.DataLoader(lazy, size)]
+        for workers in (1, 2):
+            assert [batch.tolist() for batch in hr.DataLoader(lazy, size, num_workers=workers)] == expected
+    assert expected[0] == [[1 - 2j, 3 + 4j], [-5j, 6]]
+
+
 # For good, and the trainer's own
 
 

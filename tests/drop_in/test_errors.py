@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,95 @@ def test_key_error_of_a_worker_is_readable(loader_class: type[Any]) -> None:
     assert isinstance(error.args[0], str)
 
 
+class MissingError(KeyError):
+    """A kind of KeyError."""
+
+
+class NamedKeyError(KeyError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no column {name!r}")
+        self.name = name
+
+
+class SilentError(Exception):
+    """Says the same whatever it is given."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the file is damaged")
+        self.path = path
+
+    def __str__(self) -> str:
+        return "the file is damaged"
+
+
+@pytest.mark.parametrize("kind", [MissingError, NamedKeyError, SilentError])
+def test_error_keeps_its_type_when_its_text_is_not_what_it_is_given(
+    loader_class: type[Any], kind: type[Exception]
+) -> None:
+    loader = loader_class(Acting(raising(lambda: kind("label"))), batch_size=4, num_workers=2)
+    batches, [error] = split(read_all(iter(loader)))
+    assert type(error) is kind
+    assert batches == batches_of(4, but=(1,))
+    if loader_class is not torch.utils.data.DataLoader:
+        told = "".join(traceback.format_exception(error))
+        assert caught(loader_class, kind.__name__, 1) in told
+        assert "in __getitem__" in told, "where it was raised"
+        assert type(error.__cause__) is kind
+
+
+def test_key_error_of_another_kind_is_readable(our_class: type[Any]) -> None:
+    loader = our_class(Acting(raising(lambda: MissingError("label"))), batch_size=4, num_workers=1)
+    _, [error] = split(read_all(iter(loader)))
+    assert str(error).startswith(caught(our_class, "MissingError", 0))
+    assert "\\n" not in repr(error), "lines are lines"
+
+
+class UsersEnd(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, UsersEnd])
+def test_what_is_no_exception_is_a_runtime_error_of_its_batch(our_class: type[Any], kind: type[BaseException]) -> None:
+    """As with torch's, whose worker ends by it, and whose error may come in any line of the main thread."""
+    loader = our_class(Acting(raising(lambda: kind("pressed"))), batch_size=4, num_workers=1)
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 2, 3]
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly") as raised:
+        next(iterator)
+    assert kind.__name__ in str(raised.value)
+    assert isinstance(raised.value, hr.WorkerDiedError)
+    assert next(iterator).tolist() == [8, 9, 10, 11], "the worker is there as before"
+    with pytest.raises(kind):
+        list(our_class(Acting(raising(lambda: kind("pressed"))), batch_size=4))
+
+
+@pytest.mark.parametrize("options", [{"economic": True}, {"economic": True, "workers": "thread"}])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, UsersEnd])
+def test_what_is_no_exception_is_a_runtime_error_in_economic_mode_too(
+    kind: type[BaseException], options: dict[str, Any]
+) -> None:
+    data = Acting(raising(lambda: kind(3)))
+    with hr.DataLoader(data, batch_size=4, num_workers=2, **options) as loader:
+        batches, [error] = split(read_all(iter(loader)))
+        assert isinstance(error, hr.WorkerDiedError) and kind.__name__ in str(error)
+        assert batches == batches_of(4, but=(1,))
+        assert loader.stats().work.deaths == 0
+
+
+def stop_at_once(_: int) -> None:
+    raise SystemExit(5)
+
+
+def test_init_function_that_exits_is_an_error_each_time(our_class: type[Any]) -> None:
+    for options in ({}, {"economic": True}):
+        if our_class is not hr.DataLoader and options:
+            continue
+        with our_class(range(8), batch_size=4, num_workers=1, worker_init_fn=stop_at_once, **options) as loader:
+            got = read_all(iter(loader))
+        assert [type(error) for error in got] == [hr.WorkerDiedError] * 2
+        assert [error.exitcode for error in got] == [5, 5]
+
+
 def test_type_with_a_message_attribute_is_built_with_the_keyword_message(loader_class: type[Any]) -> None:
     loader = loader_class(Acting(raising(lambda: MessageError(message="from inside"))), batch_size=4, num_workers=2)
     _, [error] = split(read_all(iter(loader)))
@@ -110,6 +201,15 @@ def test_type_with_two_arguments_is_kept_with_torchs_text(our_class: type[Any]) 
     assert isinstance(error, TwoArgumentsError)
     assert str(error).startswith(caught(our_class, "TwoArgumentsError", 1))
     assert (error.code, error.reason) == (3, "why")
+
+
+def test_error_says_what_is_wrong_when_its_text_is_made_of_its_arguments(our_class: type[Any]) -> None:
+    loader = our_class(Acting(lambda _: b"\xff".decode()), batch_size=4, num_workers=2)
+    _, [error] = split(read_all(iter(loader)))
+    assert type(error) is UnicodeDecodeError
+    assert "can't decode byte 0xff" in str(error)
+    assert (error.start, error.object) == (0, b"\xff")
+    assert caught(our_class, "UnicodeDecodeError", 1) in told_by(error)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -101,6 +101,32 @@ def test_state_of_another_distributed_sampler_is_refused_by_name_unless_forced(
     loader.load_state_dict(state, force=True)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_told_by_the_loader", [False, True])
+def test_state_is_refused_when_the_sampler_was_told_another_epoch_since(
+    num_workers: int, is_told_by_the_loader: bool
+) -> None:
+    def make() -> tuple[Any, hr.DataLoader[Any]]:
+        sampler = divided()
+        return sampler, hr.DataLoader(Numbers(), 2, sampler=sampler, num_workers=num_workers)
+
+    sampler, loader = make()
+    sampler.set_epoch(1)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+
+    sampler, loader = make()
+    loader.load_state_dict(state)
+    (loader if is_told_by_the_loader else sampler).set_epoch(0)
+    with pytest.raises(hr.StateMismatchError, match=r"^epoch: 1 in the state, .* told 0 since") as told:
+        iter(loader)
+    assert told.value.field == "epoch"
+    (loader if is_told_by_the_loader else sampler).set_epoch(1)
+    assert [batch.tolist() for batch in loader] == rest
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -41,6 +41,115 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         sys.modules.pop(name, None)
 
 
+COUNTS_ITS_IMPORTS = """
+import os
+from multiprocessing import parent_process
+
+with open(os.environ["HEADRACE_TEST_IMPORTS"], "a") as file:
+    file.write(f"{__name__} {'trainer or fork server' if parent_process() is None else 'worker'}\\n")
+
+def light(sample):
+    return sample
+"""
+
+ALSO_STARTS_A_THREAD = """
+import threading
+STOP = threading.Event()
+threading.Thread(target=STOP.wait, daemon=True).start()
+"""
+
+
+class Through:
+    """A data set with functions of several modules."""
+
+    def __init__(self, *functions: Callable[[Any], Any]) -> None:
+        self.functions = functions
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        for function in self.functions:
+            index = function(index)
+        return index
+
+
+def imports_in_workers(path: Path) -> list[str]:
+    return [line.partition(" ")[0] for line in path.read_text().splitlines() if line.endswith(" worker")]
+
+
+def test_module_that_starts_a_thread_has_no_other_imported_by_each_worker(
+    written: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_IMPORTS", str(tmp_path / "imports"))
+    earlier = written(COUNTS_ITS_IMPORTS)
+    list(hr.DataLoader(Through(earlier.light), num_workers=1))  # by another loader, and is still there afterwards
+    one, threads, other = (
+        written(COUNTS_ITS_IMPORTS),
+        written(COUNTS_ITS_IMPORTS + ALSO_STARTS_A_THREAD),
+        written(COUNTS_ITS_IMPORTS),
+    )
+    try:
+        data = Through(earlier.light, one.light, threads.light, other.light)
+        for _ in range(2):
+            assert [int(batch) for batch in hr.DataLoader(data, num_workers=2)] == [0, 1]
+        assert imports_in_workers(tmp_path / "imports") == [threads.__name__] * 4, "two workers in each of two epochs"
+    finally:
+        threads.STOP.set()
+
+
+def test_what_a_module_with_a_thread_has_imported_is_imported_once_if_it_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_TEST_IMPORTS", str(tmp_path / "imports"))
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    for name, text in (
+        ("installed_heavy", COUNTS_ITS_IMPORTS),
+        ("installed_with_thread", "import installed_heavy\n" + COUNTS_ITS_IMPORTS + ALSO_STARTS_A_THREAD),
+    ):
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(folder))
+    threads = importlib.import_module("installed_with_thread")
+    try:
+        for _ in range(2):
+            assert [int(batch) for batch in hr.DataLoader(Through(threads.light), num_workers=2)] == [0, 1]
+        assert imports_in_workers(tmp_path / "imports") == ["installed_with_thread"] * 4
+    finally:
+        threads.STOP.set()
+        for name in ("installed_heavy", "installed_with_thread"):
+            sys.modules.pop(name)
+
+
+def seen_in_workers(name: str) -> bool:
+    """Whether a module was there before the data set was."""
+    return name in sys.modules
+
+
+class Sees:
+    """Unpickled before anything that follows it, it says whether a module is there."""
+
+    def __reduce__(self) -> Any:
+        return seen_in_workers, ("pyarrow",)
+
+
+def test_pyarrow_is_there_before_workers_begin() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    with_it = [Sees(), pyarrow.schema]
+
+    class Shown:
+        def __init__(self) -> None:
+            self.seen = with_it
+
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> bool:
+            return self.seen[0]
+
+    assert list(hr.DataLoader(Shown(), None, num_workers=1, collate_fn=unchanged)) == [True]
+
+
 READS_ENVIRONMENT = """
 import os
 FOUND = os.environ.get("HEADRACE_TEST_SETTING")
@@ -57,7 +166,7 @@ class Found:
 def test_module_sees_the_trainers_environment_when_it_is_imported_for_workers(
     written: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list(hr.DataLoader([1, 2], num_workers=1))  # the helper process stands, and has an older environment
+    list(hr.DataLoader([1, 2], num_workers=1))  # the fork server stands, and has an older environment
     monkeypatch.setenv("HEADRACE_TEST_SETTING", "set since")
     found = written(READS_ENVIRONMENT).Found()
     assert list(hr.DataLoader(found, None, num_workers=1, collate_fn=unchanged)) == ["set since"] * 2
@@ -164,7 +273,7 @@ def test_workers_run_where_the_trainers_folder_is_gone(tmp_path: Path) -> None:
     before = Path.cwd()
     gone = tmp_path / "gone"
     gone.mkdir()
-    list(hr.DataLoader([1, 2], num_workers=1))  # the helper process stands, in a folder that is there
+    list(hr.DataLoader([1, 2], num_workers=1))  # the fork server stands, in a folder that is there
     os.chdir(gone)
     gone.rmdir()
     try:
@@ -230,5 +339,5 @@ def test_places_are_used_again_when_epochs_are_left_early() -> None:
         iterator = iter(loader)
         for _ in range(3):
             next(iterator)
-        most.append(len(iterator._crew.places.segments))  # type: ignore[attr-defined]
+        most.append(len(iterator._pool.places.segments))  # type: ignore[attr-defined]
     assert max(most) <= 2 * 2 * 4 + 4, "what is under way, twice while the older epoch ends, and what the trainer has"

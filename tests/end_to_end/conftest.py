@@ -10,7 +10,7 @@ from conftest import Leaves
 from end_to_end.economic import Loader, Make
 
 import headrace as hr
-from headrace.work.starter import Helper
+from headrace.processes.fork_client import ForkServer
 
 
 class _Nothing(hr.AsyncDataset):
@@ -22,10 +22,10 @@ class _Nothing(hr.AsyncDataset):
 
 
 @pytest.fixture(scope="module")
-def warm_helper(leaves: Leaves) -> Iterator[None]:
+def warm_server(leaves: Leaves) -> Iterator[None]:
     """The process that workers are forked from stays warm as long as any loader with workers lives."""
     with hr.DataLoader(_Nothing(), num_workers=1) as loader:
-        leaves.allow(processes="headrace.work.helper", reason="the helper process of the module's loader")
+        leaves.allow(processes="headrace.processes.fork_server", reason="the fork server of the module's loader")
         yield
         assert loader.num_workers == 1
 
@@ -33,10 +33,10 @@ def warm_helper(leaves: Leaves) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm_workers(leaves: Leaves) -> Iterator[None]:
     """The same process, held without a loader."""
-    helper = Helper.acquire()
-    leaves.allow(processes="headrace.work.helper", reason="the helper process of the module")
+    fork_server = ForkServer.acquire()
+    leaves.allow(processes="headrace.processes.fork_server", reason="the fork server of the module")
     yield
-    helper.release()
+    fork_server.release()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 QUICK = hr.FetchOptions(attempts=2, backoff_s=0.0)
 
@@ -330,6 +330,32 @@ def test_no_exception_of_a_function_ends_the_thread_that_works(error: type[BaseE
 
 def fail_at_none(n: int) -> int:
     return n
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_no_exception_of_a_task_that_aget_begins_ends_the_loop(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(n: int) -> int:
+        if n in (3, 5):
+            raise error(n)
+        return n
+
+    class Beginning(Getting):
+        async def aget(self, key: int) -> int:
+            return await asyncio.create_task(fail(key))
+
+    got: list[Any] = []
+    with hr.DataLoader(Beginning(abs), batch_size=1, timeout=20) as loader:
+        batches = iter(loader)
+        for _ in range(8):
+            try:
+                got.append(next(batches).tolist())
+            except (SystemExit, KeyboardInterrupt) as raised:
+                got.append(type(raised))
+        assert next(batches, None) is None
+    assert got == [[0], [1], [2], error, [4], error, [6], [7]]
+    caplog.clear()  # the frames of what it tells
 
 
 @WORKERS

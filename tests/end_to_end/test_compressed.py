@@ -19,7 +19,7 @@ from end_to_end.tars import numbered_samples, same, tar
 import headrace as hr
 from headrace.fetch.stores import memory
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

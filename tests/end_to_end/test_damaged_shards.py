@@ -54,7 +54,7 @@ def test_a_damaged_shard_gives_earlier_batches_and_then_the_error(group: str) ->
         check(case, 0)
 
 
-@pytest.mark.usefixtures("warm_helper")
+@pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_damaged_shard_gives_the_same_when_workers_read_it(group: str) -> None:
     check(max(GROUPS[group], key=lambda case: (case.damage is not None, len(case.samples))), 2)

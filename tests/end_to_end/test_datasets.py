@@ -13,7 +13,7 @@ import torch
 import headrace as hr
 from headrace.fetch.stores import memory
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 
 class Keys(hr.AsyncDataset):
@@ -233,7 +233,7 @@ def test_an_endless_iterable_is_not_run_ahead_of(num_workers: int) -> None:
         batches = iter(loader)
         assert flat(next(batches) for _ in range(5)) == list(range(20))
         made_at_most = 4 * (5 + 2) + 2 * 8 + 4
-        loader._behind._machinery._engine.call(_turns)
+        loader._behind._runtime._engine.call(_turns)
         assert data.given <= made_at_most
     assert data.ended == 1
 
@@ -252,7 +252,7 @@ def test_a_data_set_of_any_length_starts_at_once_and_is_not_run_ahead_of(num_wor
         batches = iter(loader)
         for _ in range(5):
             next(batches)
-        loader._behind._machinery._engine.call(_turns)
+        loader._behind._runtime._engine.call(_turns)
         assert len(data.got) <= 4 * (5 + 2) + 2 * 8 + 8 + 4
 
 
@@ -393,10 +393,10 @@ def test_nothing_is_made_before_it_is_asked_for(num_workers: int) -> None:
     with hr.DataLoader(data, batch_size=4, prefetch_factor=0, num_workers=num_workers) as loader:
         batches = iter(loader)
         for k in range(5):
-            loader._behind._machinery._engine.call(_turns)
+            loader._behind._runtime._engine.call(_turns)
             assert len(data.got) == 4 * k
             assert next(batches).tolist() == list(range(4 * k, 4 * k + 4))
-        loader._behind._machinery._engine.call(_turns)
+        loader._behind._runtime._engine.call(_turns)
         assert len(data.got) == 20
 
 

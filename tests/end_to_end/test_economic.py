@@ -52,9 +52,9 @@ def test_samples_are_written_into_slots_when_they_are_of_one_form(economic: Make
         assert labels.equal(wanted[1])
         seen += len(labels)
     assert seen == 40
-    stats = loader.economy.machinery.stats(0)
+    stats = loader.economy.runtime.stats(0)
     assert "collate" not in stats.work.busy_s
-    assert stats.shared_bytes == loader.economy.machinery._slabs.nbytes  # nothing of it was input
+    assert stats.shared_bytes == loader.economy.runtime._slabs.nbytes  # nothing of it was input
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ def test_batches_are_as_long_as_the_batch_sampler_says(economic: Make, kind: str
     if collate is None:
         assert [labels.tolist() for _, labels in got] == plan
         assert all(images[:, 2, 9, 9].tolist() == labels.tolist() for images, labels in got)
-        assert "collate" not in loader.economy.machinery.stats(0).work.busy_s
+        assert "collate" not in loader.economy.runtime.stats(0).work.busy_s
     else:
         assert [[label for _, label in batch] for batch in got] == plan
     assert [len(b) for b in economic(Squares(), batch_sampler=[[], [1], [], [], [2, 3], []], collate_fn=as_list)] == [

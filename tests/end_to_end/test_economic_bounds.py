@@ -70,17 +70,17 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, collate: Any) -> None:
     loader = economic(Images(), kind=kind, batch_size=4, collate_fn=collate)
-    machinery = loader.economy.machinery
+    runtime = loader.economy.runtime
     for _run in range(3):
         for number, _ in enumerate(loader):
             if number == 2:
                 break
         del _
-        wait_until(lambda: machinery._slabs.limit == 0, "the epoch has ended")
-        wait_until(lambda: not machinery._workers._entries if kind == "process" else not machinery._workers._tasks, "")
-        wait_until(lambda: not machinery._arena.leased_bytes, "inputs are free")
+        wait_until(lambda: runtime._slabs.limit == 0, "the epoch has ended")
+        wait_until(lambda: runtime._workers.is_idle, "")
+        wait_until(lambda: not runtime._arena.leased_bytes, "inputs are free")
         wait_until(
-            lambda: not machinery._slabs._out, "slabs are free"
+            lambda: not runtime._slabs._out, "slabs are free"
         )  # the last batch's may be given back after all else
     assert len(list(loader)) == 10
 
@@ -101,7 +101,7 @@ def test_memory_is_bounded_by_batches_and_not_by_workers(
     loader = economic(
         Function(sample, 48), batch_size=4, num_workers=num_workers, prefetch_factor=3, collate_fn=collate
     )
-    slabs, arena = loader.economy.machinery._slabs, loader.economy.machinery._arena
+    slabs, arena = loader.economy.runtime._slabs, loader.economy.runtime._arena
     most = most_inputs = 0
     for number, _ in enumerate(loader):
         most = max(most, len(slabs.segments))
@@ -186,10 +186,10 @@ def test_the_report_wants_more_batches_under_way_when_collating_is_slow() -> Non
         )  # fmt: skip
         return verdict(snapshot)
 
-    slow = {"__getitem__": 16.0, "collate": 6.0}
+    slow = {"__getitem__": 32.0, "collate": 12.0}
     assert bound(2, 2, slow).bound_by == "collate"
     assert "prefetch_factor=4 and num_batch_workers=3" in bound(2, 2, slow).sentence
     assert "prefetch_factor" not in bound(4, 2, slow).sentence
     assert bound(4, 3, slow).bound_by == "work"
     assert bound(0, 0, slow).bound_by == "work"
-    assert bound(2, 2, {"__getitem__": 16.0, "collate": 0.5}).bound_by == "work"
+    assert bound(2, 2, {"__getitem__": 48.0, "collate": 1.5}).bound_by == "work"

@@ -66,7 +66,7 @@ SHUFFLES: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_same_with_and_without_an_index(
-    urls: list[str], data: hr.Stream, order: Callable[[hr.Stream], hr.Stream], workers: int, warm_helper: None
+    urls: list[str], data: hr.Stream, order: Callable[[hr.Stream], hr.Stream], workers: int, warm_server: None
 ) -> None:
     for options in ({}, {"drop_last": True}, {"fetch": hr.FetchOptions(range_bytes=1024), "prefetch_factor": 1}):
         options |= {"batch_size": 4, "num_workers": workers}
@@ -217,7 +217,7 @@ def tables(name: str) -> list[str]:
 @pytest.mark.parametrize("names", [("npy", "cls"), ("json", "npy"), ("__key__", "cls")])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_decoded_tuples_are_the_same_with_and_without_an_index(
-    names: tuple[str, ...], workers: int, warm_helper: None
+    names: tuple[str, ...], workers: int, warm_server: None
 ) -> None:
     urls = tables("tables")
     index = put_index(urls, "tables")

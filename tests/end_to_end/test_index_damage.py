@@ -59,7 +59,7 @@ ORDERS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.parametrize("range_bytes", [512, 4096, 2**22])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
-    urls: list[str], order: Callable[[hr.Stream], hr.Stream], range_bytes: int, workers: int, warm_helper: None
+    urls: list[str], order: Callable[[hr.Stream], hr.Stream], range_bytes: int, workers: int, warm_server: None
 ) -> None:
     index = put_index(urls)
     memory.put(urls[2], flipped(asyncio.run(hr.read(urls[2]))))

@@ -89,7 +89,7 @@ def test_one_request_opens_an_index_and_one_gets_a_sample(server: FaultServer) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_global_shuffle_makes_one_request_a_sample(server: FaultServer, workers: int, warm_helper: None) -> None:
+def test_a_global_shuffle_makes_one_request_a_sample(server: FaultServer, workers: int, warm_server: None) -> None:
     urls = serve(server, size=30_000)
     data = hr.stream(urls, index=index_beside(urls)).shuffle("global", seed=1).to_tuple("cls")
     with hr.DataLoader(data, batch_size=5, num_workers=workers) as loader:

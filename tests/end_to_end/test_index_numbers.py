@@ -112,7 +112,7 @@ def test_a_map_applies_to_samples_by_number(data: hr.Stream) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_global_shuffle_is_another_permutation_each_epoch(data: hr.Stream, workers: int, warm_helper: None) -> None:
+def test_a_global_shuffle_is_another_permutation_each_epoch(data: hr.Stream, workers: int, warm_server: None) -> None:
     with hr.DataLoader(data.shuffle("global", seed=4).map(as_numbers), batch_size=4, num_workers=workers) as loader:
         epochs = [[int(n) for batch in loader for n in batch["n"]] for _ in range(3)]
         loader.set_epoch(1)
@@ -179,7 +179,7 @@ FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("chosen", FILTERED.values(), ids=FILTERED)
 def test_a_filter_on_keys_keeps_the_same_with_and_without_an_index(
-    urls: list[str], data: hr.Stream, chosen: Callable[[hr.Stream], hr.Stream], workers: int, warm_helper: None
+    urls: list[str], data: hr.Stream, chosen: Callable[[hr.Stream], hr.Stream], workers: int, warm_server: None
 ) -> None:
     expected = samples_of(chosen(hr.stream(urls, index=None)), num_workers=workers)
     assert samples_of(chosen(data), num_workers=workers) == expected

@@ -15,7 +15,7 @@ from end_to_end.tars import tar
 import headrace as hr
 from headrace.fetch.stores import memory
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 MiB = 2**20
 RANGE = 4 * MiB  # what the oldest batch lacks is read even over the budget, one range at a time
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])

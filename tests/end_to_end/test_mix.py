@@ -13,7 +13,7 @@ import torch
 from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
 
 import headrace as hr
-from headrace.datasets.mixture import MixedShards, Mixture
+from headrace.datasets.mix_sources import MixDataset, MixShards
 from headrace.streaming import mixing
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
@@ -94,7 +94,7 @@ def test_mixture_gives_the_bytes_of_each_sample_once_when_shards_are_read_in_ran
     web: hr.Stream, code: hr.Stream
 ) -> None:
     data = hr.mix({"web": web.shuffle(), "code": code.shuffle()})
-    assert isinstance(data.source, MixedShards)
+    assert isinstance(data.source, MixShards)
     wanted = {}
     for name, urls, counts in (("web", web.source.urls, WEB), ("code", code.source.urls, CODE)):
         first = 0
@@ -115,7 +115,7 @@ def test_mixture_reads_each_shard_about_once_when_windows_are_large(web: hr.Stre
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
-def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream, kind: str, warm_helper: None) -> None:
+def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream, kind: str, warm_server: None) -> None:
     data = mixtures(web, code)[kind]
     alone, several = batches_of(data, num_workers=1), batches_of(data, num_workers=2, fetch_concurrency=3)
     assert len(alone) == len(several) > 5
@@ -125,7 +125,7 @@ def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream
 @pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.parametrize("stop", [0, 1, 5])
 def test_mixture_goes_on_exactly_when_it_is_resumed_with_other_workers(
-    web: hr.Stream, code: hr.Stream, kind: str, stop: int, warm_helper: None
+    web: hr.Stream, code: hr.Stream, kind: str, stop: int, warm_server: None
 ) -> None:
     data = mixtures(web, code)[kind]
     whole = batches_of(data, epoch=1, num_workers=1)
@@ -203,7 +203,7 @@ def test_mixture_goes_on_for_ever_when_it_is_not_bounded(web: hr.Stream, code: h
 def test_mixture_applies_the_steps_of_each_source_when_they_differ(web: hr.Stream) -> None:
     sources = {"web": web.take(10).map(numbered), "words": Words().map(twice).map(shout), "raw": Words()}
     data = hr.mix(sources)
-    assert isinstance(data.source, Mixture)
+    assert isinstance(data.source, MixDataset)
     samples = samples_of(data)
     assert sorted(s["n"] for s in samples if isinstance(s, dict)) == list(range(10))
     assert {s["__source__"] for s in samples if isinstance(s, dict)} == {"web"}
@@ -243,7 +243,7 @@ def test_mixture_reads_only_what_keys_and_selections_leave_when_shards_are_read_
             return list(loader), loader.stats().fetch.bytes
 
     data = hr.mix({"web": small, "code": code.select("cls")})
-    assert isinstance(data.source, MixedShards)
+    assert isinstance(data.source, MixShards)
     samples, nbytes = read(data)
     assert sorted(int(s["cls"]) for s in samples if s["__source__"] == "web") == list(range(0, 90, 10))
     assert all(set(s) == {"__key__", "__url__", "__source__", "cls"} for s in samples)
@@ -422,7 +422,7 @@ def test_sources_are_closed_when_a_later_one_cannot_be_opened() -> None:
 
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixture_gives_each_sample_once_when_batches_come_out_of_order(
-    web: hr.Stream, code: hr.Stream, kind: str, warm_helper: None
+    web: hr.Stream, code: hr.Stream, kind: str, warm_server: None
 ) -> None:
     data = mixtures(web, code)[kind].map(lambda s: (s["source"], s["n"]))
     options: dict[str, Any] = {"batch_size": 12, "seed": 3, "collate_fn": list, "in_order": False}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from unittest import mock
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import IterableDataset
 
 import headrace as hr
 
@@ -19,6 +21,17 @@ class Numbers(hr.AsyncDataset):
 
     async def aget(self, key: int) -> int:
         return key
+
+
+class Counted(IterableDataset[int]):
+    def __init__(self, says: int = 8) -> None:
+        self.says = says
+
+    def __len__(self) -> int:
+        return self.says
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
 
 
 def seen(batches: Iterable[object]) -> dict[str, int]:
@@ -45,6 +58,26 @@ def test_a_class_of_ones_own_has_its_own_name() -> None:
 
 
 def test_nothing_is_recorded_while_nobody_profiles() -> None:
-    with hr.DataLoader(Numbers(), batch_size=2) as loader:
-        with mock.patch.object(torch.autograd.profiler, "record_function", side_effect=AssertionError):
-            assert len(list(loader)) == 4
+    with mock.patch.object(torch.autograd.profiler, "record_function", side_effect=AssertionError):
+        for data in (Numbers(), torch.arange(8), Counted()):
+            with hr.DataLoader(data, batch_size=2) as loader:
+                assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_of_torchs_data_sets_are_events_too(workers: int) -> None:
+    with hr.DataLoader(torch.arange(8), batch_size=2, num_workers=workers) as loader:
+        events = seen(loader)
+    assert [count for name, count in events.items() if name.startswith("enumerate(DataLoader)#")] == [5]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_iterable_that_is_longer_than_it_says_is_warned_of_when_nobody_profiles(workers: int) -> None:
+    with hr.DataLoader(Counted(says=3), batch_size=2, num_workers=workers) as loader:
+        assert len(loader) == 2  # torch compares batches with the number of samples
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        with pytest.warns(UserWarning, match="reported to be 3.* but 4 samples have been fetched"):
+            next(batches)
+        assert list(batches) == []

@@ -12,7 +12,7 @@ from headrace.fetch.stores import memory
 MiB = 2**20
 SIZE, COUNT = 3 * MiB, 16
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_samples_leave_a_buffer_no_sooner_than_they_have_come() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_order_does_not_depend_on_workers_or_reads(
-    urls: list[str], index: str, workers: int, warm_helper: None
+    urls: list[str], index: str, workers: int, warm_server: None
 ) -> None:
     for source, by in WAYS:
         data = SOURCES[source](urls, index).shuffle(by)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import logging
 import os
 import signal
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.fetch.stores import memory
 
-pytestmark = pytest.mark.usefixtures("warm_helper")
+pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2])
 QUICK = hr.FetchOptions(attempts=1, backoff_s=0.0)
 
@@ -257,6 +258,26 @@ def test_shard_that_is_damaged_is_one_skip_and_the_next_ones_go_on(is_missing: b
     assert stats.skipped == 1
     assert urls[1] in stats.skipped_samples[0].error
     assert stats.skipped_samples[0].name == (urls[1] if is_missing else "'000006'")  # the member that it breaks off in
+
+
+@WORKERS
+@pytest.mark.parametrize("form", ["tar", "tar.gz"])
+def test_sample_right_before_a_member_over_a_limit_is_delivered_whole(form: str, num_workers: int) -> None:
+    samples = numbered_samples(0, 5)
+    samples[3][1]["bin"] = bytes(5000)
+    data = tar(samples)
+    urls = [f"memory://over/0.{form}", "memory://over/1.tar"]
+    memory.put(urls[0], gzip.compress(data) if form == "tar.gz" else data)
+    memory.put(urls[1], tar(numbered_samples(5, 2)))
+    stream = hr.stream(urls, limits=hr.Limits(member_bytes=2000)).to_tuple("cls", "bin")
+    options: dict[str, Any] = {"num_workers": num_workers, "on_error": "skip"}
+    with hr.DataLoader(stream, batch_size=None, **options) as loader:
+        got = [(int(label), len(body)) for label, body in loader]
+        assert loader.stats().skipped == 1
+        assert "over the limit" in loader.stats().skipped_samples[0].error
+    assert got == [(n, 700 + 37 * n) for n in (0, 1, 2, 5, 6)]
+    for url in urls:
+        memory.remove(url)
 
 
 @WORKERS

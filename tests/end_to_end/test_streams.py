@@ -121,7 +121,7 @@ def test_batches_equal_torchs_whatever_is_made_ahead(
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, warm_server: None) -> None:
     data = hr.stream(urls).shuffle(seed=5).map(as_arrays)
     expected = all_of(data, batch_size=4)
     assert same(all_of(data, batch_size=4, num_workers=num_workers), expected)
@@ -130,7 +130,7 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, war
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_short_last_batch_is_left_out_if_wanted(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_a_short_last_batch_is_left_out_if_wanted(urls: list[str], num_workers: int, warm_server: None) -> None:
     data = hr.stream(urls).map(label)
     assert [len(b) for b in all_of(data, batch_size=4, num_workers=num_workers)] == [4] * 6 + [1]
     kept = all_of(data, batch_size=4, drop_last=True, num_workers=num_workers)
@@ -149,7 +149,7 @@ def test_left_out_batches_leave_no_memory_behind(urls: list[str]) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_out_of_order_gives_the_same_batches(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_out_of_order_gives_the_same_batches(urls: list[str], num_workers: int, warm_server: None) -> None:
     data = hr.stream(urls).map(label)
     batches = all_of(data, batch_size=4, in_order=False, num_workers=num_workers)
     assert sorted(b.tolist() for b in batches) == [b.tolist() for b in all_of(data, batch_size=4)]
@@ -206,7 +206,7 @@ KEPT = [n for n in range(TOTAL) if n % 3 != 1]
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("keep", [is_kept, is_kept_async], ids=["workers", "loop"])
 def test_filter_keeps_batches_full_and_in_order(
-    urls: list[str], keep: Callable[[Any], Any], num_workers: int, warm_helper: None
+    urls: list[str], keep: Callable[[Any], Any], num_workers: int, warm_server: None
 ) -> None:
     data = hr.stream(urls).filter(keep).map(label)
     batches = all_of(data, batch_size=4, num_workers=num_workers)
@@ -220,7 +220,7 @@ def test_filter_keeps_batches_full_and_in_order(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers: int, warm_server: None) -> None:
     async def add_one(n: int) -> int:
         await asyncio.sleep(0)
         return n + 1
@@ -256,7 +256,7 @@ def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, warm_server: None) -> None:
     samples = all_of(hr.stream(urls).map(as_arrays), batch_size=None, num_workers=num_workers)
     assert [sample["n"] for sample in samples] == list(range(TOTAL))
     assert isinstance(samples[0]["head"], torch.Tensor)
@@ -264,7 +264,7 @@ def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, w
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int, warm_helper: None) -> None:
+def test_a_collate_function_sees_the_samples_themselves(urls: list[str], num_workers: int, warm_server: None) -> None:
     def collate(samples: list[Any]) -> tuple[list[str], int]:
         assert type(samples) is list
         return [s["__key__"] for s in samples], sum(len(s["bin"]) for s in samples)
@@ -288,7 +288,7 @@ def drawn_everywhere(sample: dict[str, Any]) -> tuple[int, float, float, float, 
     )
 
 
-def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_helper: None) -> None:
+def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_server: None) -> None:
     data = hr.stream(urls).shuffle(seed=2).map(drawn)
 
     def epochs(num_workers: int, batch_size: int = 4) -> list[list[Any]]:
@@ -303,7 +303,7 @@ def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_helper: N
     assert len(set(numbers_drawn)) == 2 * TOTAL
 
 
-def test_global_generators_are_the_samples_own_in_workers(urls: list[str], warm_helper: None) -> None:
+def test_global_generators_are_the_samples_own_in_workers(urls: list[str], warm_server: None) -> None:
     data = hr.stream(urls).map(drawn_everywhere)
     one = all_of(data, batch_size=5, num_workers=1, collate_fn=list)
     assert all_of(data, batch_size=5, num_workers=2, collate_fn=list) == one
@@ -319,7 +319,7 @@ def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str])
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
-def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str], warm_helper: None) -> None:
+def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str], warm_server: None) -> None:
     async def pass_on(sample: Any) -> Any:
         return sample
 

@@ -154,12 +154,6 @@ def test_options_of_ours_are_refused_there(options: dict[str, Any]) -> None:
         hr.DataLoader(Squares(), **options)
 
 
-@pytest.mark.parametrize("name", ["stats", "report", "bound_by"])
-def test_what_is_not_counted_is_not_told(name: str) -> None:
-    with pytest.raises(hr.OptionError, match="economic=True"):
-        getattr(hr.DataLoader(Squares()), name)()
-
-
 def test_batch_that_was_made_cannot_be_peeked_at() -> None:
     with pytest.raises(hr.OptionError, match="consumed"):
         hr.DataLoader(Squares()).peek()

@@ -18,7 +18,8 @@ from headrace.cli import main as command
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.building import cache_path, cached
-from headrace.types import Rows, running_reader
+from headrace.rows import Rows
+from headrace.running import running_reader
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_a_stream_asked_inside_another_loader_reads_from_its_own_store() -> None
         async def aget(self, key: int) -> int:
             running = running_reader.get()
             sample = await inner.aget(key)
-            assert hr.types.running_reader.get() is running  # type: ignore[attr-defined]
+            assert running_reader.get() is running
             return int(sample["cls"])
 
     with hr.DataLoader(Pairs(), batch_size=4) as loader:

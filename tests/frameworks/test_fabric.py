@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from frameworks.kinds import DATA, loader_of
 from frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
 from torch.utils.data import DistributedSampler
 
@@ -38,6 +40,34 @@ def test_epochs_are_in_different_orders_when_a_loop_over_fabrics_loader_ends_ear
     loader.close()
 
 
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("steps", [2, 7])
+def test_fabric_goes_on_with_what_is_left_when_it_loads_what_it_has_saved(
+    kind: str, steps: int, tmp_path: Path
+) -> None:
+    """Its loop takes no batch ahead; the loader that was set up has no state, ours has."""
+    place = tmp_path / "saved"
+
+    def run(loader: hr.DataLoader[Any], *, saves: bool) -> Iterator[list[int]]:
+        fabric = lightning.Fabric(accelerator="cpu", devices=1)
+        wrapped, step = fabric.setup_dataloaders(loader), 0
+        if not saves and place.exists():
+            loader.load_state_dict(fabric.load(place)["loader"])
+        for _ in range(2):
+            for batch in wrapped:
+                step += 1
+                if saves and step == steps:
+                    fabric.save(place, {"loader": loader.state_dict()})
+                yield batch.tolist()
+
+    torch.manual_seed(0)
+    with loader_of(kind, 0) as loader:
+        whole = list(run(loader, saves=True))
+    torch.manual_seed(steps)
+    with loader_of(kind, 0) as loader:
+        assert list(run(loader, saves=False))[: 10 - steps] == whole[steps:]
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[None]:
     """A group of one process, which frameworks take for a distributed run."""
@@ -60,3 +90,17 @@ def test_fabric_divides_torchs_data_alone_when_there_are_ranks(regime: str, rank
     assert (inside is loader) == (regime == "headrace")
     assert_made_by_our_workers(wrapped)
     loader.close()
+
+
+def test_warning_names_the_epoch_when_fabric_counts_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrappers: Any = importlib.import_module("lightning.fabric.wrappers")
+    with hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True) as loader:
+        loader.set_epoch(1)
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(data_of("headrace"), batch_size=4, shuffle=True) as loader:
+        wrapped: Any = lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+        loader.load_state_dict(state)
+        monkeypatch.delattr(wrappers, "_FabricDataLoader")
+        with pytest.warns(RuntimeWarning, match="Fabric counts epochs in a way that is not known.*than epoch 1"):
+            next(iter(wrapped))

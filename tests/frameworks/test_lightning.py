@@ -10,6 +10,8 @@ import pytest
 import torch
 from frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
 from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 import headrace as hr
 
@@ -142,3 +144,22 @@ def test_writer_is_told_the_keys_when_predicting_from_torchs_data() -> None:
     loader = hr.DataLoader(data_of("torch"), batch_size=5, num_workers=2)
     trainer(callbacks=[writer]).predict(Model(), loader)
     assert writer.keys == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+class NewLoop:
+    """A loop that trains as Lightning's does, and counts epochs under another name."""
+
+    def begin(self, loader: Any) -> Any:
+        fetcher: Any = _PrefetchDataFetcher()
+        fetcher.setup(CombinedLoader(loader, "max_size_cycle"))
+        iter(fetcher)
+        return fetcher
+
+
+@BOTH
+def test_state_warns_of_batches_ahead_when_the_loop_counts_epochs_in_another_way(regime: str) -> None:
+    with hr.DataLoader(data_of(regime), batch_size=4) as loader:
+        fetcher = NewLoop().begin(loader)
+        with pytest.warns(RuntimeWarning, match=r"lightning\.pytorch iterates over this loader in a way"):
+            loader.state_dict()
+        fetcher.reset()

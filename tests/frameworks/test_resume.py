@@ -137,17 +137,17 @@ def orders_after_a_resume(accelerator: Accelerator, make: Any) -> list[bool]:
     return answers
 
 
-def test_order_goes_on_when_the_prepared_loader_is_told_the_epoch(accelerator: Accelerator) -> None:
+def test_order_goes_on_when_the_prepared_loader_is_told_the_epoch_and_when_it_is_not(accelerator: Accelerator) -> None:
     def make() -> hr.DataLoader[Any]:
         sampler: Any = DistributedSampler(TorchData(), num_replicas=1, rank=0)
         return hr.DataLoader(TorchData(), batch_size=2, sampler=sampler, num_workers=1)
 
-    assert orders_after_a_resume(accelerator, make) == [True, False]
+    assert orders_after_a_resume(accelerator, make) == [True, True]
 
 
 def test_order_goes_on_when_the_seedable_sampler_has_a_seed(accelerator: Accelerator) -> None:
     accelerator.dataloader_config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=5)
-    assert orders_after_a_resume(accelerator, of_torch) == [True, False]
+    assert orders_after_a_resume(accelerator, of_torch) == [True, True]
 
 
 def test_prepare_of_accelerate_alone_leaves_no_state_when_the_data_is_torchs(accelerator: Accelerator) -> None:

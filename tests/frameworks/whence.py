@@ -52,7 +52,7 @@ def keys_of(batch: dict[str, Any]) -> list[int]:
 
 
 def assert_made_by_our_workers(batches: Iterable[dict[str, Any]]) -> None:
-    """Every sample comes from a worker that our helper process forked; torch's workers are the trainer's children."""
+    """Every sample comes from a worker that our fork server forked; torch's workers are the trainer's children."""
     trainer = os.getpid()
     for batch in batches:
         for made_by, parent, above in batch["made_by"].tolist():

@@ -11,8 +11,8 @@ from fuzz.dice import Dice, edited
 from headrace.errors import DecodeError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import decoder
-from headrace.types import Rows
-from headrace.work.inputs import Bodies
+from headrace.rows import Rows
+from headrace.work.inputs import LeasedBodies
 
 DTYPES = ("<f4", ">f4", "u1", "<i8", "?", "<c8", "<U3", "<M8[s]", [("a", "<i4"), ("b", "u1")])
 SHAPES = ((), (1,), (3,), (2, 3), (0,), (300,))
@@ -73,8 +73,8 @@ def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
     return samples
 
 
-def _laid_out(samples: list[dict[str, bytes]], cuts: list[int]) -> tuple[Rows, Bodies]:
-    """The table of samples whose bytes lie in ranges that end at `cuts`."""
+def _laid_out(samples: list[dict[str, bytes]], boundaries: list[int]) -> tuple[Rows, LeasedBodies]:
+    """The table of samples whose bytes lie in ranges that end at `boundaries`."""
     fields = list(dict.fromkeys(name for sample in samples for name in sample))
     data, starts, field, offset, size = bytearray(b"before"), [0], [], [], []
     for sample in samples:
@@ -87,6 +87,6 @@ def _laid_out(samples: list[dict[str, bytes]], cuts: list[int]) -> tuple[Rows, B
     keys = np.array([b"%d" % k for k in range(len(samples))])
     ints = [np.array(values, np.int64) for values in (starts, offset, size)]
     rows = Rows(keys, ints[0], np.array(field, np.int32), ints[1], ints[2], tuple(fields))
-    ends = sorted({cut for cut in cuts if 0 < cut < len(data)} | {len(data)})
+    ends = sorted({cut for cut in boundaries if 0 < cut < len(data)} | {len(data)})
     first = [0, *ends[:-1]]
-    return rows, Bodies([memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)], first)
+    return rows, LeasedBodies([memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)], first)

@@ -23,7 +23,7 @@ from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex
-from headrace.types import Rows
+from headrace.rows import Rows
 
 WHAT = "s3://bucket/train.idx"
 FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")

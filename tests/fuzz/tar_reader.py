@@ -122,8 +122,10 @@ def _compare(archive: bytes, found: Found, error: tuple[str, str, object, int] |
         has_end = archive[stop : stop + len(END)] == END
         assert has_end or (error is None and archive[stop:] == bytes(BLOCK)), "what marks the end"
     else:
-        before = [one for one in members if one[1] - BLOCK < error[3]]
-        assert found == grouped(before)[:-1], "all samples before the damage, but the one in front of it"
+        # a member that only breaks a limit ends the sample in front of it, where it would begin another
+        stop = error[3] + (error[0] == "LimitError")
+        before = [one for one in members if one[1] - BLOCK < stop]
+        assert found == grouped(before)[:-1], "all samples before the damage, but the one that may go on"
 
 
 def grouped(members: list[Member]) -> Found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from fuzz import columns, decoders, decompression, indexes, tar_reader
+from fuzz import columns, decoders, decompression, indexes, json_lines, mds, tar_reader
 
 
 class Target(Protocol):
@@ -26,4 +26,6 @@ TARGETS: dict[str, Target] = {
     "decoders": decoders,
     "columns": columns,
     "decompression": decompression,
+    "json_lines": json_lines,
+    "mds": mds,
 }

@@ -9,7 +9,15 @@ import pytest
 from fuzz.dice import changed
 from fuzz.targets import TARGETS
 
-CHANGED = {"tar_reader": 2000, "indexes": 8000, "decoders": 6000, "columns": 6000, "decompression": 1500}
+CHANGED = {
+    "tar_reader": 2000,
+    "indexes": 8000,
+    "decoders": 6000,
+    "columns": 6000,
+    "decompression": 1500,
+    "json_lines": 3000,
+    "mds": 2000,
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of odd files that it reads all the same

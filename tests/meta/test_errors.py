@@ -12,6 +12,7 @@ from headrace import errors
 
 VALUES = {
     "message": "what happened",
+    "what": "dataset.file (an open file) cannot be sent",
     "stage": "fetch",
     "url": "s3://bucket/train-0000.tar",
     "start": 512,
@@ -52,6 +53,14 @@ def make(cls: type[errors.HeadraceError]) -> errors.HeadraceError:
         assert getattr(error, name) == VALUES[name], f"{cls.__name__} does not keep {name}"
     error.add_note("sample a/7 of s3://bucket/train-0000.tar, in worker 1")
     return error
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_can_be_made_of_a_text_alone(cls: type[errors.HeadraceError]) -> None:
+    error = cls("what happened")
+    assert str(error) == "what happened"
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (type(again), again.args, vars(again)) == (cls, error.args, vars(error))
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))

@@ -1,6 +1,11 @@
 """The public names of `headrace` are those of `__all__`, and nothing else."""
 
+import importlib.metadata
 import inspect
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +37,15 @@ def test_nothing_else_is_public() -> None:
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         headrace.no_such_name  # noqa: B018
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    assert headrace.__version__ == importlib.metadata.version("headrace")
+    assert "__version__" in dir(headrace)
+
+
+def test_sources_that_are_not_installed_have_no_known_version(tmp_path: Path) -> None:
+    shutil.copytree(Path(headrace.__file__).parent, tmp_path / "headrace", ignore=shutil.ignore_patterns("*.pyc"))
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import headrace; print(headrace.__version__)"
+    bare = [sys.executable, "-I", "-S", "-c", script, str(tmp_path)]  # without the folder of what is installed
+    assert subprocess.run(bare, capture_output=True, text=True, check=True).stdout.strip() == "0+unknown"

@@ -31,7 +31,7 @@ from headrace.fetch.stores.writing import write_object
 from headrace.formats.index.file import Directory, check_block, read_directory
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.building import (
-    Progress,
+    BuildProgress,
     beside,
     build_beside,
     build_file,
@@ -40,8 +40,8 @@ from headrace.indexes.building import (
     cache_path,
 )
 from headrace.options import FetchOptions
+from headrace.rows import Rows
 from headrace.testing import FaultServer
-from headrace.types import Rows
 
 CREDENTIALS = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT}
@@ -466,7 +466,7 @@ def test_index_that_cannot_be_uploaded_is_an_error_and_what_is_done_is_kept(s3: 
     with pytest.raises(StorageError, match="other-shelf"):
         run(lambda reader: build_index(reader, [url], output, storage_options=options))
     s3.create_bucket(Bucket="other-shelf")
-    progress: Progress = run(lambda reader: build_index(reader, [url], output, storage_options=options))
+    progress: BuildProgress = run(lambda reader: build_index(reader, [url], output, storage_options=options))
     assert progress.kept == 1
 
 

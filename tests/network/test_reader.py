@@ -30,8 +30,9 @@ from headrace.errors import (
 from headrace.fetch import Meter, Reader, read
 from headrace.fetch.stores import memory
 from headrace.options import FetchOptions
+from headrace.protocols import Span
+from headrace.running import running_reader
 from headrace.testing import FaultServer
-from headrace.types import Span, running_reader
 
 BODY = numbered(900_000)
 SMALL = numbered(83_000)

@@ -438,7 +438,7 @@ async def pair() -> AsyncIterator[tuple[Connection, socket.socket]]:
     st.lists(st.integers(0, 300), max_size=8),
 )
 def test_body_is_the_same_however_it_comes_and_is_read(
-    data: bytes, is_chunked: bool, cuts: list[int], reads: list[int]
+    data: bytes, is_chunked: bool, boundaries: list[int], reads: list[int]
 ) -> None:
     wire = (
         chunked(*([data[:100], data[100:]] if len(data) > 100 else [data] if data else [])) if is_chunked else ok(data)
@@ -448,7 +448,7 @@ def test_body_is_the_same_however_it_comes_and_is_read(
         async with pair() as (connection, theirs):
 
             async def send() -> None:
-                edges = sorted({0, *(cut for cut in cuts if cut < len(wire)), len(wire)})
+                edges = sorted({0, *(cut for cut in boundaries if cut < len(wire)), len(wire)})
                 for begin, end in pairwise(edges):
                     theirs.sendall(wire[begin:end])
                     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""One helper process for all tests of this folder: it takes a second to start, its workers some milliseconds."""
+"""One fork server for all tests of this folder: it takes a second to start, its workers some milliseconds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.work.starter import Helper
+from headrace.processes.fork_client import ForkServer
 
 
 @pytest.fixture(scope="session", autouse=True)
-def helper() -> Iterator[Helper]:
-    helper = Helper.acquire()
-    yield helper
-    helper.release()
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer.acquire()
+    yield fork_server
+    fork_server.release()

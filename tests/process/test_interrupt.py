@@ -47,20 +47,20 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: 
     with trainer(code) as running:
         assert running.line() == "going"
         if workers:
-            wait_until(lambda: len(descendants_of(running.pid)) == 3, "a helper and two workers run")
+            wait_until(lambda: len(descendants_of(running.pid)) == 3, "a fork server and two workers run")
         ours = descendants_of(running.pid)
         os.killpg(running.pid, signal.SIGINT)
         returncode, out, err = running.finish(timeout_s=10)
-        wait_until(lambda: not any(map(is_running, ours)), "helper and workers are gone")
+        wait_until(lambda: not any(map(is_running, ours)), "fork server and workers are gone")
     # CPython itself forgets, now and then, to end by the signal when a daemon thread still runs.
     assert returncode in ((-signal.SIGINT,) if workers else (-signal.SIGINT, 1)), err
     assert out == ""
     assert err.count("\nKeyboardInterrupt") == 1
     assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "headrace/work" not in err and "helper" not in err, err
+    assert "headrace/work" not in err and "fork server" not in err, err
 
 
-def test_ctrl_c_while_the_helper_starts_is_one_keyboard_interrupt() -> None:
+def test_ctrl_c_while_the_fork_server_starts_is_one_keyboard_interrupt() -> None:
     with trainer("""
         loader = hr.DataLoader(Numbers(100), batch_size=4, num_workers=2)
         print("going", flush=True)

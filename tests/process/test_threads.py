@@ -11,7 +11,7 @@ import pytest
 from process.waiting import children_of, wait_until, workers_of
 
 import headrace as hr
-from headrace.work.starter import Helper
+from headrace.processes.fork_client import ForkServer
 
 
 class Numbers(hr.AsyncDataset):
@@ -99,7 +99,7 @@ def test_iterator_that_nobody_reads_does_not_stop_another() -> None:
         assert numbers(idle[0]) == list(range(8, 400, 2))
 
 
-def test_loaders_share_one_helper_and_keep_to_themselves() -> None:
+def test_loaders_share_one_fork_server_and_keep_to_themselves() -> None:
     with (
         hr.DataLoader(Numbers(300).map(double), batch_size=4, num_workers=2) as one,
         hr.DataLoader(Numbers(300, start=1000), batch_size=4, num_workers=1) as two,
@@ -107,11 +107,11 @@ def test_loaders_share_one_helper_and_keep_to_themselves() -> None:
         mixed = [(a.tolist(), b.tolist()) for a, b in zip(one, two, strict=True)]
         assert [x for a, _ in mixed for x in a] == list(range(0, 600, 2))
         assert [x for _, b in mixed for x in b] == list(range(1000, 1300))
-        helper = Helper._shared
-        assert helper is not None
-        assert set(workers_of(one) + workers_of(two)) <= set(children_of(helper.process.pid))
+        fork_server = ForkServer._shared
+        assert fork_server is not None
+        assert set(workers_of(one) + workers_of(two)) <= set(children_of(fork_server.process.pid))
         one.close()
-        wait_until(lambda: len(children_of(helper.process.pid)) == 1, "only the other loader's worker is left")
+        wait_until(lambda: len(children_of(fork_server.process.pid)) == 1, "only the other loader's worker is left")
         assert numbers(two) == list(range(1000, 1300))
 
 

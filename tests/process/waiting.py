@@ -57,7 +57,7 @@ def descendants_of(pid: int) -> list[int]:
 
 def workers_of(loader: Any) -> list[int]:
     """The process ids of a loader's workers."""
-    return [worker.pid for worker in loader._behind._machinery._workers._workers if worker.pid]
+    return list(loader._behind._runtime._workers.pids)
 
 
 PREAMBLE = """
@@ -124,7 +124,9 @@ def trainer(code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBL
             process.wait()
 
 
-def run_script(code: str, *, options: tuple[str, ...] = (), timeout_s: float = 30.0) -> tuple[int, str, str]:
+def run_script(
+    code: str, *, options: tuple[str, ...] = (), preamble: str = PREAMBLE, timeout_s: float = 100.0
+) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a script that ends by itself."""
-    with trainer(code, options=options) as running:
+    with trainer(code, options=options, preamble=preamble) as running:
         return running.finish(timeout_s)

@@ -21,7 +21,7 @@ from headrace.errors import (
 )
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
-from headrace.types import running_charge
+from headrace.running import running_charge
 
 SEEDS = int(os.environ.get("HEADRACE_SEEDS", "200"))
 BATCHES = 20

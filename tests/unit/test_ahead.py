@@ -11,7 +11,7 @@ import pytest
 import torch
 from unit.fake_device import FakeBackend
 
-from headrace.deliver.ahead import Ahead, Moved, Opened, Pinned
+from headrace.deliver.ahead import Ahead, DeviceStage, PassThrough, PinStage
 from headrace.deliver.device import Mover
 
 
@@ -24,16 +24,16 @@ def failing() -> Any:
 
 
 MADE: dict[str, Callable[[], Ahead]] = {
-    "opened": Opened,
-    "pinned": lambda: Pinned(lambda batch: batch.clone(), None),
-    "moved": lambda: Moved(Mover(FakeBackend())),
+    "opened": PassThrough,
+    "pinned": lambda: PinStage(lambda batch: batch.clone(), None),
+    "moved": lambda: DeviceStage(Mover(FakeBackend())),
 }
 all_kinds = pytest.mark.parametrize("kind", MADE)
 
 
 def complete(ahead: Ahead) -> None:
     """Let the fake device copy."""
-    if isinstance(ahead, Moved):
+    if isinstance(ahead, DeviceStage):
         for event in ahead._mover._backend.events:  # type: ignore[attr-defined]
             event.complete()
 
@@ -69,7 +69,7 @@ def test_error_is_raised_in_its_turn_and_the_next_batch_comes(kind: str) -> None
 
 def test_take_does_not_wait_when_it_is_not_to() -> None:
     gate = threading.Event()
-    ahead = Pinned(doubled, None)
+    ahead = PinStage(doubled, None)
 
     def wait() -> torch.Tensor:
         gate.wait()
@@ -84,7 +84,7 @@ def test_take_does_not_wait_when_it_is_not_to() -> None:
 
 
 def test_close_ends_the_thread_when_batches_are_left() -> None:
-    ahead = Pinned(doubled, None)
+    ahead = PinStage(doubled, None)
     ahead.put(lambda: torch.ones(1))
     ahead.put(lambda: torch.ones(1))
     ahead.close()

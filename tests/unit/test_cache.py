@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
-from headrace.types import Buffer, Span
+from headrace.protocols import Span
+from headrace.types import Buffer
 
 URL = "https://host/shard.tar"
 BLOCK = 4096

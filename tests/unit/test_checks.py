@@ -17,9 +17,10 @@ from headrace.errors import (
 )
 from headrace.fetch import Reader
 from headrace.fetch.checksums import crc32c
-from headrace.fetch.policy.goal import Goal
+from headrace.fetch.policy.range_request import RangeRequest
 from headrace.options import FetchOptions
-from headrace.types import Answer, running_charge
+from headrace.running import running_charge
+from headrace.types import Answer
 
 BODY = bytes(range(256)) * 40
 FLIPPED = b"\xff" + BODY[1:]
@@ -126,7 +127,7 @@ async def test_answer_is_checked_against_what_was_asked_and_is_known() -> None:
         ((0, 8), answer(0, None, None)),
     ]
     for (start, stop), given in good:
-        Goal("x", start, stop).accept(given)
+        RangeRequest("x", start, stop).accept(given)
     bad = [
         ((None, None), answer(1, 10, 10)),
         ((5, 8), answer(5, 7, 10)),
@@ -138,22 +139,22 @@ async def test_answer_is_checked_against_what_was_asked_and_is_known() -> None:
     ]
     for (start, stop), given in bad:
         with pytest.raises(BadResponseError):
-            Goal("x", start, stop).accept(given)
+            RangeRequest("x", start, stop).accept(given)
     for etag, second, kind in (
         ('"v"', answer(0, 10, 10, '"w"'), ObjectChangedError),
         (None, answer(0, 11, 11, None), ObjectChangedError),
         ('"v"', answer(0, 11, 11), BadResponseError),
     ):
-        goal = Goal("x", None, None)
-        goal.accept(answer(0, 10, 10, etag))
+        request = RangeRequest("x", None, None)
+        request.accept(answer(0, 10, 10, etag))
         with pytest.raises(kind):
-            goal.accept(second)
-    goal = Goal("x", 0, 8)
-    goal.accept(answer(0, None, None))
+            request.accept(second)
+    request = RangeRequest("x", 0, 8)
+    request.accept(answer(0, None, None))
     with pytest.raises(BadResponseError, match="how long"):
-        goal.span()
-    goal.check_end()
-    assert goal.span().size == 0
+        request.span()
+    request.check_end()
+    assert request.span().size == 0
 
 
 @on_a_loop

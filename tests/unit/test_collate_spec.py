@@ -94,13 +94,13 @@ def samples_of() -> st.SearchStrategy[Draw]:
     return st.recursive(leaf_makers(), containers, max_leaves=5)
 
 
-def through_slab(samples: list[Any], capacity: int, cuts: list[int], *, copy: bool) -> Any:
-    """The batch by way of a slab, written in the chunks that `cuts` makes."""
+def through_slab(samples: list[Any], capacity: int, boundaries: list[int], *, copy: bool) -> Any:
+    """The batch by way of a slab, written in the chunks that `boundaries` makes."""
     spec = Spec.of(samples[0])
     assert spec is not None
     spec = Spec.loads(spec.dumps())
     slab = np.full(spec.nbytes(capacity), 0xA5, np.uint8)
-    edges = sorted({0, len(samples), *(cut for cut in cuts if cut < len(samples))})
+    edges = sorted({0, len(samples), *(cut for cut in boundaries if cut < len(samples))})
     columns: list[list[Any]] = []
     for start, stop in itertools.pairwise(edges):
         wrote = spec.write(samples[start:stop], memoryview(slab), start, capacity)
@@ -153,16 +153,16 @@ def collated(samples: list[Any]) -> Any:
     make=samples_of(),
     count=st.integers(1, 6),
     extra=st.integers(0, 3),
-    cuts=st.lists(st.integers(1, 5), max_size=3),
+    boundaries=st.lists(st.integers(1, 5), max_size=3),
     copy=st.booleans(),
 )
-def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, cuts: list[int], copy: bool) -> None:
+def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, boundaries: list[int], copy: bool) -> None:
     samples = [make(number) for number in range(count)]
     wanted = collated(samples)
     if Spec.of(samples[0]) is None:
         return  # torch's business, errors included
     assert not isinstance(wanted, Exception), wanted
-    assert_same(through_slab(samples, count + extra, cuts, copy=copy), wanted)
+    assert_same(through_slab(samples, count + extra, boundaries, copy=copy), wanted)
 
 
 @settings(max_examples=300)

@@ -11,9 +11,9 @@ from headrace.datasets.operators import ToTuple
 from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import decoder
+from headrace.rows import Rows
 from headrace.torch_compat.collate import Slots, Spec, plain_collate
-from headrace.types import Rows
-from headrace.work.inputs import Bodies
+from headrace.work.inputs import LeasedBodies
 
 
 def npy(array):
@@ -39,7 +39,7 @@ def laid_out(samples, cuts=()):
     ends = sorted({cut for cut in cuts if 0 < cut < len(data)} | {len(data)})
     first = [0, *ends[:-1]]
     views = [memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)]
-    return rows, Bodies(views, first)
+    return rows, LeasedBodies(views, first)
 
 
 def one_by_one(samples, decode, names):

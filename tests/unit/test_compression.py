@@ -123,7 +123,8 @@ def flipped(data: bytes) -> Iterable[bytes]:
         ("https://host/a.tar.gz?X-Amz-Signature=1#part", "gzip"),
         ("https://host/a.tar?name=b.tar.gz", None),
         ("a.TAR.GZ", None),
-        ("a.json.gz", None),
+        ("a.json.gz", "gzip"),
+        ("a.json", None),
     ],
 )
 def test_kind_is_read_from_the_name_without_the_query(url: str, kind: str | None) -> None:

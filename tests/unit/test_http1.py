@@ -27,10 +27,10 @@ USUAL = (
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def head_of(data: bytes, cuts: tuple[int, ...] = ()) -> tuple[object, int]:
-    """The head and its length, where `data` came in parts that end at `cuts`."""
+def head_of(data: bytes, boundaries: tuple[int, ...] = ()) -> tuple[object, int]:
+    """The head and its length, where `data` came in parts that end at `boundaries`."""
     searched = 0
-    for stop in (*cuts, len(data)):
+    for stop in (*boundaries, len(data)):
         end = head_end(bytearray(data), searched, stop)
         if end >= 0:
             return parse_head(data[:end]), end
@@ -108,8 +108,8 @@ def test_what_is_no_head_is_refused_before_it_ends(data: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, len(USUAL) + 10), max_size=6))
-def test_head_is_the_same_however_it_is_cut(cuts: list[int]) -> None:
-    assert head_of(USUAL + b"0123456789", tuple(sorted(cuts))) == head_of(USUAL)
+def test_head_is_the_same_however_it_is_cut(boundaries: list[int]) -> None:
+    assert head_of(USUAL + b"0123456789", tuple(sorted(boundaries))) == head_of(USUAL)
 
 
 @given(st.binary(max_size=300), st.integers(0, len(USUAL)), st.integers(0, 20))
@@ -122,10 +122,10 @@ def test_garbage_in_a_head_is_a_value_error_or_a_head(garbage: bytes, at: int, r
     assert end == -1 or head is not None
 
 
-def unchunked(data: bytes, cuts: list[int], room: int) -> tuple[bytes, int, bool]:
-    """What `Chunks` makes of `data` cut at `cuts`, with `room` bytes of output at a time; how much it took."""
+def unchunked(data: bytes, boundaries: list[int], room: int) -> tuple[bytes, int, bool]:
+    """What `Chunks` makes of `data` cut at `boundaries`, with `room` bytes of output at a time; how much it took."""
     chunks, body, at = Chunks(), b"", 0
-    for stop in [*sorted(cuts), len(data)]:
+    for stop in [*sorted(boundaries), len(data)]:
         while at < min(stop, len(data)) and not chunks.is_done:
             out = bytearray(room)
             taken, given_ = chunks.feed(memoryview(data)[at : min(stop, len(data))], memoryview(out))
@@ -142,22 +142,22 @@ def unchunked(data: bytes, cuts: list[int], room: int) -> tuple[bytes, int, bool
     st.integers(1, 500),
 )
 def test_chunks_give_the_same_however_they_are_cut(
-    pieces: list[bytes], extension: bytes, trailers: bytes, cuts: list[int], room: int
+    pieces: list[bytes], extension: bytes, trailers: bytes, boundaries: list[int], room: int
 ) -> None:
     coded = b"".join(b"%X%b\r\n%b\r\n" % (len(p), extension, p) for p in pieces) + b"0\r\n" + trailers + b"\r\n"
-    assert unchunked(coded + b"next", cuts, room) == (b"".join(pieces), len(coded), True)
+    assert unchunked(coded + b"next", boundaries, room) == (b"".join(pieces), len(coded), True)
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=5), st.integers(1, 50))
 @example(b"5\r\nhello\r\n0\r\n\r\n", [3], 2)
-def test_garbage_in_chunks_is_a_value_error_or_a_body(data: bytes, cuts: list[int], room: int) -> None:
+def test_garbage_in_chunks_is_a_value_error_or_a_body(data: bytes, boundaries: list[int], room: int) -> None:
     try:
         whole = unchunked(data, [], 1000)
     except ValueError:
         with pytest.raises(ValueError, match="chunk"):
-            unchunked(data, cuts, room)
+            unchunked(data, boundaries, room)
     else:
-        assert unchunked(data, cuts, room) == whole
+        assert unchunked(data, boundaries, room) == whole
 
 
 @pytest.mark.parametrize(

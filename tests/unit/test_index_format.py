@@ -33,7 +33,7 @@ from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.journal import Journal, journal_record, write_index
 from headrace.formats.index.named_arrays import pack_arrays, smallest, unpack_arrays
 from headrace.formats.index.shard import ShardIndex
-from headrace.types import Rows
+from headrace.rows import Rows
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
 WHAT = "s3://bucket/train.idx?X-Amz-Signature=abc"
@@ -194,7 +194,7 @@ def test_pack_refuses_when_members_lie_as_in_no_archive(offset: list[int], size:
     rows = Rows(
         np.array([b"k"]), np.array([0, 2]), np.array([0, 1], np.int32), np.array(offset), np.array(size), ("a", "b")
     )
-    with pytest.raises(ValueError, match="multiples of 512"):
+    with pytest.raises(ValueError, match="lie one behind the other"):
         ShardIndex(rows, None, -1, None).pack()
 
 

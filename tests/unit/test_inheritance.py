@@ -18,15 +18,15 @@ import torch
 from torch.utils.data._utils.collate import collate_str_fn, default_collate_fn_map
 
 from headrace.errors import CannotCarryError
-from headrace.work.inheritance import capture
+from headrace.processes.inheritance import capture
 
-# A small helper process: of each line it makes a fresh child, which applies what was captured, runs the probe, and
+# A small fork server: of each line it makes a fresh child, which applies what was captured, runs the probe, and
 # answers with what the probe says, and what was written to the standard streams meanwhile.
 HELPER = """
 import json, os, sys, tempfile
 import torch
-from headrace.torch_compat import packing
-from headrace.work.inheritance import apply
+from headrace.torch_compat import serialize
+from headrace.processes.inheritance import apply
 
 answers = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
@@ -57,7 +57,7 @@ Probe = Callable[[str], tuple[Any, str, str]]
 
 
 @pytest.fixture(scope="module")
-def helper() -> Iterator[subprocess.Popen[str]]:
+def fork_server() -> Iterator[subprocess.Popen[str]]:
     started = subprocess.Popen([sys.executable, "-c", HELPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with started:
         yield started
@@ -66,14 +66,14 @@ def helper() -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def probe(helper: subprocess.Popen[str]) -> Probe:
+def probe(fork_server: subprocess.Popen[str]) -> Probe:
     """Run code in a worker that took over what there is now: what it leaves in `said`, its stdout, its stderr."""
 
     def ask(code: str) -> tuple[Any, str, str]:
-        assert helper.stdin is not None and helper.stdout is not None
-        helper.stdin.write(json.dumps({"captured": capture(), "probe": code}) + "\n")
-        helper.stdin.flush()
-        said, out, err = json.loads(helper.stdout.readline())
+        assert fork_server.stdin is not None and fork_server.stdout is not None
+        fork_server.stdin.write(json.dumps({"captured": capture(), "probe": code}) + "\n")
+        fork_server.stdin.flush()
+        said, out, err = json.loads(fork_server.stdout.readline())
         return said, out, err
 
     return ask

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.fetch.ranges import member_requests
-from headrace.types import Rows
+from headrace.rows import Rows
 
 BLOCK = 512
 HEADERS = 4 * BLOCK  # that a member may have, extended ones too

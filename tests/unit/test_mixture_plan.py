@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.errors import OptionError
 from headrace.plan import Order, Passes, ShardOrder, ShuffledOrder, Steps
 from headrace.plan.cursor import Cursor
-from headrace.plan.mixture import Blend, ChangingShares, ConstantShares, MixedOrder, Until
+from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Until
 from headrace.types import Ints
 
 Weights = Sequence[float] | Callable[[int], Sequence[float]]
@@ -24,10 +24,10 @@ SIZES = st.lists(st.integers(1, 300), min_size=1, max_size=6)
 STEPS = st.sampled_from([1, 2, 7, 32, 1024])
 
 
-def blend(sizes: Sequence[int], weights: Weights, until: Until, step: int = 1024) -> Blend:
+def blend(sizes: Sequence[int], weights: Weights, until: Until, step: int = 1024) -> MixLayout:
     if callable(weights):
-        return Blend(sizes, ChangingShares(weights, len(sizes), step), until)
-    return Blend(sizes, ConstantShares(weights, step), until)
+        return MixLayout(sizes, ChangingShares(weights, len(sizes), step), until)
+    return MixLayout(sizes, ConstantShares(weights, step), until)
 
 
 def shuffled(size: int, source: int, turn: int) -> Order:
@@ -36,12 +36,12 @@ def shuffled(size: int, source: int, turn: int) -> Order:
 
 def mixed(
     sizes: Sequence[int], weights: Weights, until: Until = "first", step: int = 1024, key: tuple[int, ...] = (0, 0)
-) -> MixedOrder:
+) -> MixOrder:
     sources = [Passes(partial(shuffled, size, k), None) for k, size in enumerate(sizes)]
-    return MixedOrder(sources, blend(sizes, weights, until, step), key, range(len(sizes)))
+    return MixOrder(sources, blend(sizes, weights, until, step), key, range(len(sizes)))
 
 
-def counts(order: MixedOrder, positions: Ints, sources: int) -> Ints:
+def counts(order: MixOrder, positions: Ints, sources: int) -> Ints:
     return np.bincount(order.turns(positions)[0], minlength=sources)
 
 
@@ -214,7 +214,7 @@ def test_mixture_takes_no_memory_by_samples_when_sources_are_large() -> None:
 
 
 def test_mixture_says_where_windows_end_when_asked() -> None:
-    order = MixedOrder([Passes(partial(shuffled, 10, 0), None)], blend([10], [1], "forever"), (0, 0), window=300)
+    order = MixOrder([Passes(partial(shuffled, 10, 0), None)], blend([10], [1], "forever"), (0, 0), window=300)
     assert [order.window_end(position) for position in (0, 299, 300)] == [300, 300, 600]
 
 

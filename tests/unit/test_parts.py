@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.memory import Arena, Lease
-from headrace.tasks import Finish, ListPart, PackedPart, RawPart, Task, member_pieces
-from headrace.torch_compat import packing
-from headrace.types import Rows
-from headrace.work.workbench import open_part
+from headrace.parts import ListPart, PackedPart, RawPart, member_pieces
+from headrace.rows import Rows
+from headrace.tasks import Finish, Task
+from headrace.torch_compat import serialize
+from headrace.work.task_runner import open_part
 
 
 class SmallArena(Arena):
@@ -158,9 +159,9 @@ def test_python_objects_are_cut_without_being_copied() -> None:
 
 def test_packed_samples_are_cut() -> None:
     arena = SmallArena()
-    parts = packing.pack(list(range(10)))
-    lease = arena.lease(packing.packed_size(parts))
-    part = PackedPart(lease, packing.write(parts, lease.view), 0, 10)
+    parts = serialize.pack(list(range(10)))
+    lease = arena.lease(serialize.packed_size(parts))
+    part = PackedPart(lease, serialize.write(parts, lease.view), 0, 10)
     inner = part.cut(2, 9).cut(1, 4)
     part.release()
     assert open_part(inner) == [3, 4, 5]

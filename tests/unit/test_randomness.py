@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 import headrace as hr
-from headrace.types import RunningSample, running_sample
+from headrace.running import RunningSample, running_sample
 from headrace.work.randomness import EVERY_GENERATOR, begin_sample, seed_of
 
 KEY = 0x5EED_0123_4567_89AB

@@ -5,14 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduler.recipe import Recipe
+from headrace.scheduler.recipe import BatchSpec, Learned
 
 
-def recipe(workers: int, depth: int, *, is_adaptive: bool) -> Recipe:
-    return Recipe(
-        inner=(), chain=1, batch_size=8, workers=workers, drop_last=False, keeps_count=True, look_ahead=0,
-        in_order=True, use_slots=True, is_adaptive=is_adaptive, depth=depth,
-    )  # fmt: skip
+def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:
+    return BatchSpec(chain=1, batch_size=8, workers=workers, is_adaptive=is_adaptive, depth=depth)
 
 
 @given(
@@ -25,15 +22,16 @@ def recipe(workers: int, depth: int, *, is_adaptive: bool) -> Recipe:
 def test_a_task_has_some_samples_of_one_batch(
     workers: int, depth: int, batch_size: int, sample_s: float, is_adaptive: bool
 ) -> None:
-    made = recipe(workers, depth, is_adaptive=is_adaptive)
-    before = made.chunk(batch_size)
-    made.learn_time(sample_s, 1)
+    batches, learned = spec(workers, depth, is_adaptive=is_adaptive), Learned(use_slots=True)
+    before = batches.chunk(batch_size, learned.sample_s)
+    learned.learn_time(sample_s, 1)
+    after = batches.chunk(batch_size, learned.sample_s)
     assert 1 <= before <= batch_size
-    assert 1 <= made.chunk(batch_size) <= batch_size
-    assert is_adaptive or made.chunk(batch_size) == before
+    assert 1 <= after <= batch_size
+    assert is_adaptive or after == before
 
 
 def test_heavy_samples_are_divided_among_the_workers() -> None:
-    made = recipe(2, 8, is_adaptive=True)
-    made.learn_time(0.5, 100)
-    assert made.chunk(512) == 128
+    learned = Learned(use_slots=True)
+    learned.learn_time(0.5, 100)
+    assert spec(2, 8, is_adaptive=True).chunk(512, learned.sample_s) == 128

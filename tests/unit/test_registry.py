@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -46,6 +48,21 @@ async def test_registered_scheme_is_read_by_its_store() -> None:
     hr.register_store("echo", Echo)
     async with Reader(concurrency=1, storage_options={"colour": 1}) as reader:
         assert await reader.read("echo://place/a/b?c") == b"a/b?c of echo://place ['colour']"
+
+
+class Here(Echo):
+    is_local = True
+
+
+@pytest.mark.parametrize(("store", "kept"), [(Here, 0), (Echo, 1)], ids=["local", "far"])
+def test_cache_keeps_nothing_when_a_registered_store_is_local(tmp_path: Path, store: type[Echo], kept: int) -> None:
+    async def read() -> None:
+        async with Reader(hr.FetchOptions(cache_dir=tmp_path), concurrency=1) as reader:
+            await reader.read("echo://place/a")
+
+    hr.register_store("echo", store)
+    asyncio.run(read())
+    assert len(list(tmp_path.rglob("*.range"))) == kept
 
 
 @pytest.mark.asyncio

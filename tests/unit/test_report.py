@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.observe.report import report, verdict
-from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, SkippedSample, Stats, WorkStats
+from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, SkippedSample, Stats, WorkStats
 
 
 def stats(
@@ -138,6 +138,54 @@ def test_the_table_says_figures_with_units() -> None:
     ):
         assert words in text, (words, text)
     assert text.splitlines()[-1] == verdict(stats(busy_s={"map(f)": 6.0, "write": 2.0}, deaths=2)).sentence
+
+
+def test_own_code_on_the_loop_is_the_limit_when_it_holds_it_most_of_the_time() -> None:
+    functions = {"Get.aget": Function("loop", 1000, 7.3), "map(f)": Function("loop", 9, 0.1)}
+    fetch = FetchStats(reading_s=9.5, functions=functions)
+    slow = replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch)
+    got = verdict(slow)
+    assert got.bound_by == "loop"
+    assert (
+        "Your coroutine Get.aget is the limit: it holds the event loop 7.3 ms a call, 70% of the time" in got.sentence
+    )
+    assert "Get.aget holds the loop 7.30 ms a call, 1,000 calls" in report(slow)
+    free = replace(slow.deliver, first_wait_s=0.1, wait_s=0.1, trainer_s=10.0)
+    assert verdict(replace(slow, deliver=free)).bound_by == "trainer"
+    assert verdict(replace(slow, work=replace(slow.work, busy_s={"map(g)": 19.0}))).bound_by == "work"
+    little = replace(fetch, functions={"Get.aget": Function("loop", 1000, 1.0)})
+    assert verdict(replace(slow, fetch=little)).bound_by == "fetch"
+    at_once = replace(slow.deliver, first_wait_s=10.9, wait_s=0.1, trainer_s=0.0)  # the loop could give nothing before
+    assert verdict(replace(slow, deliver=at_once)).bound_by == "loop"
+
+
+def test_what_computes_in_threads_is_the_limit_when_that_takes_most_of_the_time() -> None:
+    fetch = FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, 9.0)})
+    got = verdict(replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch))
+    assert got.bound_by == "loop"
+    assert (
+        "Your Folder.__getitem__ is the limit: it computes 18.0 ms a call, 86% of the time, in threads" in got.sentence
+    )
+
+
+def test_the_start_of_workers_is_the_limit_when_it_took_most_of_the_time() -> None:
+    short = {"wait_s": 0.3, "trainer_s": 0.1}
+    processes = stats(busy_s={"map(f)": 0.1}, started_s=0.9, **short)
+    imports = stats(busy_s={"map(f)": 0.1, "start": 1.6}, started_s=0.05, **short)
+    for cold in (processes, imports):
+        got = verdict(cold)
+        assert got.bound_by == "work"
+        assert "The start of the workers is the limit so far: 0.8 s of 1.4 s" in got.sentence or "0.9 s" in got.sentence
+    assert imports.busy_share == pytest.approx(0.1 / (2 * (1.4 - 0.85)))
+    assert verdict(stats(busy_s={"map(f)": 19.0, "start": 1.6}, started_s=0.05)).bound_by == "work"
+
+
+def test_nothing_is_named_when_neither_reading_nor_workers_are_busy() -> None:
+    idle = replace(stats(busy_s={"map(f)": 6.6}), fetch=FetchStats(reading_s=0.5))
+    got = verdict(idle)
+    assert got.bound_by == "unknown"
+    assert "Nothing stands out" in got.sentence
+    assert "busy only 31%" in got.sentence
 
 
 def test_first_batches_are_counted_apart() -> None:

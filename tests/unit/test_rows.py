@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.types import Rows
+from headrace.rows import Rows
 
 Plain = list[tuple[bytes, list[tuple[str, int, int]]]]
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import FormatError, OptionError
+from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import SkipPolicy
 from headrace.scheduler.skips import Skips
-from headrace.tasks import nobodys, owned
-from headrace.torch_compat.packing import pack_error, unpack_error
+from headrace.torch_compat.serialize import pack_error, unpack_error
 
 
 class Bench:
@@ -74,16 +74,12 @@ def test_row_goes_on_over_batches_and_ends_with_one_that_is_whole() -> None:
 
 def test_error_that_is_nobodys_is_raised_as_it_was_packed() -> None:
     bench = Bench()
-    blob = pack_error(ValueError("the source"))
-    raised = bench.skips.rule(lambda: range(2), 2, {0: nobodys(blob)})
+    packed = pack_error(ValueError("the source"))
+    assert bench.skips.rule(lambda: range(2), 2, {0: packed}) is None
+    raised = bench.skips.rule(lambda: range(2), 2, {0: packed.widened()})
     assert raised is not None
-    assert raised.blob == blob
-    assert bench.meters.skipped == 0
-
-
-def test_mark_of_what_is_nobodys_is_made_once_and_taken_off() -> None:
-    assert owned(nobodys(nobodys(b"blob"))) == (b"blob", False)
-    assert owned(b"blob") == (b"blob", True)
+    assert raised.error.blob == packed.blob
+    assert bench.meters.skipped == 1
 
 
 @pytest.mark.parametrize("error", [OptionError("nosuch://"), OptionError("")])
@@ -98,31 +94,33 @@ def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
 
 
 def test_exception_that_does_not_come_back_is_raised_where_it_is_opened() -> None:
-    raised = Bench().skips.rule(lambda: range(1), 1, {0: b"no pickle"})
+    raised = Bench().skips.rule(lambda: range(1), 1, {0: PackedError(b"no pickle")})
     assert raised is not None
-    assert raised.blob == b"no pickle"
+    assert raised.error.blob == b"no pickle"
 
 
-def noted(error: Exception, note: str) -> Exception:
+def noted(note: str) -> Exception:
+    error = KeyError(1)
     error.add_note(note)
     return error
 
 
 @pytest.mark.parametrize(
-    ("error", "name"),
+    ("error", "origin", "name"),
     [
-        (FormatError("bad", url="memory://a/0.tar", key="7"), "'7'"),
-        (FormatError("bad", url="memory://a/0.tar"), "memory://a/0.tar"),
-        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; key 'a; b'; url memory://a; worker 1"), "'a; b'"),
-        (noted(KeyError(1), "stage: fetch; sample 5 of the epoch; key (1, 'x')"), "(1, 'x')"),
-        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; url memory://a; worker 1"), "memory://a"),
-        (noted(KeyError(1), "stage: map(f); sample 5 of the epoch; worker 1"), ""),
-        (KeyError(1), ""),
+        (FormatError("bad", url="memory://a/0.tar", key="7"), NOWHERE, "'7'"),
+        (FormatError("bad", url="memory://a/0.tar"), NOWHERE, "memory://a/0.tar"),
+        (KeyError(1), Origin("map(f)", 5, "'a; b'", "memory://a", 1), "'a; b'"),
+        (KeyError(1), Origin("fetch", 5, "(1, 'x')"), "(1, 'x')"),
+        (KeyError(1), Origin("map(f)", 5, url="memory://a", worker=1), "memory://a"),
+        (KeyError(1), Origin("map(f)", 5, worker=1), ""),
+        (noted("what users note; key 'of their own'"), NOWHERE, ""),
+        (noted("what users note; key 'of their own'"), Origin("map(f)", 5, "7"), "7"),
     ],
 )
-def test_skipped_sample_is_named_by_what_its_error_tells(error: Exception, name: str) -> None:
+def test_skipped_sample_is_named_by_its_errors_origin(error: Exception, origin: Origin, name: str) -> None:
     bench = Bench()
-    assert bench.skips.rule(lambda: range(8, 10), 2, {1: pack_error(error)}) is None
+    assert bench.skips.rule(lambda: range(8, 10), 2, {1: pack_error(error, origin)}) is None
     (skipped,) = bench.meters.skipped_samples
     assert (skipped.epoch, skipped.position, skipped.name) == (3, 9, name)
     assert skipped.error == f"{type(error).__name__}: {error}"

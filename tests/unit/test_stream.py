@@ -88,8 +88,6 @@ BAD: dict[str, Callable[[], Any]] = {
     "take before shuffle": lambda: tars().take(3).shuffle(),
     "shuffle of an iterable": lambda: Feed().shuffle(),
     "global shuffle of shards": lambda: tars().shuffle("global"),
-    "filter behind batch": lambda: tars().batch(2).filter(double),
-    "batch behind batch": lambda: tars().batch(2).batch(2),
     "shuffle behind batch": lambda: tars().batch(2).shuffle(),
     "filter behind filter and take": lambda: tars().filter(double).take(3).filter(double),
     "shuffle behind filter and take": lambda: Numbers().filter(double).take(3).shuffle(),
@@ -110,6 +108,9 @@ def test_what_does_not_go_together_is_told_while_building(build: Callable[[], An
     [
         {"fetch_concurrency": 0},
         {"fetch_concurrency": "many"},
+        {"fetch_concurrency": True},
+        {"seed": 1.0},
+        {"seed": "1"},
         {"memory_budget": 0},
         {"memory_budget": "lots"},
         {"memory_budget": -1},
@@ -197,7 +198,7 @@ def test_describe_says_where_each_step_runs() -> None:
 
 
 def test_the_pipeline_sorts_operators_by_who_carries_them_out() -> None:
-    pipeline = tars().shuffle().take(9).map(double).filter(double).take(5).take(7).batch(4).map(adouble).pipeline()
+    pipeline = tars().shuffle().take(9).map(double).filter(double).take(5).take(7).batch(4).map(double).pipeline()
     assert [type(o).__name__ for o in pipeline.order] == ["Shuffle", "Take"]
     assert [s.kind for s in pipeline.steps] == ["map", "filter"]
     assert pipeline.limit == 5

@@ -20,7 +20,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.tar import regular as tar_regular
 from headrace.formats.tar.samples import Grouper
 from headrace.formats.tar.scanner import TarScanner
-from headrace.types import Rows
+from headrace.rows import Rows
 
 URL = "s3://bucket/train.tar?X-Amz-Signature=abc"
 Sample = tuple[bytes, dict[str, bytes]]
@@ -90,12 +90,12 @@ END = bytes(1024)
 PLAIN = [(f"d/{k:04d}.{ext}", bytes([k % 251]) * (k * 37 % 1500)) for k in range(20) for ext in ("npy", "cls")]
 
 
-def scan(data: bytes, cuts: Sequence[int] = (), kind: type[TarScanner] = TarScanner, **limits: int) -> Found:
+def scan(data: bytes, boundaries: Sequence[int] = (), kind: type[TarScanner] = TarScanner, **limits: int) -> Found:
     scanner = kind(URL, Limits(**limits))
     found = []
-    bounds = [0, *cuts, len(data)]
+    bounds = [0, *boundaries, len(data)]
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        found += listed(scanner.feed(memoryview(data)[start:stop], start, number == len(cuts)))
+        found += listed(scanner.feed(memoryview(data)[start:stop], start, number == len(boundaries)))
     assert scanner.done
     error = scanner.error
     return found, error and (type(error).__name__, str(error), error.key, error.offset)
@@ -109,8 +109,8 @@ def listed(rows: Rows) -> list[tuple[bytes, list[tuple[str, int, int]]]]:
     return [(key, members[rows.starts[k] : rows.starts[k + 1]]) for k, key in enumerate(rows.keys.tolist())]
 
 
-def samples(data: bytes, cuts: Sequence[int] = (), **limits: int) -> list[Sample]:
-    found, error = scan(data, cuts, **limits)
+def samples(data: bytes, boundaries: Sequence[int] = (), **limits: int) -> list[Sample]:
+    found, error = scan(data, boundaries, **limits)
     assert error is None
     return [(key, {field: data[offset : offset + size] for field, offset, size in row}) for key, row in found]
 
@@ -559,15 +559,15 @@ def damaged_archives(draw: Callable[..., object]) -> bytes:
 @given(damaged_archives(), st.data())
 def test_fast_and_general_way_and_every_cutting_agree_on_any_bytes(data: bytes, draws: st.DataObject) -> None:
     blocks = len(data) // 512
-    cuts = sorted(512 * cut for cut in draws.draw(st.lists(st.integers(0, blocks), max_size=6)))
+    boundaries = sorted(512 * cut for cut in draws.draw(st.lists(st.integers(0, blocks), max_size=6)))
     limits = draws.draw(st.sampled_from([{}, {"fields": 2}, {"name_bytes": 60}, {"member_bytes": 900}]))
     general = scan(data, kind=OneByOne, **limits)
     assert scan(data, **limits) == general
-    assert scan(data, cuts, **limits) == general
+    assert scan(data, boundaries, **limits) == general
     with pytest.MonkeyPatch.context() as few:
         few.setattr(tar_regular, "_FEWEST_HEADERS", 1)
         few.setattr(tar_regular, "_FEWEST_NAMES", 1)
-        assert scan(data, cuts, **limits) == general
+        assert scan(data, boundaries, **limits) == general
 
 
 def grouped(runs: list[list[bytes]], limits: Limits, *, at_once: bool) -> list[object]:
@@ -654,3 +654,44 @@ def test_offsets_count_from_the_start_of_the_archive_when_it_comes_in_parts() ->
     scanner = TarScanner(URL)
     rows = scanner.feed(np.frombuffer(data, np.uint8).data, 0, True)
     assert rows.sizes().sum() == sum(len(body) for _, body in PLAIN)
+
+
+LONG = member(b"pax", record(b"path", b"n" * 200 + b".bin"), b"x") + member(b"cut")
+LONG_OF_NONE = member(b"pax", record(b"path", b"n" * 200), b"x") + member(b"cut")
+
+
+@pytest.mark.parametrize("kind", [TarScanner, OneByOne])
+@pytest.mark.parametrize("refused", [member(b"c.bin", b"4" * 5000), LONG])
+@pytest.mark.parametrize("cut", [0, 512, 2048, 4096])
+def test_sample_before_is_given_when_a_member_of_another_sample_breaks_a_limit(
+    kind: type[TarScanner], refused: bytes, cut: int
+) -> None:
+    before = member(b"a.bin", b"1") + member(b"b.bin", b"2") + member(b"b.cls", b"3")
+    data = before + refused + member(b"d.bin", b"5") + END
+    found, error = scan(data, [cut] if cut else [], kind, member_bytes=1000, name_bytes=100)
+    assert error is not None
+    assert error[0] == "LimitError"
+    assert [(key, [field for field, _, _ in row]) for key, row in found] == [(b"a", ["bin"]), (b"b", ["bin", "cls"])]
+
+
+@pytest.mark.parametrize("kind", [TarScanner, OneByOne])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        member(b"b.txt", b"4" * 5000),  # its own
+        member(b"README", b"4" * 5000),  # of no sample, and so are those below: the sample may go on behind them
+        member(b".hidden", b"4" * 5000),
+        member(b"__meta__/c.bin", b"4" * 5000),
+        header(b"c.bin", 5000, b"D"),
+        LONG_OF_NONE,
+        header(b"c.bin", 2**21, b"x"),  # an extended header: of whom, is not known
+    ],
+)
+def test_sample_before_is_not_given_when_it_may_go_on_behind_what_breaks_a_limit(
+    kind: type[TarScanner], refused: bytes
+) -> None:
+    data = member(b"a.bin", b"1") + member(b"b.bin", b"2") + refused + member(b"b.cls", b"3") + END
+    found, error = scan(data, (), kind, member_bytes=1000, name_bytes=100)
+    assert error is not None
+    assert error[0] == "LimitError"
+    assert [key for key, _ in found] == [b"a"]

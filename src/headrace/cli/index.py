@@ -1,4 +1,4 @@
-"""Writes down where the samples of tar shards lie, for whoever streams them: `headrace index`."""
+"""Writes down where the samples of shards lie, for whoever streams them: `headrace index`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.errors import HeadraceError, OptionError, masked
 
 if TYPE_CHECKING:
     from headrace.fetch import Meter
-    from headrace.indexes.building import Progress
+    from headrace.indexes.building import BuildProgress
 
 _SHOWN_EVERY_S = 0.2
 _FAILURES_SHOWN = 20
 _READS_PER_SHARD = 4
 _DESCRIPTION = """\
-Write down where the samples of tar shards lie, so that they have numbers and keys, and each can be got by itself.
+Write down where the samples of shards lie, so that they have numbers and keys, and each can be got by itself.
 """
 _EPILOG = """\
 The index of all shards goes to this machine's cache, where hr.stream(index="auto") looks for it, unless --output or
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
     """Add the command to a parser's."""
     parser = commands.add_parser(
         "index",
-        help="write down where the samples of tar shards lie",
+        help="write down where the samples of shards lie",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,6 +40,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "urls", nargs="+", metavar="URL", help="a shard, or a pattern like 's3://bucket/train-{000..999}.tar'"
     )
+    parser.add_argument("--format", metavar="NAME", help="tar, jsonl, …; by default it follows from the names")
     places = parser.add_mutually_exclusive_group()
     places.add_argument("--output", metavar="PATH_OR_URL", help="where the index goes")
     places.add_argument(
@@ -78,12 +79,16 @@ def run(given: argparse.Namespace) -> int:
 async def _run(given: argparse.Namespace) -> int:
     from headrace.datasets.urls import expand
     from headrace.fetch import Reader
-    from headrace.indexes.building import Progress, build_beside, build_index, cache_path
+    from headrace.formats.registry import format_named, format_of
+    from headrace.formats.tar.format import TAR
+    from headrace.indexes.building import BuildProgress, build_beside, build_index, cache_path
 
     urls = expand(given.urls)
     storage_options = _storage_options(given.storage_option)
-    began, progress = time.monotonic(), Progress()
+    began, progress = time.monotonic(), BuildProgress()
+    form = format_of(urls) if given.format is None else format_named(given.format)
     settings: dict[str, Any] = {
+        "form": form or TAR,
         "headers_only": given.headers,
         "concurrency": given.concurrency,
         "storage_options": storage_options,
@@ -138,7 +143,7 @@ def _storage_options(settings: list[tuple[str, str]]) -> dict[str, Any]:
     return options
 
 
-async def _show(progress: Progress) -> None:
+async def _show(progress: BuildProgress) -> None:
     """Keep one line of the terminal up to date."""
     try:
         while True:
@@ -154,7 +159,7 @@ async def _show(progress: Progress) -> None:
         sys.stderr.flush()
 
 
-def _tell_failures(progress: Progress, *, is_beside: bool) -> None:
+def _tell_failures(progress: BuildProgress, *, is_beside: bool) -> None:
     failures = list(progress.failures.values())
     for error in failures[:_FAILURES_SHOWN]:
         _say(f"error: {error}")
@@ -163,7 +168,7 @@ def _tell_failures(progress: Progress, *, is_beside: bool) -> None:
     _say(f"error: {len(failures):,} of {progress.total:,} shards failed{more}; {written}")
 
 
-def _summary(progress: Progress, meter: Meter, where: str, seconds: float) -> str:
+def _summary(progress: BuildProgress, meter: Meter, where: str, seconds: float) -> str:
     entries = progress.entries.values()
     samples, members = (sum(getattr(entry, name) for entry in entries) for name in ("samples", "members"))
     share = f" ({100 * meter.bytes / progress.seen_bytes:.1f} % of the shards)" if progress.seen_bytes else ""

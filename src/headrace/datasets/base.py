@@ -1,42 +1,41 @@
-"""The data sets that users write, and the operators that all of ours have."""
+"""The operators that every data set of ours has."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.many import Unbatch, gives_many
 from headrace.datasets.operators import (
     AsyncFieldFilter,
-    Drawn,
-    EpochOf,
+    Batch,
+    EpochSize,
     FieldFilter,
-    Group,
-    Pick,
     Repeat,
     Select,
+    SelectIndices,
     Shuffle,
     Take,
     ToTuple,
+    WeightedSample,
     checked,
     is_async,
     name_of,
     on_field,
 )
+from headrace.datasets.registered import operator_step
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.tasks import Step
 
-if TYPE_CHECKING:
-    from headrace.datasets.stream import Stream
+S = TypeVar("S")  # a stream
 
 
-class Operators:
+class Operators(Generic[S]):
     """The operators of every data set of ours. Each gives a new stream; none reads anything.
 
     Where a function runs follows from its colour: an `async def` on the event loop, with many samples at once, any
@@ -45,7 +44,7 @@ class Operators:
 
     told_epoch: tuple[int] | None = None  # another tuple each time that it is told
 
-    def _with(self, operator: Any) -> Stream:
+    def _with(self, operator: Any) -> S:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
@@ -59,7 +58,7 @@ class Operators:
         window: int | None = None,
         buffer: int | None = None,
         seed: int | None = None,
-    ) -> Stream:
+    ) -> S:
         """Another order each epoch, a function of (seed, epoch) alone.
 
         Args:
@@ -97,7 +96,7 @@ class Operators:
         size: tuple[int, int] | None = None,
         limits: Limits = DEFAULTS,
         **by_field: Any,
-    ) -> Stream:
+    ) -> S:
         """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
 
         Where `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
@@ -107,7 +106,7 @@ class Operators:
                 "pil"; None leaves them as bytes.
             size: (height, width) in pixels to which images are scaled.
             limits: how much files may ask for.
-            by_field: for single fields a name such as "rgb8", "text", "json", "bytes", or a function of bytes.
+            **by_field: for single fields a name such as "rgb8", "text", "json", "bytes", or a function of bytes.
 
         Raises:
             OptionError: there is no such decoder.
@@ -117,7 +116,7 @@ class Operators:
         name = f"decode({spec})" if spec else "decode"
         return self._with(Step(name, "map", decoder(spec, size=size, limits=limits, **by_field)))
 
-    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
+    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> S:
         """`fn(sample)` in the place of each sample.
 
         Args:
@@ -132,7 +131,7 @@ class Operators:
             fn = on_field(fn, field)
         return self._with(Step(f"map({name_of(fn)})", "map", fn, random))
 
-    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> Stream:
+    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> S:
         """Only the samples for which `fn(sample)` is true; batches stay full.
 
         Args:
@@ -145,7 +144,48 @@ class Operators:
             fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
         return self._with(Step(f"filter({name_of(fn)})", "filter", fn, random=True))
 
-    def select(self, *names: str) -> Stream:
+    def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> S:
+        """The samples that `fn(sample)` gives, in the place of each sample: many, one or none; batches stay full.
+
+        A state is exact also in the middle of what comes of one sample: `fn` is called again for it then, and must give
+        the same. Where it raises, nothing comes of the sample but the error.
+
+        Args:
+            fn: gives a list, or another iterable; a generator function is one, too. A plain one runs in workers, an
+                `async def` on the event loop.
+            random: as in `map`; each of the samples has random numbers of its own in what follows.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map(["a b", "", "c d e"]).flat_map(str.split)
+            >>> list(hr.DataLoader(data, batch_size=4))
+            [['a', 'b', 'c', 'd'], ['e']]
+        """
+        fn = checked(fn, "flat_map")
+        return self._with(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random))
+
+    def unbatch(self) -> S:
+        """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.
+
+        With it batches can be of several sizes in a stream: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or
+        the loader's `batch_size`. Numbers that were collated come as tensors without dimensions.
+        """
+        return self._with(Step("unbatch()", "many", Unbatch()))
+
+    def apply_op(self, name: str, *args: Any, **named: Any) -> S:
+        """What an operator does that was registered by `hr.register_operator`.
+
+        Args:
+            name: of the operator.
+            *args: for what makes it.
+            **named: the same, by name.
+
+        Raises:
+            OptionError: there is no such operator.
+        """
+        return self._with(operator_step(name, args, named))
+
+    def select(self, *names: str) -> S:
         """The named fields of each sample only; where shards have an index, the others are not read.
 
         "jpg;png" is the first of the two that a sample has; one that lacks a field is a FormatError, which names it.
@@ -154,12 +194,12 @@ class Operators:
             raise OptionError(".select(): name at least one field")
         return self._with(Step(f"select({', '.join(names)})", "map", Select(names)))
 
-    def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
+    def slice(self, start: int, stop: int | None = None, step: int = 1) -> S:
         """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
         if start < 0 or (stop is not None and stop < start) or step < 1:
             raise OptionError(f".slice({start}, {stop}, {step}): 0 <= start <= stop and step >= 1 must hold")
         chooses = functools.partial(_slice, start, stop, step)
-        return self._with(Pick("slice", chooses))
+        return self._with(SelectIndices("slice", chooses))
 
     def sample(
         self,
@@ -169,7 +209,7 @@ class Operators:
         count: int | None = None,
         replacement: bool = True,
         seed: int | None = None,
-    ) -> Stream:
+    ) -> S:
         """The samples with the numbers that `sampler` gives, in its order; or samples that are drawn at random.
 
         Args:
@@ -188,27 +228,30 @@ class Operators:
                 raise OptionError(".sample(): a sampler does its own drawing; give it alone")
             if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
                 raise OptionError(f".sample({sampler!r:.200}): a sampler, or a list or array of numbers is needed")
-            return self._with(Pick("sample", functools.partial(_all_of, sampler)))
+            return self._with(SelectIndices("sample", functools.partial(_all_of, sampler)))
         if count is not None and count < 0:
             raise OptionError(f".sample(count={count}): 0 or more")
-        return self._with(Drawn(None if weights is None else np.asarray(weights, np.float64), count, replacement, seed))
+        return self._with(
+            WeightedSample(None if weights is None else np.asarray(weights, np.float64), count, replacement, seed)
+        )
 
-    def repeat(self, n: int | None = None) -> Stream:
+    def repeat(self, n: int | None = None) -> S:
         """All samples `n` times an epoch, each time in another order where they are shuffled; None: without end."""
         if n is not None and n < 1:
             raise OptionError(f".repeat({n}): 1 or more")
         return self._with(Repeat(n))
 
-    def epoch(self, *, samples: int) -> Stream:
+    def epoch(self, *, samples: int) -> S:
         """Epochs of `samples` samples, over all ranks together: the data are begun again, or left, where that is full.
 
-        Where samples are not counted beforehand each rank reads shards of its own, so that all make as many steps.
+        All ranks make as many steps also where samples are not counted beforehand: of shards, each reads its own; of an
+        iterable data set, `ranks_by` says how they are divided.
         """
         if samples < 1:
             raise OptionError(f".epoch(samples={samples}): 1 or more")
-        return self._with(EpochOf(samples))
+        return self._with(EpochSize(samples))
 
-    def to_tuple(self, *names: str) -> Stream:
+    def to_tuple(self, *names: str) -> S:
         """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
 
         A sample that lacks a field is a FormatError, which names it.
@@ -217,8 +260,11 @@ class Operators:
             raise OptionError(".to_tuple(): name at least one field")
         return self._with(Step(f"to_tuple({', '.join(names)})", "map", ToTuple(names)))
 
-    def batch(self, n: int, *, drop_last: bool = False) -> Stream:
+    def batch(self, n: int, *, drop_last: bool = False) -> S:
         """Batches of `n` samples, collated; a `map` behind it gets whole batches.
+
+        Where more follows than functions of batches, such as `unbatch` or another `batch`, it is made on the way, by
+        the default collation.
 
         Args:
             n: samples in a batch.
@@ -226,103 +272,13 @@ class Operators:
         """
         if n < 1:
             raise OptionError(f".batch({n}): a batch has 1 sample or more")
-        return self._with(Group(n, drop_last))
+        return self._with(Batch(n, drop_last))
 
-    def take(self, n: int) -> Stream:
+    def take(self, n: int) -> S:
         """The first `n` samples (or batches, behind `batch`) of each epoch."""
         if n < 0:
             raise OptionError(f".take({n}): 0 or more")
         return self._with(Take(n))
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self._with(None).__aiter__()
-
-
-class AsyncDataset(Operators):
-    """Samples by key, got asynchronously: hundreds at once, on the loader's event loop.
-
-    Write `__len__` and `async def aget(self, key)`; optionally `async def aget_many(self, keys)`, `keys()` where the
-    keys are not 0 … n - 1, and `async def aopen(self)` / `async def aclose(self)` for what must be opened on the loop
-    that uses it.
-
-    Examples:
-        >>> import headrace as hr
-        >>> class Squares(hr.AsyncDataset):
-        ...     def __len__(self):
-        ...         return 4
-        ...     async def aget(self, index):
-        ...         return index * index
-        >>> [batch.tolist() for batch in hr.DataLoader(Squares(), batch_size=2)]
-        [[0, 1], [4, 9]]
-    """
-
-    def __len__(self) -> int:
-        raise NotImplementedError(f"{type(self).__name__} needs __len__")
-
-    async def aget(self, key: Any) -> Any:
-        """The sample with this key."""
-        raise NotImplementedError(f"{type(self).__name__} needs async def aget(self, key)")
-
-    def keys(self) -> Sequence[Any]:
-        """The keys, in the order of the data set."""
-        return range(len(self))
-
-    async def aopen(self) -> None:
-        """Open what is needed, on the loop that will use it."""
-
-    async def aclose(self) -> None:
-        """Close it, on the same loop."""
-
-    def __getitem__(self, key: Any) -> Any:
-        """The sample with this key, waiting for it: for use outside a loader."""
-
-        async def get() -> Any:
-            await self.aopen()
-            try:
-                return await self.aget(key)
-            finally:
-                await self.aclose()
-
-        return blocking(get)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._with(None))
-
-    def _with(self, operator: Any) -> Stream:
-        from headrace.datasets.stream import Stream
-
-        return Stream(self, () if operator is None else (operator,))
-
-
-class AsyncIterableDataset(Operators):
-    """Samples as an asynchronous iterator gives them; it may be endless.
-
-    Write `async def aiter(self)` as an asynchronous generator.
-
-    Attributes:
-        loop: "engine" runs it on the loader's loop; "caller" on that of the `async for`, for what belongs to the
-            user's own program, such as its asyncio.Queue.
-    """
-
-    loop: Literal["engine", "caller"] = "engine"
-
-    def aiter(self) -> AsyncIterator[Any]:
-        """The samples of one epoch."""
-        raise NotImplementedError(f"{type(self).__name__} needs async def aiter(self)")
-
-    async def aopen(self) -> None:
-        """Open what is needed, on the loader's loop."""
-
-    async def aclose(self) -> None:
-        """Close it, on the same loop."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._with(None))
-
-    def _with(self, operator: Any) -> Stream:
-        from headrace.datasets.stream import Stream
-
-        return Stream(self, () if operator is None else (operator,))
 
 
 def _slice(start: int, stop: int | None, step: int, count: int) -> range:
@@ -331,22 +287,3 @@ def _slice(start: int, stop: int | None, step: int, count: int) -> range:
 
 def _all_of(sampler: Iterable[int], count: int) -> Iterable[int]:  # noqa: ARG001 (it knows how many there are)
     return sampler
-
-
-def blocking(function: Callable[[], Any]) -> Any:
-    """Run a coroutine function to its end, also where a loop is running in this thread."""
-    result: list[Any] = []
-
-    def run() -> None:
-        try:
-            result.append((asyncio.run(function()), None))
-        except BaseException as error:
-            result.append((None, error))
-
-    thread = threading.Thread(target=run, name="headrace-blocking")
-    thread.start()
-    thread.join()
-    value, error = result[0]
-    if error is not None:
-        raise error
-    return value

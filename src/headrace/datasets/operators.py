@@ -6,14 +6,52 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, OptionError
+from headrace.errors import FormatError, OptionError, masked
+from headrace.plan import ChosenOrder, DrawnOrder, FirstOf, Order, ShuffledOrder
+from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
 from headrace.types import Ints
+
+
+class Counts(Protocol):
+    """Tells how many come of some."""
+
+    def count(self, count: int) -> int:
+        """How many samples (or batches) come of `count`."""
+        ...
+
+
+class OrderOp(Counts, Protocol):
+    """Decides which of the source's samples come, and when; nothing is read for that.
+
+    Attributes:
+        needs_numbers: whether samples must have numbers before they are read.
+    """
+
+    needs_numbers: ClassVar[bool]
+
+    @property
+    def text(self) -> str:
+        """The call, as it is shown."""
+        ...
+
+    @property
+    def in_state(self) -> str:
+        """What a state says of it: another text is another order."""
+        ...
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        """The order that comes of another one.
+
+        Args:
+            key: of the loader's seed, or the operator's own, of the epoch and the pass.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +62,22 @@ class Shuffle:
     window: int | None
     seed: int | None
     buffer: int | None = None
+    needs_numbers: ClassVar[bool] = False
+
+    @property
+    def text(self) -> str:
+        return f"shuffle({self.by})"
+
+    @property
+    def in_state(self) -> str:
+        return f"shuffle({self.by})"  # how exactly is said by who reads the samples
+
+    def count(self, count: int) -> int:
+        return count
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        """Samples are exchanged with any others; whole shards and windows are who reads them's business."""
+        return ShuffledOrder(order, key)
 
     @property
     def keeps_position(self) -> bool:
@@ -37,9 +91,24 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The first `count` only."""
+    """The first `samples` only."""
 
-    count: int
+    samples: int
+    needs_numbers: ClassVar[bool] = False
+
+    @property
+    def text(self) -> str:
+        return f"take({self.samples})"
+
+    @property
+    def in_state(self) -> str:
+        return self.text
+
+    def count(self, count: int) -> int:
+        return min(count, self.samples)
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return FirstOf(order, self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +116,57 @@ class Repeat:
     """All samples several times, each time in another order where they are shuffled; None: without end."""
 
     times: int | None
+    needs_numbers: ClassVar[bool] = False
+
+    @property
+    def text(self) -> str:
+        return f"repeat({self.times})"
+
+    @property
+    def in_state(self) -> str:
+        return self.text
+
+    def count(self, count: int) -> int:
+        return (ENDLESS if count else 0) if self.times is None else count * self.times
 
 
 @dataclass(frozen=True, slots=True)
-class EpochOf:
+class EpochSize:
     """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
 
     samples: int
+    needs_numbers: ClassVar[bool] = False
+
+    @property
+    def text(self) -> str:
+        return f"epoch(samples={self.samples})"
+
+    @property
+    def in_state(self) -> str:
+        return f"epochof({self.samples})"
+
+    def count(self, count: int) -> int:  # noqa: ARG002
+        return self.samples
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Batch:
     """`size` samples make a batch."""
 
     size: int
     drop_last: bool
 
+    @property
+    def text(self) -> str:
+        return f"batch({self.size})"
+
+    def count(self, count: int) -> int:
+        """How many batches come of so many samples."""
+        return count // self.size if self.drop_last else -(-count // self.size)
+
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class SelectIndices:
     """The samples with some numbers, in the order of these.
 
     Attributes:
@@ -75,6 +176,18 @@ class Pick:
 
     name: str
     chooses: Callable[[int], Iterable[int]]
+    needs_numbers: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "pick"  # which samples it gave is in the check
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return ChosenOrder(order, self.numbers(order.count))
 
     @property
     def is_fixed(self) -> bool:
@@ -112,22 +225,51 @@ class Pick:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class WeightedSample:
     """Samples drawn at random: a function of (seed, epoch, position).
 
     Attributes:
         weights: of each sample; None: all are as likely.
-        count: how many are drawn; None: as many as there are.
+        samples: how many are drawn; None: as many as there are.
         replacement: whether one may come several times.
     """
 
     weights: NDArray[np.float64] | None
-    count: int | None
+    samples: int | None
     replacement: bool
     seed: int | None
+    needs_numbers: ClassVar[bool] = True
+
+    @property
+    def text(self) -> str:
+        return "sample(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "drawn"  # which samples it gave is in the check
+
+    def count(self, count: int) -> int:
+        return count if self.samples is None else self.samples
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)
 
 
-Operator = Shuffle | Take | Pick | Drawn | Repeat | EpochOf | Group | Step
+OrderOperator = Shuffle | Take | SelectIndices | WeightedSample | Repeat | EpochSize
+Operator = OrderOperator | Batch | Step
+
+
+def text_of(operator: Operator) -> str:
+    """An operator's call, as it is shown."""
+    return operator.name if isinstance(operator, Step) else operator.text
+
+
+def counted(count: int, operators: Iterable[Counts | Step]) -> int:
+    """How many samples (or batches) come of `count`, where steps give one for each."""
+    for operator in operators:
+        if not isinstance(operator, Step):
+            count = operator.count(count)
+    return count
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -203,8 +345,9 @@ def find_field(sample: dict[str, Any], names: str) -> str:
             return name
     key, url = sample.get("__key__"), sample.get("__url__")
     have = ", ".join(sorted(str(name) for name in sample if not str(name).startswith("__"))) or "none"
+    wanted = " or ".join(map(repr, names.split(";")))
     raise FormatError(
-        f"sample {key!r} of {url} has no field {' or '.join(map(repr, names.split(';')))}; its fields are: {have}",
+        f"sample {key!r} of {masked(str(url))} has no field {wanted}; its fields are: {have}",
         stage="to_tuple",
         key=key,
         url=url,

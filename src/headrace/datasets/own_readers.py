@@ -10,7 +10,8 @@ from typing import Any
 
 from headrace.fetch import Reader
 from headrace.options import FetchOptions
-from headrace.types import Reads, running_reader
+from headrace.protocols import Reads
+from headrace.running import running_reader
 
 _READS = 64  # at once
 
@@ -25,7 +26,7 @@ class OwnReaders:
 
     def __init__(self, storage_options: Mapping[str, Any] | None, closing: Callable[[], Awaitable[None]]) -> None:
         self._storage_options, self._closing = dict(storage_options or {}), closing
-        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
+        self._shared: dict[asyncio.AbstractEventLoop, _SharedReader] = {}
 
     @asynccontextmanager
     async def use(self) -> AsyncGenerator[Reads, None]:
@@ -36,7 +37,7 @@ class OwnReaders:
             return
         loop = asyncio.get_running_loop()
         if loop not in self._shared:
-            self._shared[loop] = _Shared(
+            self._shared[loop] = _SharedReader(
                 Reader(FetchOptions(), concurrency=_READS, storage_options=self._storage_options)
             )
         shared = self._shared[loop]
@@ -54,7 +55,7 @@ class OwnReaders:
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedReader:
     """A reader, and how many use it."""
 
     reader: Reader

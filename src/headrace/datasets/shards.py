@@ -1,4 +1,4 @@
-"""Tar shards as data sets: read whole, or by member where an index tells where those lie."""
+"""Shards as data sets: read whole, or by member where an index tells where those lie."""
 
 from __future__ import annotations
 
@@ -8,41 +8,36 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.base import AsyncDataset, blocking
+from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.blocking import blocking
+from headrace.datasets.bodies import Where, bodies_at, version_of
 from headrace.datasets.own_readers import OwnReaders
+from headrace.datasets.packed import packed
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import (
     ChecksumError,
-    FormatError,
-    LimitError,
-    ObjectChangedError,
-    OptionError,
     masked,
-    not_as_indexed,
 )
-from headrace.fetch.checksums import crc32c_of
-from headrace.fetch.members import Members
-from headrace.fetch.shards import Expected
-from headrace.formats.compression.decompressor import kind_of, unpack_frame
-from headrace.formats.compression.seekable import Frames
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.format import Format, Scanner, packing_of
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.opening import BLOCK, SharedBlock
+from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index, for_each
-from headrace.types import Buffer, Ints, Reads, Rows, Version, running_reader
+from headrace.producer import Producer
+from headrace.producers.members import Members
+from headrace.producers.shard_plan import Expected
+from headrace.protocols import Reads, Version
+from headrace.rows import Rows
+from headrace.running import running_reader
+from headrace.types import Ints
 
 T = TypeVar("T")
 
 _GAP_BYTES = 16 * 1024
-
-KeepsKey = Callable[[str], Any]
-"""Says of a sample's key whether it is wanted."""
-
-
-Wanted = tuple[frozenset[str], ...]
-"""Of each of these sets of fields at least one is wanted, if a sample has any."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +47,26 @@ class Shards:
     urls: tuple[str, ...]
     storage_options: Mapping[str, Any] | None = None
     limits: Limits = DEFAULTS
+    format: Format = TAR
 
     @property
     def is_compressed(self) -> bool:
         """Whether any of them can be read from its start only."""
-        return any(kind_of(url) is not None for url in self.urls)
+        return any(packing_of(self.format, url) is not None for url in self.urls)
+
+    def __sample_source__(self) -> SampleSource:
+        return ShardSource(self)
 
 
 class IndexedShards(AsyncDataset):
-    """The samples of tar shards by number, each got by one request: just its members, and those checked.
+    """The samples of shards by number, each got by one request: just its members, and those checked.
 
     Args:
         urls: the shards.
         index: where the samples lie.
         storage_options: for the store.
         limits: how much archives may ask for.
+        form: of the shards.
     """
 
     def __init__(
@@ -75,14 +75,19 @@ class IndexedShards(AsyncDataset):
         index: Index,
         storage_options: Mapping[str, Any] | None = None,
         limits: Limits = DEFAULTS,
+        form: Format = TAR,
     ) -> None:
         self.urls, self.index, self.storage_options, self.limits = urls, index, storage_options, limits
+        self.format = form
         self._readers = OwnReaders(storage_options, index.aclose)
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by their ids, which live as long
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return IndexedShards, (self.urls, self.index, self.storage_options, self.limits)
+        return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format)
+
+    def __sample_source__(self) -> SampleSource:
+        return IndexedShardSource(self)
 
     def __len__(self) -> int:
         if not self.index.is_open:
@@ -102,7 +107,14 @@ class IndexedShards(AsyncDataset):
     @property
     def is_compressed(self) -> bool:
         """Whether any of them can be read from its start only."""
-        return any(kind_of(url) is not None for url in self.urls)
+        return any(packing_of(self.format, url) is not None for url in self.urls)
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether samples lie in blocks that are read as a whole."""
+        if not self.index.is_open:
+            blocking(self.aopen)
+        return self.index.shares_blocks
 
     @property
     def sample_bytes(self) -> float:
@@ -163,7 +175,8 @@ class IndexedShards(AsyncDataset):
         shard = await self.index.shard(reader, ordinal)
         rows, url = shard.rows, self.urls[ordinal]
         key = rows.keys[row].decode("utf-8", "surrogateescape")
-        part = slice(int(rows.starts[row]), int(rows.starts[row + 1]))
+        block = row if rows.block is None else int(rows.block[row])
+        part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
         names = [rows.fields[k] for k in rows.field[part].tolist()]
         places = list(zip(rows.offset[part].tolist(), rows.size[part].tolist(), strict=True))
         crc = [None] * len(names) if shard.crc is None else shard.crc[part].tolist()
@@ -171,11 +184,16 @@ class IndexedShards(AsyncDataset):
         if wanted is not None and not any(some.isdisjoint(names) for some in wanted):
             kept = [k for k in kept if any(names[k] in some for some in wanted)]
         try:
-            bodies = await self._bodies(reader, url, shard, [places[k] for k in kept], [crc[k] for k in kept])
+            where = Where(url, shard, packing_of(self.format, url) is not None, self.limits)
+            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept])
         except ChecksumError as error:
             error.key = key
             raise
-        return {"__key__": key, "__url__": url, **dict(zip([names[k] for k in kept], bodies, strict=True))}
+        sample = {"__key__": key, "__url__": masked(url)}
+        members = dict(zip([names[k] for k in kept], bodies, strict=True))
+        if rows.row is None:
+            return {**sample, **members}
+        return {**sample, BLOCK: SharedBlock(0, int(rows.row[row]), partial(dict, members))}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Some samples of one shard, by their numbers there, with the members that are wanted."""
@@ -186,14 +204,14 @@ class IndexedShards(AsyncDataset):
             rows = rows.take(chosen)
         if wanted is not None and not (mask := _wanted_members(rows, wanted)).all():
             rows, crc = rows.only(mask), None if crc is None else crc[mask]
-        return Members(rows, crc, shard.size, _version(shard))
+        return Members(rows, crc, shard.size, version_of(shard))
 
     async def expected(self, ordinal: int) -> Expected:
         """What the index says of one shard, without its members where it does not tell those."""
         count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
         if not self.index.has_members:
             return Expected(Version(), count)
-        return Expected(_version(await self.index.shard(_reader(), ordinal)), count)
+        return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
         """The numbers of all samples whose keys are wanted; every shard's index is read for that."""
@@ -219,96 +237,103 @@ class IndexedShards(AsyncDataset):
 
         return cast("list[T]", blocking(all_of_them))
 
-    async def _bodies(
-        self, reader: Reads, url: str, shard: ShardIndex, places: list[tuple[int, int]], crc: list[int | None]
-    ) -> list[bytes]:
-        """The members at these (offset, size), checked; what lies together is read at once."""
-        if not places:
-            return []
-        if shard.frames is not None or kind_of(url) is not None:
-            return await self._unpacked_bodies(reader, url, shard, places, crc)
-        groups: list[list[int]] = []
-        for k, (at, _) in enumerate(places):
-            if groups and at - sum(places[groups[-1][-1]]) <= _GAP_BYTES:
-                groups[-1].append(k)
-            else:
-                groups.append([k])
-        bodies: list[bytes] = [b""] * len(places)
 
-        async def read(group: list[int]) -> None:
-            begin, end = places[group[0]][0], sum(places[group[-1]])
-            inside = [(k, places[k][0] - begin, sum(places[k]) - begin) for k in group]
+class ShardSource(SampleSource):
+    """Shards that are read as they lie."""
 
-            def is_right(data: Buffer) -> bool:
-                for k, a, b in inside:
-                    bodies[k] = bytes(data[a:b])
-                return all(crc[k] in (None, crc32c_of(bodies[k])) for k in group)
+    traits = Traits(sharded=True)
 
-            data = await reader.read(url, begin, end, check=is_right, version=_version(shard))
-            if len(data) < end - begin:
-                raise _another(url, begin, end, len(data))
+    def __init__(self, data: Shards) -> None:
+        super().__init__(data)
+        self.data: Shards = data
 
-        if len(groups) == 1:
-            await read(groups[0])
-        else:
-            await for_each(len(groups), lambda k: read(groups[k]))
-        return bodies
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.data.urls
 
-    async def _unpacked_bodies(
-        self, reader: Reads, url: str, shard: ShardIndex, places: list[tuple[int, int]], crc: list[int | None]
-    ) -> list[bytes]:
-        """The same of a compressed shard: whole frames of it are read."""
-        frames = shard.frames
-        if frames is None or len(frames.packed) < 3:
-            raise OptionError(
-                f"{masked(url)} can only be unpacked from its start: read it in order or shuffled by windows, "
-                "or pack it in the seekable format of Zstandard"
-            )
-        begin, end = places[0][0], sum(places[-1])
-        first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1
-        stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
-        packed, unpacked = frames.packed[first : stop + 1].tolist(), frames.unpacked[first : stop + 1].tolist()
-        some = Frames(np.array(packed), np.array(unpacked))
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        return self.data.storage_options
 
-        def bodies_of(data: Buffer) -> list[bytes] | None:
-            """The members, if they are right."""
-            try:
-                whole = _unpack(data, some, self.limits)
-            except LimitError:
-                raise
-            except FormatError:
-                return None
-            bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
-            is_right = all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True))
-            return bodies if is_right else None
+    @property
+    def is_compressed(self) -> bool:
+        return self.data.is_compressed
 
-        read = partial(reader.read, url, packed[0], packed[-1], version=_version(shard))
-        bodies = await anyio.to_thread.run_sync(bodies_of, await read())
-        if bodies is None:
-            bodies = bodies_of(await read(check=lambda data: bodies_of(data) is not None))
-        assert bodies is not None
-        return bodies
+    @property
+    def text(self) -> str:
+        return _text(self.urls)
+
+    def open(self, io: EpochIO) -> Producer:
+        return io.shards(*_ways(self.data), None)
+
+
+class IndexedShardSource(KeySource):
+    """Shards with an index: got one by one, read in ranges, or as they lie."""
+
+    traits = Traits(numbered=True, sharded=True)
+
+    def __init__(self, data: IndexedShards) -> None:
+        super().__init__(data)
+        self.data: IndexedShards = data
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.data.urls
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        return self.data.storage_options
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.data.is_compressed
+
+    @property
+    def text(self) -> str:
+        return _text(self.urls)
+
+    @property
+    def sample_bytes(self) -> float | None:
+        return self.data.sample_bytes
+
+    @property
+    def starts(self) -> Ints:
+        self.count()
+        return self.data.index.starts
+
+    @property
+    def shares_blocks(self) -> bool:
+        return self.data.shares_blocks
+
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
+        return by_number or by_key or (self.data.has_members and not self.is_compressed)
+
+    def divides(self) -> bool:
+        return not self.is_compressed
+
+    def keys(self) -> Sequence[str]:
+        return packed(self.data.keys_of_samples())
+
+    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
+        return self.data.passing(keeps) if keeps else None
+
+    def open(self, io: EpochIO) -> Producer:
+        if io.is_planned and io.is_by_number:
+            return io.keys(self.data, partial(self.data.get, wanted=io.wanted), None)
+        if io.is_planned:
+            return io.ranges(partial(self.data.members, wanted=io.wanted))
+        return io.shards(*_ways(self.data), self.data.expected)
+
+
+def _text(urls: Sequence[str]) -> str:
+    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
+    return f"stream({masked(urls[0])}{more})"
 
 
 def _reader() -> Reads:
     reader = running_reader.get()
     assert reader is not None
     return reader
-
-
-def _another(url: str, start: int, stop: int, count: int) -> ObjectChangedError:
-    return not_as_indexed(url, f"of bytes {start} to {stop} it has only {count}")
-
-
-def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:
-    packed, sizes = frames.packed - frames.packed[0], np.diff(frames.unpacked)
-    pieces = zip(packed[:-1].tolist(), packed[1:].tolist(), sizes.tolist(), strict=True)
-    return b"".join(unpack_frame(data[a:b], size, limits) for a, b, size in pieces)
-
-
-def _version(shard: ShardIndex) -> Version:
-    """What a shard must be like; where each member is checked, its ETag may be that of a copy."""
-    return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)
 
 
 def _texts(rows: Rows) -> list[str]:
@@ -330,3 +355,18 @@ def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
         mask |= these
         is_complete &= np.bincount(sample[these], minlength=len(rows)) > 0
     return np.asarray(mask | ~is_complete[sample])
+
+
+def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Callable[[str], Decompressor | None]]:
+    """What finds the samples of a shard by its address, and what decompresses it."""
+
+    def scanner(url: str) -> Scanner:
+        found = data.format.scanner(url, data.limits)
+        assert found is not None, "shards without a scanner are read by their tables"
+        return found
+
+    def unpacks(url: str) -> Decompressor | None:
+        kind = packing_of(data.format, url)
+        return None if kind is None else Decompressor(kind, url, data.limits)
+
+    return scanner, unpacks

@@ -63,7 +63,7 @@ class Ahead(Protocol):
         ...
 
 
-class Opened:
+class PassThrough:
     """Nothing is done: a batch is opened when it is taken."""
 
     depth = 1
@@ -94,7 +94,7 @@ class Opened:
         self._waiting.clear()
 
 
-class Pinned(Opened):
+class PinStage(PassThrough):
     """Batches are copied into page-locked memory, by a thread that begins with the first one.
 
     Args:
@@ -136,7 +136,7 @@ class Pinned(Opened):
             self._thread.close()
 
 
-class Moved(Opened):
+class DeviceStage(PassThrough):
     """Batches are copied to a device, from slabs whose pages are locked.
 
     Args:
@@ -184,13 +184,13 @@ def mover_of(wishes: Wishes) -> Mover | None:
 def ahead_of(wishes: Wishes, mover: Mover | None) -> Ahead:
     """What is done to the batches of one iterator; to be called in the trainer's thread."""
     if mover is not None:
-        return Moved(mover)
+        return DeviceStage(mover)
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if not wishes.pin_memory or device is None or device.type == "mps":
-        return Opened()
+        return PassThrough()
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    return Pinned(partial(pin_memory, device=device.type), torch.accelerator.current_device_index())
+    return PinStage(partial(pin_memory, device=device.type), torch.accelerator.current_device_index())
 
 
 def _opened(arrived: queue.SimpleQueue[Open | None]) -> Any:

@@ -9,6 +9,7 @@ import contextlib
 import pickle
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,10 +36,12 @@ class _End:
         self.blob = blob
 
 
-class _Shared:
-    def __init__(self, depth: int, post: Callable[..., None]) -> None:
+class _ChannelState:
+    def __init__(self, depth: int, post: Callable[..., None], arrived: Wakeup) -> None:
         self.messages: deque[Any] = deque()
-        self.arrived = Wakeup()
+        # The receiver's: who sends may be held by frames of the user's that wait for the garbage collector, and a
+        # descriptor must not wait with them.
+        self.arrived = weakref.ref(arrived)
         self.granted = self.depth = depth
         self.post = post
         self.on_credit: Callable[[], None] = lambda: None
@@ -48,7 +51,7 @@ class _Shared:
 class ThreadSender:
     """The engine's end, used on its loop only."""
 
-    def __init__(self, shared: _Shared) -> None:
+    def __init__(self, shared: _ChannelState) -> None:
         self._shared = shared
         self.depth = shared.depth
         self._sent = 0
@@ -84,22 +87,24 @@ class ThreadSender:
 
     def _push(self, message: Any) -> None:
         self._shared.messages.append(message)
-        self._shared.arrived.set()
+        arrived = self._shared.arrived()
+        if arrived is not None:
+            arrived.set()
 
 
 class ThreadReceiver:
     """The trainer's end."""
 
-    def __init__(self, shared: _Shared) -> None:
-        self._shared = shared
+    def __init__(self, shared: _ChannelState, arrived: Wakeup) -> None:
+        self._shared, self._arrived = shared, arrived
         self._received = 0
 
     def receive_nowait(self) -> Any:
         shared = self._shared
         if not shared.messages:
-            shared.arrived.clear()  # and look again: what came between is seen either way
+            self._arrived.clear()  # and look again: what came between is seen either way
         if shared.is_closed:
-            shared.arrived.set()  # for all who wait, however many
+            self._arrived.set()  # for all who wait, however many
             raise anyio.ClosedResourceError
         try:
             message = shared.messages.popleft()
@@ -107,7 +112,7 @@ class ThreadReceiver:
             raise anyio.WouldBlock from None
         if isinstance(message, _End):
             shared.messages.append(_End(None))  # the end stays the end, a failure is told once
-            shared.arrived.set()
+            self._arrived.set()
             if message.blob is not None:
                 raise ChannelFailedError(message.blob)
             raise anyio.EndOfStream
@@ -121,12 +126,12 @@ class ThreadReceiver:
             self._grant()
 
     def fileno(self) -> int:
-        return self._shared.arrived.fileno()
+        return self._arrived.fileno()
 
     def close(self) -> Sequence[Any]:
         """Take no more; gives what was sent and not received."""
         self._shared.is_closed = True
-        self._shared.arrived.set()  # whoever waits sees it
+        self._arrived.set()  # whoever waits sees it
         return _drained(self._shared)
 
     def _grant(self) -> None:
@@ -134,7 +139,7 @@ class ThreadReceiver:
         self._shared.post(self._shared.on_credit)
 
 
-def _drained(shared: _Shared) -> list[Any]:
+def _drained(shared: _ChannelState) -> list[Any]:
     left = []
     with contextlib.suppress(IndexError):
         while True:
@@ -149,8 +154,9 @@ def thread_channel(depth: int, post: Callable[..., None]) -> tuple[ThreadSender,
         depth: how many messages are granted beforehand.
         post: has the sender's loop call a function soon.
     """
-    shared = _Shared(depth, post)
-    return ThreadSender(shared), ThreadReceiver(shared)
+    arrived = Wakeup()
+    shared = _ChannelState(depth, post, arrived)
+    return ThreadSender(shared), ThreadReceiver(shared, arrived)
 
 
 def _send(sock: socket.socket, message: Any) -> None:

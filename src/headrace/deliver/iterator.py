@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -18,13 +19,16 @@ import torch
 
 from headrace.deliver.ahead import Ahead
 from headrace.deliver.channel import ChannelFailedError
-from headrace.deliver.journey import Journey
+from headrace.deliver.loops import TaskLock
+from headrace.deliver.progress import Progress
 from headrace.deliver.slabs import Views
+from headrace.delivery import Delivery
 from headrace.errors import LoaderClosedError, NotReady, OptionError
-from headrace.tasks import Delivery
-from headrace.torch_compat import packing
+from headrace.failures import PackedError
+from headrace.protocols import Receiver
+from headrace.torch_compat import serialize
 from headrace.torch_compat.collate import Spec
-from headrace.types import Receiver
+from headrace.torch_compat.errors import unpack_error
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")
@@ -38,7 +42,7 @@ class WaitMeters(Protocol):
     def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None: ...
 
 
-class Opener:
+class BatchOpener:
     """Makes batches of deliveries.
 
     Args:
@@ -52,7 +56,8 @@ class Opener:
     def open(self, delivery: Delivery) -> Any:
         """The batch, or the exception that is raised in its place."""
         if delivery.kind == "error":
-            error = packing.unpack_error(delivery.blob)
+            assert delivery.error is not None
+            error = unpack_error(delivery.error)
             if delivery.note:
                 error.add_note(delivery.note)
             raise error
@@ -60,7 +65,7 @@ class Opener:
         slab = self._views.array(delivery.segment)
         if delivery.kind == "packed":
             copy = must_copy or sum(delivery.lengths) <= _SMALL_BYTES
-            batch = packing.unpack(slab, delivery.lengths, copy=copy)
+            batch = serialize.unpack(slab, delivery.lengths, copy=copy)
         else:
             spec = self._specs.get(delivery.blob)
             if spec is None:
@@ -92,6 +97,23 @@ class _Failed:
         self.error = error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """Who follows an iterator.
+
+    Attributes:
+        name: what a profiler calls `next`.
+        count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
+        exhausted: called once, when the last batch was given on; what it raises is raised in the place of the end.
+        progress: told what has been given on; None: nobody asks for a state.
+    """
+
+    name: str
+    count: int | None = None
+    exhausted: Callable[[], None] | None = None
+    progress: Progress | None = None
+
+
 class BatchIterator(Generic[B]):
     """Batches of one epoch, in order.
 
@@ -104,12 +126,9 @@ class BatchIterator(Generic[B]):
         opener: makes the batches.
         ahead: what becomes of them before they are given on.
         end: called once, from any thread, when the iterator is done or gone.
-        exhausted: called once, when the last batch was given on.
         meters: where waiting is counted.
-        name: what a profiler calls `next`.
+        watch: what is told of it, and what it is called.
         timeout_s: how long `next` waits at most; 0: for ever.
-        count: how many batches the epoch has, where that is known: who counts them may never ask for one more.
-        journey: told what has been given on; None: nobody asks for a state.
 
     Attributes:
         before: called before the first batch is given; it may block.
@@ -121,27 +140,24 @@ class BatchIterator(Generic[B]):
         self,
         owner: Any,
         receiver: Receiver,
-        opener: Opener,
+        opener: BatchOpener,
         ahead: Ahead,
         end: Callable[[], None],
-        exhausted: Callable[[], None],
         meters: WaitMeters,
-        name: str,
+        watch: Watcher,
         timeout_s: float = 0,
-        count: int | None = None,
-        journey: Journey | None = None,
     ) -> None:
-        self._owner, self._count, self._journey = owner, count, journey
+        self._owner, self._count, self._progress = owner, watch.count, watch.progress
         self._timeout_s, self._pid = timeout_s, os.getpid()
         self._receiver, self._opener, self._ahead = receiver, opener, ahead
         self._staged: deque[Delivery] = deque()  # those whose batches wait for `next`
         self._over: Exception | None = None  # what comes after the last of those
-        self._exhausted: Callable[[], None] | None = exhausted
-        self._meters, self._name = meters, name
+        self._exhausted = watch.exhausted
+        self._meters, self._name = meters, watch.name
         self._end = weakref.finalize(self, end)
         self._end.atexit = False
-        self._lock = threading.Lock()
-        self._tasks_lock: anyio.Lock | None = None
+        self._lock, self._beginning = threading.Lock(), threading.Lock()
+        self._tasks_lock = TaskLock()
         self._peeked: list[tuple[B | _Failed, Delivery]] = []
         self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
@@ -162,15 +178,14 @@ class BatchIterator(Generic[B]):
         return self
 
     async def __anext__(self) -> B:
-        if self._tasks_lock is None:
-            self._tasks_lock = anyio.Lock()
-        async with self._tasks_lock:
+        async with self._tasks_lock.here:
             if self.before is not None:
                 await anyio.to_thread.run_sync(self._begin)
             began = time.perf_counter()
             while True:
                 try:
-                    return self._take(began)
+                    with self._lock:
+                        return self._take(began)
                 except anyio.WouldBlock:
                     pass  # waiting in here would show it in the traceback of a cancellation
                 except StopIteration:
@@ -213,9 +228,9 @@ class BatchIterator(Generic[B]):
         Raises:
             OptionError: there is none, and why.
         """
-        if self._journey is None:
+        if self._progress is None:
             raise OptionError("this iterator has no state of its own; ask its loader")
-        return self._journey.state()
+        return self._progress.state()
 
     def close(self) -> None:
         """End the epoch here; reads and workers stop, its memory is free."""
@@ -235,13 +250,20 @@ class BatchIterator(Generic[B]):
 
     def _begin(self) -> None:
         """Do what comes before the first batch; where that fails, there is none."""
-        before, self.before = self.before, None
-        if before is not None:
-            try:
-                before()
-            except BaseException:
-                self.close()
-                raise
+        if self.before is not None:
+            with self._beginning:  # who waited for it may have been cancelled: the next one waits, too
+                self._begin_once()
+
+    def _begin_once(self) -> None:
+        if self.before is None:
+            return
+        try:
+            self.before()
+        except BaseException as error:
+            self.before = partial(_raise, error)
+            self.close()
+            raise
+        self.before = None
 
     def _next(self) -> B:
         with self._lock:
@@ -257,8 +279,8 @@ class BatchIterator(Generic[B]):
     def _take(self, began: float) -> B:
         if self._peeked and not self._is_peeking:
             return self._told(*self._peeked.pop())
-        if self._journey is not None:
-            self._journey.ask()
+        if self._progress is not None:
+            self._progress.ask()
         if self._is_exhausted:
             raise StopIteration
         if self._pid != os.getpid():
@@ -304,13 +326,13 @@ class BatchIterator(Generic[B]):
         return made
 
     def _failed(self, delivery: Delivery) -> None:
-        if self._journey is not None:
-            self._journey.fail(delivery)
+        if self._progress is not None:
+            self._progress.fail(delivery)
         self._count_one()
 
     def _given(self, delivery: Delivery) -> None:
-        if self._journey is not None:
-            self._journey.receive(delivery)
+        if self._progress is not None:
+            self._progress.receive(delivery)
         self._count_one()
 
     def _count_one(self) -> None:
@@ -348,9 +370,9 @@ class BatchIterator(Generic[B]):
             self._is_exhausted = True
             self._ahead.drain()
             self._end()
-            if self._journey is not None:
-                self._journey.end()
             self._use_up()
+            if self._progress is not None:
+                self._progress.end()
             raise StopIteration
         if isinstance(over, anyio.ClosedResourceError):
             raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
@@ -359,5 +381,9 @@ class BatchIterator(Generic[B]):
         assert isinstance(over, ChannelFailedError)
         self._is_exhausted = True  # nothing more comes; but the epoch was not used up
         self._end()
-        failure = packing.unpack_error(over.blob)
+        failure = unpack_error(PackedError(over.blob))
         raise failure from failure.__cause__
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error

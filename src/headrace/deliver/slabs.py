@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import LoaderClosedError
-from headrace.memory import Lease, Segment
+from headrace.memory import LARGE_BYTES, Lease, Segment
 
 HELD_SLABS = 2  # the loop variable still holds batch k while next() makes k + 1
 _PAGE = 4096
+_ROOMY = 8  # times what is asked for: such a large slab was made for a sample of which there are few
 _views: weakref.WeakSet[Views] = weakref.WeakSet()
 
 
 @dataclass(slots=True, order=True)
-class _Waiting:
+class _SlabRequest:
     rank: int
     number: int
     size: int = field(compare=False)
@@ -40,20 +42,35 @@ class Slabs:
 
     Attributes:
         limit: how many slabs there may be; each running epoch adds what it needs.
+        kept: how many are kept for use; where no epoch runs, as many as the last one needed.
         segments: the slabs by number; the trainer's side looks its batches up here.
     """
 
     def __init__(self, forget: Callable[[int], None], may_grow: Callable[[int], bool]) -> None:
-        self.limit = 0
+        self.limit = self.kept = 0
         self.nbytes = 0
         self.segments: dict[int, Segment] = {}
         self.unlock_pages: Callable[[int], None] = lambda _: None  # called before a segment is closed
         self._forget, self._may_grow = forget, may_grow
         self._free: list[Segment] = []
         self._numbers = itertools.count()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_SlabRequest] = []
         self._out: dict[int, Lease] = {}
         self._retired: set[int] = set()
+
+    @contextlib.contextmanager
+    def serve(self, count: int) -> Iterator[None]:
+        """While an epoch runs there may be so many slabs more."""
+        self.limit += count
+        self.kept = self.limit
+        try:
+            yield
+        finally:
+            self.limit -= count
+            # Not none, of the last one: its slabs come back before it has ended or after, and serve the next one alike.
+            self.kept = self.limit or count
+            while self._free and len(self.segments) > self.kept:
+                self._discard(self._free.pop())
 
     async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease:
         """A slab of at least `size` bytes, all of it; those who wait get one by rank, the lowest first.
@@ -65,7 +82,7 @@ class Slabs:
             MemoryError: the machine does not have the bytes.
         """
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        entry = _Waiting(rank, next(self._numbers), size, is_urgent, future)
+        entry = _SlabRequest(rank, next(self._numbers), size, is_urgent, future)
         heapq.heappush(self._waiting, entry)
         self.changed()
         try:
@@ -124,6 +141,9 @@ class Slabs:
         self.nbytes = 0
 
     def _find(self, size: int, is_urgent: Callable[[], bool]) -> Segment | None:
+        for roomy in [s for s in self._free if s.size > max(LARGE_BYTES, _ROOMY * size)]:
+            self._free.remove(roomy)
+            self._discard(roomy)
         fitting = [s for s in self._free if s.size >= size]
         if fitting:
             best = min(fitting, key=lambda s: s.size)
@@ -143,7 +163,7 @@ class Slabs:
         segment = lease.segment
         if segment.number not in self.segments:
             return  # closed before
-        if len(self.segments) > self.limit or segment.number in self._retired:
+        if len(self.segments) > self.kept or segment.number in self._retired:
             self._discard(segment)
         else:
             self._free.append(segment)

@@ -19,20 +19,21 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn, default_collate
 
-from headrace.deliver.iterator import BatchIterator, Opener
+from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
 from headrace.deliver.slabs import Views
-from headrace.drop_in.resumable import Resumable
-from headrace.drop_in.state import Book, is_among
-from headrace.fetch.keys import KeyFeed
-from headrace.machinery import Machinery
+from headrace.delivery import Delivery
+from headrace.drop_in.resumable import ResumableIterator
+from headrace.drop_in.state import SnapshotBook, is_among
 from headrace.options import FetchOptions, Settings
 from headrace.plan import sample_seed
-from headrace.scheduler.recipe import Recipe
-from headrace.tasks import Chain, Delivery, Step
-from headrace.torch_compat import packing
+from headrace.producers.keys import KeyFeed
+from headrace.runtime import Runtime
+from headrace.scheduler.boundaries import GivenBoundaries
+from headrace.scheduler.recipe import BatchSpec, Learned
+from headrace.scheduler.wiring import EpochSpec
+from headrace.tasks import Chain, Step
 from headrace.torch_compat.collate import is_extended, plain_collate
-from headrace.torch_compat.errors import unpack_worker_error
-from headrace.work.keyed import CAUGHT, Begin, Get, OfOne, get_many, pack_in_process, pack_in_thread
+from headrace.work.keyed import Begin, Get, OfOne, get_many, pack_in_process, pack_in_thread
 
 
 class Economy:
@@ -80,21 +81,21 @@ class Economy:
             pin_memory=loader.pin_memory,
             device=device,
         )
-        self.machinery = Machinery(settings, in_threads=self.in_threads)
-        self.machinery.read_ahead(memory_budget)  # samples are made for batches under way alone: that is their bound
-        self.machinery.meters.batches_at_once = self.prefetch_factor
-        self.machinery.meters.collations_at_once = self.num_batch_workers
+        self.runtime = Runtime(settings, workers=workers)
+        self.runtime.read_ahead(memory_budget)  # samples are made for batches under way alone: that is their bound
+        self.runtime.meters.batches_at_once = self.prefetch_factor
+        self.runtime.meters.collations_at_once = self.num_batch_workers
         self.numbers = _Numbers()
-        self._end = weakref.finalize(self, self.machinery.close_soon)
+        self._end = weakref.finalize(self, self.runtime.close_soon)
         self._end.atexit = False
 
     def close(self) -> None:
         """End all iterators and workers, and wait until nothing is left; batches stay valid."""
-        self.machinery.close()
+        self.runtime.close()
         self._end.detach()
 
 
-class EconomicIterator(Resumable):
+class EconomicIterator(ResumableIterator):
     """One run, or with persistent workers all runs, over a loader in economic mode.
 
     The data set is sent to the workers when this is made. After an error in a batch the next one can be asked for.
@@ -102,11 +103,13 @@ class EconomicIterator(Resumable):
     Args:
         loader: the loader; it is not kept.
         economy: what it runs on.
-        book: the loader's, where it has one.
+        snapshots: the loader's, where it has one.
     """
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], economy: Economy, book: Book | None = None) -> None:
-        self._prepare(loader, book or Book(loader))
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], economy: Economy, snapshots: SnapshotBook | None = None
+    ) -> None:
+        self._prepare(loader, snapshots or SnapshotBook(loader))
         told = self._told
         super().__init__(loader)  # warns, and draws, as torch does
         self._economy = economy
@@ -116,7 +119,7 @@ class EconomicIterator(Resumable):
         self._number = economy.numbers.take()
         weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
         self._chain = _chain(self, loader, economy)  # kept: threads know it weakly
-        economy.machinery.teach(self._number, self._chain)
+        economy.runtime.teach(self._number, self._chain)
         self._in_order = loader.in_order
         self._open_run(self._before)
         self._begin()
@@ -125,40 +128,38 @@ class EconomicIterator(Resumable):
     def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._batches.close()
-        self._economy.machinery.forget_spec(self._number)
+        self._economy.runtime.forget_spec(self._number)
         self._run_number += 1
         self._begin()
 
     def _begin(self) -> None:
-        machinery = self._economy.machinery
-        recipe = Recipe(
-            inner=(),
+        runtime = self._economy.runtime
+        batches = BatchSpec(
             chain=self._number,
             batch_size=None,
             workers=self._num_workers,
-            drop_last=False,
-            keeps_count=True,
-            look_ahead=0,
             in_order=self._in_order,
-            use_slots=self._auto_collation and self._collate_fn is default_collate and not is_extended(),
             is_spread=self._auto_collation,
             collations=self._economy.num_batch_workers,
             is_adaptive=self._chain.many is None,  # that one's random numbers go by the first key of each task
             depth=self._economy.prefetch_factor,
         )
-        self._source = KeyFeed(machinery.key_part_of)
+        use_slots = self._auto_collation and self._collate_fn is default_collate and not is_extended()
+        self._source = KeyFeed(runtime.key_part_of)
         self._drawn, self._is_drawn = 0, False
         self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
         self._opened: deque[int] = deque()  # those that were given since they were counted, as the engine knows them
-        self._batches: BatchIterator[Any] = machinery.iterate(
+        self._batches: BatchIterator[Any] = runtime.iterate(
             self._economy,
-            self._source,
-            recipe,
-            self._key(),
-            _prepare_nothing,
-            _remember_nothing,
-            "headrace.deliver",
+            EpochSpec(
+                source=self._source,
+                batches=batches,
+                learned=Learned(use_slots),
+                key=self._key(),
+                boundaries=GivenBoundaries(),
+            ),
+            Watcher(name="headrace.deliver"),
             opener=functools.partial(_Opener, self._opened),
         )
         self._draw(self._economy.prefetch_factor)
@@ -222,7 +223,7 @@ class EconomicIterator(Resumable):
 
     def _draw(self, count: int) -> None:
         """Have the sampler asked for `count` batches in all, in this thread."""
-        post, source = self._economy.machinery.post, self._source
+        post, source = self._economy.runtime.post, self._source
         while self._drawn < count and not self._is_drawn:
             try:
                 index = self._next_index()  # type: ignore[no-untyped-call]
@@ -286,8 +287,8 @@ class _Numbers:
         heapq.heappush(self._free, number)
 
 
-class _Opener(Opener):
-    """Errors that come in the place of batches are raised as torch's loader raises them.
+class _Opener(BatchOpener):
+    """Says which batches were opened.
 
     Args:
         opened: the numbers of batches are put here as they are opened: that is in the order in which they are given.
@@ -299,11 +300,7 @@ class _Opener(Opener):
 
     def open(self, delivery: Delivery) -> Any:
         self._opened.append(delivery.batch)
-        if delivery.kind != "error":
-            return super().open(delivery)
-        if delivery.blob.startswith(CAUGHT):
-            raise unpack_worker_error(delivery.blob[len(CAUGHT) :])
-        raise packing.unpack_error(delivery.blob)
+        return super().open(delivery)
 
 
 def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> Chain:
@@ -324,11 +321,3 @@ def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any],
         begin=Begin(dataset, loader.num_workers, int(iterator._base_seed), init, economy.in_threads),
         pack_error=pack_in_thread if economy.in_threads else pack_in_process,
     )
-
-
-async def _prepare_nothing(_: Machinery) -> None:
-    """The workers were taught in the trainer's thread."""
-
-
-def _remember_nothing() -> None:
-    """Which epoch is next is the sampler's business."""

@@ -15,7 +15,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.drop_in.state import State
+from headrace.drop_in.state import StateDict
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
 from headrace.torch_compat.stateful import chain_of, decoded
@@ -47,7 +47,7 @@ _KNOWN_LENGTHS = (
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-def check(loader: Any, state: Any, *, force: bool) -> State:
+def check(loader: Any, state: Any, *, force: bool) -> StateDict:
     """A copy of a state, if the loader can go on from it.
 
     Args:
@@ -58,7 +58,7 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
         StateMismatchError: it cannot; says which field differs.
     """
     check_kind(state, "torch")
-    told: State = copy.deepcopy(dict(state))
+    told: StateDict = copy.deepcopy(dict(state))
     ours = common(loader)
     _check_fields(told, is_economic=ours["economic"])
     for name in ("is_map", "economic"):
@@ -95,7 +95,7 @@ def check(loader: Any, state: Any, *, force: bool) -> State:
     return told
 
 
-def _fits(told: State, loader: Any, batch_size: int | None, *, force: bool) -> bool:
+def _fits(told: StateDict, loader: Any, batch_size: int | None, *, force: bool) -> bool:
     """Whether a loader with batches of this other size can go on from a state, with each sample once.
 
     Of the batches that were given none may have to be made again, or left out later: they would be others. And they
@@ -115,7 +115,7 @@ def _fits(told: State, loader: Any, batch_size: int | None, *, force: bool) -> b
     return not told["economic"] or force  # there `__getitems__` draws random numbers for a batch
 
 
-def _renumber(told: State, batch_size: int) -> None:
+def _renumber(told: StateDict, batch_size: int) -> None:
     """Have a state of map-style data count in batches of another size."""
     count = max(1, told["num_workers"])
     told["due"] = told["sampler"]["batches"] = told["sampler"]["samples"] // batch_size
@@ -124,7 +124,7 @@ def _renumber(told: State, batch_size: int) -> None:
         known["batches"] = known["known"] = len(range(worker, told["due"], count))
 
 
-def _check_fields(state: State, *, is_economic: bool) -> None:
+def _check_fields(state: StateDict, *, is_economic: bool) -> None:
     """Whether a state is whole; what is in it may still be wrong.
 
     Raises:
@@ -158,7 +158,7 @@ def _check_fields(state: State, *, is_economic: bool) -> None:
             decoded(text)
 
 
-def common(loader: Any) -> State:
+def common(loader: Any) -> StateDict:
     """What a state says of a loader, besides how far it is."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler

@@ -6,16 +6,21 @@ import copy
 import weakref
 from typing import Any
 
+import torch.utils.data
+
+from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
 from headrace.drop_in.loaded import check, epoch_of
 from headrace.drop_in.single import SingleIterator
-from headrace.drop_in.state import Book, State
-from headrace.drop_in.workers import WorkerIterator
+from headrace.drop_in.starting import Starting
+from headrace.drop_in.state import SnapshotBook, StateDict
+from headrace.drop_in.worker_iterator import WorkerIterator
 from headrace.errors import OptionError
+from headrace.holding import Holder
 from headrace.observe.stats import Stats
-from headrace.settings import budget_bytes
+from headrace.processes.fork_client import ForkServer
+from headrace.resolve import budget_bytes
 from headrace.torch_compat.stateful import chain_of
-from headrace.work.starter import Helper
 
 
 class Torch:
@@ -29,7 +34,10 @@ class Torch:
         self._epoch = 0
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
         self._samplers = [part for part in chain_of(loader._index_sampler) if hasattr(part, "set_epoch")]
-        self._book = Book(loader)
+        self._snapshots = SnapshotBook(loader)
+        way = "__iter__" if isinstance(loader.dataset, torch.utils.data.IterableDataset) else "__getitem__"
+        self._counts = LoaderCounts(f"{type(loader.dataset).__name__}.{way}", loader.num_workers)
+        self._starting = Starting()
         self._made: Any = None  # an iterator that nobody has asked for yet
         self._made_epoch: int | None = None
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -39,7 +47,7 @@ class Torch:
             self._economy = self._economy_of(loader)
         elif loader.num_workers and loader.workers == "process" and loader.multiprocessing_context is None:
             # So that it stands ready when the first epoch begins, and the next one.
-            self._end = weakref.finalize(self, Helper.acquire().release)
+            self._end = weakref.finalize(self, ForkServer.acquire().release)
             self._end.atexit = False
 
     def _economy_of(self, loader: Any) -> Economy:
@@ -64,11 +72,11 @@ class Torch:
             iterator, self._made = self._made, None
             return iterator
         if loader.num_workers == 0:
-            return SingleIterator(loader, self._book)
+            return SingleIterator(loader, self._snapshots, self._counts)
         iterator = (
-            WorkerIterator(loader, self._book)
+            WorkerIterator(loader, self._snapshots, self._starting, self._counts)
             if self._economy is None
-            else EconomicIterator(loader, self._economy, self._book)
+            else EconomicIterator(loader, self._economy, self._snapshots)
         )
         self._live.add(iterator)
         return iterator
@@ -76,25 +84,36 @@ class Torch:
     def _drop_stale(self, loader: Any) -> None:
         """Let go of an iterator that nobody has asked for, if samplers have been told another epoch since."""
         if self._made is not None and epoch_of(loader) != self._made_epoch:
-            self._made = self._book.run = None
+            self._made = self._snapshots.run = None
 
-    def state_dict(self, loader: Any, batches: int | None = None) -> State:
+    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> StateDict:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
+
+        Args:
+            loader: not kept.
+            batches: the state after so many.
+            holder: the loop that receives them.
 
         Raises:
             OptionError: the state after so many batches is not there; or persistent workers were closed before anybody
                 had asked for what their copies of the data set carry from one epoch into the next.
         """
-        self._book.pace.is_asked = True
+        self._snapshots.pace.is_asked = True
         self._drop_stale(loader)
-        if self._book.told is not None:
-            if batches not in (None, self._book.told["batches"]):
-                raise OptionError(f"batches={batches}: the state after {self._book.told['batches']} batches is there")
-            return copy.deepcopy(self._book.told)
-        if self._book.run is None:
+        if self._snapshots.told is not None:
+            if batches not in (None, self._snapshots.told["batches"]):
+                raise OptionError(
+                    f"batches={batches}: the state after {self._snapshots.told['batches']} batches is there"
+                )
+            return copy.deepcopy(self._snapshots.told)
+        if self._snapshots.run is None:
             self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
-        assert self._book.run is not None
-        return self._book.run.state(batches)
+        run = self._snapshots.run
+        assert run is not None
+        if batches is not None:
+            return run.state(batches)
+        held = holder.held(was_told=run.is_finished)
+        return run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Any, force: bool = False) -> None:
         """Have the next `iter` go on from a state; an empty one: begin anew. Iterators that live are let go of.
@@ -102,9 +121,9 @@ class Torch:
         Raises:
             StateMismatchError: the state is that of another loader; says which field differs.
         """
-        self._book.pace.is_asked = True
+        self._snapshots.pace.is_asked = True
         told = check(loader, state, force=force) if state != {} else None
-        self._book.run, self._book.told = None, told
+        self._snapshots.run, self._snapshots.told = None, told
         self._made = loader._iterator = None
         if told is None:
             return
@@ -112,6 +131,16 @@ class Torch:
             self.set_epoch(told["epoch"])
         if self._economy is not None:
             self._economy.epoch = told["epoch_of_samples"] + told["is_finished"]
+
+    def is_in(self, epoch: int) -> bool:
+        """Whether an iterator goes through this epoch; samplers are to be told in any case."""
+        del epoch
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next `iterate` goes on from a state."""
+        return self._snapshots.told is not None
 
     @property
     def epoch(self) -> int:
@@ -123,7 +152,7 @@ class Torch:
         self._epoch = epoch
         if self._economy is not None and not (self._made is not None and epoch == self._economy.epoch - 1):
             if self._made is not None:  # its samples are those of another epoch
-                self._made = self._book.run = None
+                self._made = self._snapshots.run = None
             self._economy.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
@@ -134,8 +163,8 @@ class Torch:
     def stats(self) -> Stats:
         """A snapshot of all counters."""
         if self._economy is None:
-            raise OptionError("a loader of torch's data sets counts nothing, unless it has economic=True")
-        return self._economy.machinery.stats(self.epoch)
+            return self._counts.stats(self.epoch)
+        return self._economy.runtime.stats(self.epoch)
 
     def close(self) -> None:
         """End the workers of all iterators."""

@@ -11,11 +11,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.drop_in.loaded import common, epoch_of
-from headrace.drop_in.state import Book, Copy, Point, Run, State, copy_of
+from headrace.drop_in.state import RunPoint, RunProgress, SnapshotBook, StateDict, WorkerSnapshot, copy_of
+from headrace.errors import StateMismatchError
 from headrace.torch_compat.stateful import Indices, is_stateful
 
 
-class Resumable(_BaseDataLoaderIter):
+class ResumableIterator(_BaseDataLoaderIter):
     """An iterator of torch's that can go on from a saved state, and tells the book of its loader how far it is.
 
     In `_again` are the numbers and indices of batches that were given after the state which it goes on from.
@@ -24,11 +25,13 @@ class Resumable(_BaseDataLoaderIter):
     was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
     """
 
-    def _prepare(self, loader: Any, book: Book) -> None:
+    def _prepare(self, loader: Any, snapshots: SnapshotBook) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
-        self._book, self._told, self._draws = book, book.take(), book.draws_of(loader)
+        self._snapshots, self._told, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
         self._common = common(loader)
         self._goes_on = self._told is not None and not self._told["is_finished"]
+        if self._told is not None and self._goes_on:
+            _check_epoch(self._told, self._common["epoch"])
         every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
         if self._common["is_map"] and not self._common["economic"] and is_stateful(loader.dataset):
             is_in_turn = loader.in_order or not loader.num_workers
@@ -36,8 +39,10 @@ class Resumable(_BaseDataLoaderIter):
                 is_in_turn = is_in_turn and _is_dealt_in_turn(self._told)
             if not is_in_turn:
                 every = 1  # nobody could say which batches a copy is to make again
-        self._pace = book.pace
-        self._every = functools.partial(book.pace.every, every)  # knows no iterator, so that those who have it do not
+        self._pace = snapshots.pace
+        self._every = functools.partial(
+            snapshots.pace.every, every
+        )  # knows no iterator, so that those who have it do not
 
     def __init__(self, loader: Any) -> None:
         told, draws = self._told, self._draws
@@ -83,31 +88,59 @@ class Resumable(_BaseDataLoaderIter):
         if indices is not None:
             self._sampler_iter = indices
         copies = self._first_copies()
-        point = Point(0, 0, (), 0, copies)
+        point = RunPoint(0, 0, (), 0, copies)
         if told is not None:
             copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
-            point = Point(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
+            point = RunPoint(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
             self._num_yielded = told["batches"]
         self._again = [] if indices is None else indices.until(point.due)
-        self._run = self._book.run = Run(dict(self._common), indices, self._draws, point)
+        self._run = self._snapshots.run = RunProgress(dict(self._common), indices, self._draws, point)
 
-    def _first_copies(self) -> tuple[Copy, ...]:
+    def __next__(self) -> Any:
+        this: Any = self
+        length = this._IterableDataset_len_called
+        if torch._C._autograd._profiler_enabled() or (length is not None and self._num_yielded >= length):
+            return super().__next__()  # which warns of more batches than `len` has told
+        batch = this._next_data()  # without the mark for a profiler, which takes longer than all the rest
+        self._num_yielded += 1
+        return batch
+
+    @property
+    def run(self) -> RunProgress:
+        """How far it has come."""
+        return self._run
+
+    def _first_copies(self) -> tuple[WorkerSnapshot, ...]:
         """Workers' copies of the data set as they begin, or the trainer's own; none, where they are never asked."""
         return ()
 
     def _has_begun(self) -> None:
         """All is as it was in the state that this goes on from: the next iterator begins anew."""
-        if self._told is self._book.told:
-            self._book.told = None
+        if self._told is self._snapshots.told:
+            self._snapshots.told = None
         self._told, self._goes_on = None, False
 
-    def state_dict(self, batches: int | None = None) -> State:
+    def state_dict(self, batches: int | None = None) -> StateDict:
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
         self._pace.is_asked = True
         return self._run.state(batches)
 
 
-def _is_dealt_in_turn(told: State) -> bool:
+def _check_epoch(told: StateDict, epoch: int | None) -> None:
+    """Samplers may have been told another epoch since the state was loaded: the rest of that would be other samples.
+
+    Raises:
+        StateMismatchError: they have been, and batches of the state's epoch were received.
+    """
+    if told["batches"] and None not in (told["epoch"], epoch) and told["epoch"] != epoch:
+        raise StateMismatchError(
+            f"epoch: {told['epoch']} in the state, of which {told['batches']} batches were received, and the sampler "
+            f"was told {epoch} since: call set_epoch({told['epoch']}), or load_state_dict({{}}) to begin anew",
+            field="epoch",
+        )
+
+
+def _is_dealt_in_turn(told: StateDict) -> bool:
     """Whether, of map-style data, each batch k up to a state was worker k mod n's, and those that follow will be."""
     due, n = told["due"], max(1, told["num_workers"])
     batches = [known["batches"] for known in told["copies"]]

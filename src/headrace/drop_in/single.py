@@ -10,19 +10,21 @@ from typing import Any
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
 from headrace.deliver.ahead import mover_of
-from headrace.drop_in.resumable import Resumable
-from headrace.drop_in.state import Book, Copy
+from headrace.drop_in.counts import LoaderCounts
+from headrace.drop_in.resumable import ResumableIterator
+from headrace.drop_in.state import SnapshotBook, WorkerSnapshot
 from headrace.torch_compat.stateful import load, packed_states
 
 
-class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
+class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
     """Batches that are made in the caller's thread, inside `next` (`num_workers=0`): torch's own iterator.
 
     Only a StopIteration that a data set's `__getitem__` or a collate_fn raises does not end the epoch in silence.
     """
 
-    def __init__(self, loader: Any, book: Book) -> None:
-        self._prepare(loader, book)
+    def __init__(self, loader: Any, snapshots: SnapshotBook, counts: LoaderCounts) -> None:
+        self._clock = counts.clock()
+        self._prepare(loader, snapshots)
         states = self._told["copies"][0]["states"] if self._told is not None and self._told["copies"] else None
         if not self._goes_on:  # what a data set carries on from an epoch into the next
             load(loader.dataset, states, "dataset")
@@ -39,23 +41,25 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
             self._run.copy_now = functools.partial(_copy_now, fetcher)
         self._make_again()
         self._mover = mover_of(loader)
+        self._size, self._batch_size = 1, loader.batch_size if self._auto_collation else 1
         self._has_begun()
+        fetcher.collate_fn = self._clock.timed(fetcher.collate_fn)
         if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
             fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
 
     def _open_data(self) -> None:
         load(self._dataset, self._states, "dataset")
 
-    def _first_copies(self) -> tuple[Copy, ...]:
+    def _first_copies(self) -> tuple[WorkerSnapshot, ...]:
         fetcher = self._dataset_fetcher
         blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
         self._is_stateful = blob is not None
         is_counted = self._is_stateful or self._dataset_kind == _DatasetKind.Iterable
-        return (Copy(blob=blob),) if is_counted else ()
+        return (WorkerSnapshot(blob=blob),) if is_counted else ()
 
     def _make_again(self) -> None:
         """What was given after the state of the data set was made, so that it is where it was."""
-        known, *_ = *self._run.copies, Copy()
+        known, *_ = *self._run.copies, WorkerSnapshot()
         if self._dataset_kind == _DatasetKind.Iterable:
             indices = [next(self._sampler_iter)] * (known.batches - known.known)
         else:
@@ -65,8 +69,10 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
                 self._dataset_fetcher.fetch(index)
 
     def _next_data(self) -> Any:
+        self._clock.ask()
         try:
             batch = self._made()
+            self._clock.made()
             if self._mover is not None:
                 batch = self._mover.finish(self._mover.start(batch))
         except StopIteration:
@@ -74,8 +80,10 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
             raise
         except BaseException:  # also where the user has stopped it: its index was drawn
             self._receive(self._num_yielded)
+            self._clock.got(0)
             raise
         self._receive(self._num_yielded + 1)
+        self._clock.got(self._size)
         return batch
 
     def _receive(self, given: int) -> None:
@@ -89,10 +97,12 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
 
     def _made(self) -> Any:
         if self._dataset_kind == _DatasetKind.Iterable:
+            self._size = self._batch_size
             return super()._next_data()  # type: ignore[no-untyped-call]
         while self._run.indices is not None and self._run.indices.drawn < self._run.due:
             self._next_index()  # type: ignore[no-untyped-call]  # it was given already
         index = self._next_index()  # type: ignore[no-untyped-call]
+        self._size = len(index) if self._auto_collation else 1
         self._sampler_iter, rest = iter([index]), self._sampler_iter
         try:
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -102,10 +112,10 @@ class SingleIterator(_SingleProcessDataLoaderIter, Resumable):
             self._sampler_iter = rest
 
 
-def _copy_now(fetcher: Any, received: Copy) -> Copy:
+def _copy_now(fetcher: Any, received: WorkerSnapshot) -> WorkerSnapshot:
     """Nothing is made here before it is received."""
     blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
-    return Copy(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
+    return WorkerSnapshot(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
 
 
 def _quietly(collate_fn: Callable[[Any], Any], samples: Any) -> Any:

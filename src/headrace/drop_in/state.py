@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 from headrace.errors import OptionError
 from headrace.plan.ranges import united
-from headrace.torch_compat import packing
-from headrace.torch_compat.stateful import Draws, Indices, unpacked_states
+from headrace.torch_compat import serialize
+from headrace.torch_compat.stateful import Draws, Indices, PackedStates, unpacked_states
 from headrace.types import Ranges
 
 _POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
 
 log = logging.getLogger("headrace")
 
-State = dict[str, Any]
+StateDict = dict[str, Any]
 
 
-class Copy(NamedTuple):
+class WorkerSnapshot(NamedTuple):
     """A worker's copy of the data set: what the trainer has received of it.
 
     Its state is known from `known` batches on, of which `batches` were received: those between are made again. Of a
@@ -32,10 +32,10 @@ class Copy(NamedTuple):
     batches: int = 0
     known: int = 0
     is_over: bool = False
-    blob: bytes | None = None
+    blob: PackedStates | None = None
 
 
-class Point(NamedTuple):
+class RunPoint(NamedTuple):
     """Where the trainer is.
 
     Attributes:
@@ -51,10 +51,10 @@ class Point(NamedTuple):
     due: int
     beyond: Ranges
     turn: int
-    copies: tuple[Copy, ...]
+    copies: tuple[WorkerSnapshot, ...]
 
 
-class Run:
+class RunProgress:
     """One run of an iterator over the data, as far as the trainer has received it. It outlives the iterator.
 
     Args:
@@ -64,17 +64,20 @@ class Run:
         point: where it begins.
     """
 
-    def __init__(self, common: State, indices: Indices | None, draws: Draws, point: Point) -> None:
+    def __init__(self, common: StateDict, indices: Indices | None, draws: Draws, point: RunPoint) -> None:
         self._common, self._draws = common, draws
         self._count = common["num_workers"]
         self.indices = indices
         self._points = deque([point], _POINTS)
         self.is_finished = False
+        self.held: int | None = None  # batches, none where it is an error, that wait for the trainer to come back
         self.lock: Any = threading.RLock()  # or the iterator's, which holds it while it changes anything here
-        self.begun: list[tuple[bytes | None] | None] = []  # the states with which workers' copies began
+        self.begun: list[tuple[PackedStates | None] | None] = []  # the states with which workers' copies began
         self.ask_begun: Callable[[], None] | None = None
-        self.ask_now: Callable[[], list[tuple[bytes | None] | None]] | None = None  # those in which they are
-        self.copy_now: Callable[[Copy], Copy] | None = None  # of the trainer's own data set, where no worker has one
+        self.ask_now: Callable[[], list[tuple[PackedStates | None] | None]] | None = None  # those in which they are
+        self.copy_now: Callable[[WorkerSnapshot], WorkerSnapshot] | None = (
+            None  # of the trainer's own data set, where no worker has one
+        )
 
     def add(self, **fields: Any) -> None:
         """Have these in all states of this run, too."""
@@ -91,12 +94,12 @@ class Run:
         return self._points[-1].due
 
     @property
-    def point(self) -> Point:
+    def point(self) -> RunPoint:
         """Where the trainer is."""
         return self._points[-1]
 
     @property
-    def copies(self) -> tuple[Copy, ...]:
+    def copies(self) -> tuple[WorkerSnapshot, ...]:
         """Of each worker's data set, as far as it was received."""
         return self._points[-1].copies
 
@@ -106,7 +109,7 @@ class Run:
         worker: int,
         given: int,
         *,
-        blob: bytes | None = None,
+        blob: PackedStates | None = None,
         is_over: bool = False,
         died: bool = False,
     ) -> None:
@@ -131,12 +134,12 @@ class Run:
             old = copies[worker]
             count = old.batches + 1
             known = count if blob is not None or died else old.known
-            new = Copy(count, known, is_over, old.blob if blob is None else blob)
+            new = WorkerSnapshot(count, known, is_over, old.blob if blob is None else blob)
             copies = (*copies[:worker], new, *copies[worker + 1 :])
         turn = worker + 1 if worker + 1 < self._count else 0
-        self._add(Point(given, due, beyond, turn, copies))
+        self._add(RunPoint(given, due, beyond, turn, copies))
 
-    def end_copy(self, worker: int, blob: bytes | None) -> None:
+    def end_copy(self, worker: int, blob: PackedStates | None) -> None:
         """A worker's copy has said that it has no more samples."""
         last = self._points[-1]
         old = last.copies[worker]
@@ -144,7 +147,7 @@ class Run:
         new = old._replace(known=known, is_over=True, blob=old.blob if blob is None else blob)
         self._add(last._replace(copies=(*last.copies[:worker], new, *last.copies[worker + 1 :])))
 
-    def _add(self, point: Point) -> None:
+    def _add(self, point: RunPoint) -> None:
         if self._points[-1].given == point.given:
             self._points[-1] = point
         else:
@@ -152,7 +155,7 @@ class Run:
         if self.indices is not None and self.indices.are_kept:
             self.indices.forget(self._first_needed(self._points[0]))
 
-    def _first_needed(self, point: Point) -> int:
+    def _first_needed(self, point: RunPoint) -> int:
         """The number of the first batch that is drawn again to go on from a point."""
         if not self._common["is_map"]:
             return point.due
@@ -160,20 +163,23 @@ class Run:
         again = (copy.known * n + worker for worker, copy in enumerate(point.copies) if copy.known < copy.batches)
         return min((point.due, *again))
 
-    def state(self, batches: int | None = None) -> State:
+    def state(self, batches: int | None = None, *, is_over: bool = False) -> StateDict:
         """All that is needed to go on after what the trainer has received; its own objects, for ever.
 
         Args:
             batches: go on after so many batches instead.
+            is_over: this run has ended with these, whether the trainer was told or not.
 
         Raises:
             OptionError: how it was then is not known any more, or not yet; or it has ended with the workers.
         """
         with self.lock:
-            return self._state(batches)
+            return self._state(batches, is_over)
 
-    def _state(self, batches: int | None) -> State:
+    def _state(self, batches: int | None, is_over: bool) -> StateDict:
         point = self._points[-1]
+        if batches is None and self.held is not None:
+            batches = point.given - self.held
         if batches is not None and batches != point.given:
             found = [known for known in self._points if known.given == batches]
             if not found:
@@ -186,7 +192,9 @@ class Run:
             self.ask_begun()
         if self.ask_now is not None and self.is_finished and batches is None:
             point = self._at_the_end(point)
-        is_finished = self.is_finished and batches is None  # who counts batches is not at the end with the last one
+        is_finished = is_over or (
+            self.is_finished and batches is None
+        )  # who counts batches is not at the end with the last one
         first = self._first_needed(point)
         sampler = None if self.indices is None else self.indices.after(first, is_finished=is_finished)
         return {
@@ -201,7 +209,7 @@ class Run:
             "copies": [self._told(worker, known) for worker, known in enumerate(point.copies)],
         }
 
-    def _at_the_end(self, point: Point) -> Point:
+    def _at_the_end(self, point: RunPoint) -> RunPoint:
         """Workers that stay are asked for what they carry on, where the state after their last batch is not known."""
         assert self.ask_now is not None
         if not self._common["is_map"] or all(known.known == known.batches for known in point.copies):
@@ -209,10 +217,10 @@ class Run:
         copies = list(point.copies)
         for worker, told in enumerate(self.ask_now()):
             if told is not None:
-                copies[worker] = Copy(copies[worker].batches, copies[worker].batches, blob=told[0])
+                copies[worker] = WorkerSnapshot(copies[worker].batches, copies[worker].batches, blob=told[0])
         return point._replace(copies=tuple(copies))
 
-    def _told(self, worker: int, known: Copy) -> State:
+    def _told(self, worker: int, known: WorkerSnapshot) -> StateDict:
         blob = known.blob
         if blob is None and worker < len(self.begun):
             (blob,) = self.begun[worker] or (None,)
@@ -224,7 +232,7 @@ class Run:
         }
 
 
-class Pace:
+class SnapshotSchedule:
     """Whether anybody has asked a loader for a state: before that, none is kept for later, as that is not for nothing.
 
     Attributes:
@@ -243,7 +251,7 @@ class Pace:
         return int(self.is_asked) if option is None else option
 
 
-class Book:
+class SnapshotBook:
     """What a loader remembers of its newest run, and of a state that the next one begins with.
 
     Args:
@@ -252,9 +260,9 @@ class Book:
 
     def __init__(self, loader: Any) -> None:
         self._draws = Draws(loader.generator, loader._index_sampler)
-        self.pace = Pace()
-        self.told: State | None = None
-        self.run: Run | None = None
+        self.pace = SnapshotSchedule()
+        self.told: StateDict | None = None
+        self.run: RunProgress | None = None
         self._has_warned = False
 
     def draws_of(self, loader: Any) -> Draws:
@@ -263,7 +271,7 @@ class Book:
             self._draws = Draws(loader.generator, loader._index_sampler)
         return self._draws
 
-    def take(self) -> State | None:
+    def take(self) -> StateDict | None:
         """The state that the run which now begins goes on from; it stays in `told` until that has begun."""
         told = self.told
         if told is not None and not told["is_map"] and not told["is_finished"]:
@@ -283,7 +291,7 @@ def is_among(number: int, ranges: Ranges) -> bool:
     return any(start <= number < stop for start, stop in ranges)
 
 
-def copy_of(told: State) -> Copy:
+def copy_of(told: StateDict) -> WorkerSnapshot:
     """A worker's copy of the data set, as a state tells of it."""
-    blob = None if told["states"] is None else packing.pack_bytes(told["states"])
-    return Copy(told["batches"], told["known"], told["is_over"], blob)
+    blob = None if told["states"] is None else serialize.pack_bytes(told["states"])
+    return WorkerSnapshot(told["batches"], told["known"], told["is_over"], blob)

@@ -1,22 +1,22 @@
 """Stage 2 of 4: takes addresses and byte ranges, gives bytes.
 
     reader.py     the face: reads, checks of their bytes, the cache
-    gather.py     reads become requests of a good length             ranges.py      which ones (pure)
+    coalescer.py  reads become requests of a good length             ranges.py      which ones (pure)
     policy/       attempts, waits, second requests, time limits, how many at once
     stores/       S3, files, any scheme                              web/           HTTP(S)
     cache.py cache_folder.py    what was read before                 checksums.py   whether it is what it should be
-    shards.py keys.py           samples of what was read             growth.py      how many of them at once
-    threads.py    blocking calls                                     meter.py       what is counted
+    threads.py    blocking calls                                     meter.py held.py    what is counted
 
 A store answers or raises, the reader checks and asks again: what a fault does is decided once, for all stores.
 """
 
 from __future__ import annotations
 
+from headrace.fetch.held import unwatched
 from headrace.fetch.meter import Meter
 from headrace.fetch.reader import Reader
 from headrace.options import FetchOptions
-from headrace.types import running_reader
+from headrace.running import running_reader
 
 __all__ = ["Meter", "Reader", "read"]
 
@@ -33,6 +33,6 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
     """
     running = running_reader.get()
     if running is not None:
-        return await running.read(url, start, stop)
+        return await unwatched(running.read(url, start, stop))
     async with Reader(FetchOptions(), concurrency=1) as reader:
         return await reader.read(url, start, stop)

@@ -20,7 +20,8 @@ import numpy as np
 
 from headrace.fetch.cache_folder import Cached, CacheFolder, DamagedError
 from headrace.fetch.threads import Threads
-from headrace.types import Buffer, Span
+from headrace.protocols import Span
+from headrace.types import Buffer
 
 __all__ = ["Cache", "Cached"]
 

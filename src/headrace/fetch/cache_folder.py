@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.types import Buffer, Span
+from headrace.protocols import Span
+from headrace.types import Buffer
 
 _BLOCK_BYTES = 4096
 _TOUCH_S, _ABANDONED_S = 60.0, 3600.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import google_crc32c
 
-from headrace.types import Buffer, Check
+from headrace.protocols import Check
+from headrace.types import Buffer
 
 
 def crc32c_of(data: Buffer) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from headrace.fetch.held import TimedFunction
 from headrace.fetch.ranges import UNWANTED_SHARE
 
 
@@ -23,11 +26,12 @@ class Meter:
         throttled: answers by which a store asked for fewer requests.
         level: how many requests at once the host gets that failed last; 0: none was held back yet.
         lowest_level: the lowest `level` so far.
+        functions: the user's own that run on the loop or beside it, by name.
     """
 
     __slots__ = (
-        "_busy_since", "bytes", "cached", "coalesced", "errors", "hedges", "hedges_won", "in_flight", "level",
-        "lowest_level", "requests", "retries", "shards_in_part", "shards_whole", "throttled", "waiting_s",
+        "_busy_since", "bytes", "cached", "coalesced", "errors", "functions", "hedges", "hedges_won", "in_flight",
+        "level", "lowest_level", "requests", "retries", "shards_in_part", "shards_whole", "throttled", "waiting_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -35,8 +39,15 @@ class Meter:
         self.hedges = self.hedges_won = self.throttled = self.level = self.lowest_level = 0
         self.cached = self.coalesced = 0
         self.shards_whole = self.shards_in_part = 0
+        self.functions: dict[str, TimedFunction] = {}
         self.waiting_s = 0.0
         self._busy_since = 0.0
+
+    def held(self, name: str, where: Literal["loop", "threads"] = "loop") -> TimedFunction:
+        """Where a function counts."""
+        if name not in self.functions:
+            self.functions[name] = TimedFunction(where)
+        return self.functions[name]
 
     def begin(self, now: float) -> None:
         """A request begins."""

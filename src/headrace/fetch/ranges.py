@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.types import Ints, Rows
+from headrace.rows import Rows
+from headrace.types import Ints
 
 UNWANTED_SHARE = 0.25
 """Of a request at most, where ranges are asked for together."""
@@ -75,19 +76,20 @@ def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
     with a member.
 
     Args:
-        gap, longest: see `coalesce`.
+        gap: see `coalesce`.
+        longest: see `coalesce`.
     """
     starts = rows.offset - max(gap, _HEADERS_BYTES)
     stops = rows.offset + -(-rows.size // _TAR_BLOCK) * _TAR_BLOCK
     is_first = np.ones(len(starts), np.bool_)
     is_first[1:] = starts[1:] > np.maximum.accumulate(stops)[:-1]
-    cuts: list[int] = []
+    boundaries: list[int] = []
     for begin, end in pairwise([*np.flatnonzero(is_first).tolist(), len(starts)]):
         at = begin
         while at < end:
-            cuts.append(at)
+            boundaries.append(at)
             at = max(at + 1, min(end, int(np.searchsorted(stops, rows.offset[at] + longest, side="right"))))
-    runs = np.array([*cuts, len(starts)])
+    runs = np.array([*boundaries, len(starts)])
     first, last = runs[:-1], runs[1:] - 1
     begins, ends = rows.offset[first], rows.offset[last] + rows.size[last]
     if len(first):

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.errors import ChecksumError, LoaderClosedError, OptionError, not_as_indexed
-from headrace.fetch.gather import Gather
+from headrace.fetch.coalescer import Coalescer
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
-from headrace.fetch.policy.goal import Goal
+from headrace.fetch.policy.range_request import RangeRequest
+from headrace.fetch.rest import Rest
 from headrace.fetch.stores.addresses import Stores
+from headrace.fetch.stores.registry import is_local
 from headrace.options import FetchOptions
-from headrace.types import Check, Span, Version, running_charge
+from headrace.protocols import Check, Span, Version
+from headrace.running import running_charge
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
@@ -61,7 +64,7 @@ class Reader:
         self.meter = meter or Meter()
         self._stores = stores or Stores(self.options, storage_options)
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
-        self._gather = Gather(self._fetch, self.options, self.meter)
+        self._gather = Coalescer(self._fetch, self.options, self.meter)
         self._cache = _cache(self.options, storage_options)
         self._closed = False
 
@@ -93,7 +96,14 @@ class Reader:
         return await self._read_range(url, start, stop, check, version or Version())
 
     async def read_into(
-        self, url: str, start: int, target: memoryview, *, etag: str | None = None, check: Check | None = None
+        self,
+        url: str,
+        start: int,
+        target: memoryview,
+        *,
+        etag: str | None = None,
+        check: Check | None = None,
+        rest: Rest | None = None,
     ) -> Span:
         """Fill `target` with the object's bytes from `start` on, fewer where it ends before; the span says which.
 
@@ -102,6 +112,8 @@ class Reader:
         Args:
             etag: the version the bytes must be of; of an earlier span of the same object.
             check: bytes for which it is False are asked for once more.
+            rest: that of all reads of somebody who goes through the object: where a server only gives the whole, each
+                one goes on where the one before has ended. The span says by `in_order` that it is so.
 
         Raises:
             ObjectChangedError: the object is of another version than `etag`, or changed during the read.
@@ -117,12 +129,12 @@ class Reader:
             np.frombuffer(target, np.uint8)[: len(found.data)] = np.frombuffer(found.data, np.uint8)
             return found.span
         for _ in range(1 if check is None else 2):
-            goal = Goal(url, start, stop, target=target, etag=etag)
-            await self._fetch(goal)
-            if check is None or check(goal.data()):
-                span = goal.span()
+            request = RangeRequest(url, start, stop, target=target, etag=etag, rest=rest)
+            await self._fetch(request)
+            if check is None or check(request.data()):
+                span = request.span()
                 if cache is not None:
-                    await cache.put(url, start, stop, span, goal.data())
+                    await cache.put(url, start, stop, span, request.data())
                 return span
         raise _wrong_bytes(url, start, stop)
 
@@ -174,15 +186,15 @@ class Reader:
         self.meter.cached += 1
         return found
 
-    async def _fetch(self, goal: Goal) -> None:
-        store, path = self._stores.of(goal.url)
-        await self._attempts.fetch(store, path, goal)
+    async def _fetch(self, request: RangeRequest) -> None:
+        store, path = self._stores.of(request.url)
+        await self._attempts.fetch(store, path, request)
 
     def _cache_for(self, url: str) -> Cache | None:
         """The cache, where reading from it is faster than reading from the store."""
         if self._closed:
             raise LoaderClosedError("this reader was closed; make a new one")
-        return None if self._cache is None or url.startswith(("/", "file:", "memory:")) else self._cache
+        return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache
 
 
 def _cache(options: FetchOptions, storage_options: Mapping[str, Any] | None) -> Cache | None:

@@ -62,7 +62,7 @@ class Threads:
                     if self._is_closed:
                         raise RuntimeError(f"the threads {self._name} were ended")
                     result = function(*args)
-                except StopIteration as failure:  # which no future takes
+                except (StopIteration, GeneratorExit) as failure:  # which no future takes, or no task
                     error = RuntimeError(f"{function!r} raised {failure!r}")
                 except BaseException as failure:
                     error = failure

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.values import Decoder, npy_header
-from headrace.types import Ints, Rows
+from headrace.rows import Rows
+from headrace.types import Ints
 
 _DIGITS_MOST = 18  # of a number that surely fits into 64 bits
 
 
-class Bodies(Protocol):
+class ColumnBodies(Protocol):
     """The bytes that rows lie in."""
 
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
@@ -45,7 +46,7 @@ class Column(NamedTuple):
     offsets: Ints
     values: Ints | None
 
-    def write(self, bodies: Bodies, target: memoryview) -> None:
+    def write(self, bodies: ColumnBodies, target: memoryview) -> None:
         """Write the values one after the other into `target`."""
         out = np.frombuffer(target, np.uint8).reshape(len(self.offsets), -1)
         if self.values is not None:
@@ -64,11 +65,16 @@ class ColumnDecoder:
     def __init__(self, decoder: Decoder, names: Sequence[str]) -> None:
         self._decoder, self._names = decoder, tuple(names)
 
-    def __call__(self, rows: Rows, bodies: Bodies) -> list[Column] | None:
+    def __call__(self, rows: Rows, bodies: ColumnBodies) -> list[Column] | None:
         """A column for each name; None where the samples must be decoded one by one."""
         count = len(rows)
         members = len(rows.field)
-        if not count or members % count or not (np.diff(rows.starts) == members // count).all():
+        if (
+            rows.block is not None
+            or not count
+            or members % count
+            or not (np.diff(rows.starts) == members // count).all()
+        ):
             return None
         field = rows.field.reshape(count, -1)
         if not (field == field[0]).all():
@@ -90,7 +96,7 @@ class ColumnDecoder:
         return columns
 
 
-def _npy(offsets: Ints, sizes: Ints, bodies: Bodies) -> Column | None:
+def _npy(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
     size = int(sizes[0])
     if not (sizes == size).all():
         return None
@@ -108,7 +114,7 @@ def _npy(offsets: Ints, sizes: Ints, bodies: Bodies) -> Column | None:
     )
 
 
-def _ints(offsets: Ints, sizes: Ints, bodies: Bodies) -> Column | None:
+def _ints(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
     if int(sizes.min()) < 1 or int(sizes.max()) > _DIGITS_MOST:
         return None
     values = np.zeros(len(sizes), np.int64)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.errors import DecodeError, OptionError
+from headrace.formats.decoders import NAMES, WHAT_BY_EXTENSION, registered_decoders
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.images import ImageDecoder
@@ -32,12 +33,6 @@ class _Way(NamedTuple):
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {"int": decode_int, "text": decode_text, "json": decode_json}
-_WHAT_BY_EXTENSION = {
-    **dict.fromkeys(("cls", "index", "id"), "int"),
-    **dict.fromkeys(("txt", "text", "transcript"), "text"),
-    **{name: name for name in ("json", "npy", "npz")},
-}
-_NAMES = ("bytes", "int", "text", "json", "npy", "npz", *IMAGE_SPECS)
 
 
 def decoder(
@@ -51,16 +46,16 @@ def decoder(
 
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
     npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, bmp, gif, tif, tiff to images, if `spec` is
-    given. With "gz" behind any of these (json.gz) it is unpacked before. All other fields, pickles among them, stay as
-    they are, and so do values that are not bytes.
+    given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
+    fields, pickles among them, stay as they are, and so do values that are not bytes.
 
     Args:
         spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for
             a `PIL.Image.Image` in the mode that the file has.
         size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
         limits: on the pixels of an image, and on what npz and gz unpack to.
-        by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
-            "int", "text", "json", "npy", "npz", or a function of the bytes.
+        **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
+            "int", "text", "json", "npy", "npz", an extension that was registered, or a function of the bytes.
 
     Raises:
         OptionError: there is no such spec, or the size is none.
@@ -77,14 +72,17 @@ class Decoder:
         size: tuple[int, int] | None,
         by_field: dict[str, str | Callable[[bytes], Any]],
         limits: Limits = DEFAULTS,
+        registered: dict[str, Callable[[bytes], Any]] | None = None,
     ) -> None:
+        self._registered = registered_decoders() if registered is None else registered  # they go along to the workers
         if spec is not None and spec not in IMAGE_SPECS:
             raise OptionError(f"spec={spec!r} must be one of {', '.join(IMAGE_SPECS)}")
         for field, what in by_field.items():
             if field.startswith("__"):
                 raise OptionError(f"{field}={what!r}: what begins with '__' says where a sample is from, and stays")
-            if what not in _NAMES and not callable(what):
-                raise OptionError(f"{field}={what!r} must be one of {', '.join(_NAMES)}, or a function")
+            known = (*NAMES, *sorted(self._registered))
+            if what not in known and not callable(what):
+                raise OptionError(f"{field}={what!r} must be one of {', '.join(known)}, or a function")
         if size is not None:
             if not _is_size(size):
                 raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
@@ -96,7 +94,7 @@ class Decoder:
 
     def only(self, names: Iterable[str]) -> Decoder:
         """One that decodes just these fields, and leaves the others as they are."""
-        narrow = Decoder(self._spec, self._size, self._by_field, self._limits)
+        narrow = Decoder(self._spec, self._size, self._by_field, self._limits, self._registered)
         narrow._only = frozenset(names)
         return narrow
 
@@ -145,7 +143,9 @@ class Decoder:
         if self._only is not None and field not in self._only:
             what = None
         elif what is None and not field.startswith("__"):
-            what = self._spec if extension in IMAGE_EXTENSIONS else _WHAT_BY_EXTENSION.get(extension)
+            what = self._spec if extension in IMAGE_EXTENSIONS else WHAT_BY_EXTENSION.get(extension)
+            if what is None and extension in self._registered:
+                what = extension
         way: _Way | None = None
         if callable(what):
             way = _Way("a value", what, is_users=True)
@@ -159,6 +159,8 @@ class Decoder:
         return way
 
     def _own_way(self, what: str, extension: str) -> _Way:
+        if what in self._registered:
+            return _Way(what, partial(_of_bytes, self._registered[what]))
         if what in IMAGE_SPECS:
             kind = f"an image ({extension})" if extension in IMAGE_EXTENSIONS else "an image"
             return _Way(kind, ImageDecoder(what, self._size, self._limits), what)
@@ -167,6 +169,10 @@ class Decoder:
         if what == "npz":
             return _Way(what, partial(decode_npz, limits=self._limits), what)
         return _Way(what, _PLAIN[what], what)
+
+
+def _of_bytes(decode: Callable[[bytes], Any], data: Buffer) -> Any:
+    return decode(bytes(data))
 
 
 def _in_gzip(decode: Callable[[Any], Any], limits: Limits, data: Buffer) -> Any:

@@ -20,16 +20,18 @@ from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
 from headrace.formats.compression.decompressor import kind_of, path_of
+from headrace.formats.format import Format
 from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.tar.format import TAR
 from headrace.indexes.one_shard import Cost, build_shard
 from headrace.indexes.spool import Spool, open_spool
-from headrace.types import Reads
+from headrace.protocols import Reads
 
 __all__ = [
+    "BuildProgress",
     "Cost",
-    "Progress",
     "beside",
     "build_beside",
     "build_file",
@@ -89,7 +91,7 @@ def _absolute(url: str) -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class BuildProgress:
     """What has been done so far; it may be looked at while a build is under way.
 
     Attributes:
@@ -123,20 +125,22 @@ async def build_index(
     output: str | Path,
     *,
     headers_only: bool = False,
+    form: Format = TAR,
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> Progress:
+    progress: BuildProgress | None = None,
+) -> BuildProgress:
     """Write one index file of all shards to `output`, as a whole or not at all.
 
-    Shards that fail are told by `Progress.failures`, and the file is not written then. Those that are done are kept in
+    Shards that fail are in `BuildProgress.failures`, and the file is not written then. Those that are done are kept in
     a journal until it is: the same build goes on from there, asking of each whether it is still the same object.
 
     Args:
         urls: the shards; one that is there twice is indexed once.
         output: a path, or an address in a store.
         headers_only: see `build_shard`.
+        form: of the shards.
         concurrency: shards at once.
         storage_options: for writing.
         progress: counts go there.
@@ -148,12 +152,13 @@ async def build_index(
     """
     address = os.fspath(output)
     check_writable(address)
-    if path_of(address).endswith(".tar") or kind_of(address) is not None or address in urls:
+    is_shard = kind_of(address) is not None or path_of(address).endswith((*TAR.suffixes, *form.suffixes))
+    if is_shard or address in urls:
         raise OptionError(f"{masked(address)} is a shard by its name: an index would take its place")
     scheme, _, path = split(address)
     place = Path(path) if scheme == "file" else cache_path((address, *urls))
-    shards, progress = _named(urls), progress or Progress()
-    how = _How(headers_only, limits, concurrency)
+    shards, progress = _named(urls), progress or BuildProgress()
+    how = _How(headers_only, form, limits, concurrency)
     with await open_spool(how.journal(place)) as spool:
         await _build(reader, shards, spool, progress, how)
         if not progress.failures:
@@ -169,6 +174,7 @@ async def build_file(
     path: str | Path,
     *,
     headers_only: bool = True,
+    form: Format = TAR,
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
 ) -> None:
@@ -180,8 +186,8 @@ async def build_file(
         FormatError, StorageError: a shard cannot be indexed; what is done is kept for the next time.
         OSError: the disk refused it.
     """
-    place, shards, progress = Path(path), _named(urls), Progress()
-    how = _How(headers_only, limits, concurrency)
+    place, shards, progress = Path(path), _named(urls), BuildProgress()
+    how = _How(headers_only, form, limits, concurrency)
     if await anyio.to_thread.run_sync(place.exists):
         return
     with await open_spool(how.journal(place), waits=True) as spool:
@@ -198,16 +204,17 @@ async def build_beside(
     urls: Sequence[str],
     *,
     headers_only: bool = False,
+    form: Format = TAR,
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-) -> Progress:
+    progress: BuildProgress | None = None,
+) -> BuildProgress:
     """Write an index file beside each shard, as soon as it is indexed; else as `build_index`."""
     for url in urls:
         check_writable(beside(url))
-    shards, progress = _named(urls), progress or Progress()
-    how = _How(headers_only, limits, concurrency)
+    shards, progress = _named(urls), progress or BuildProgress()
+    how = _How(headers_only, form, limits, concurrency)
 
     async def publish(url: str, entry: Entry, block: bytes) -> None:
         part = part_beside(cache_path((beside(url),)))
@@ -231,6 +238,7 @@ class _How:
     """What holds for all shards of a build."""
 
     headers_only: bool
+    form: Format
     limits: Limits
     concurrency: int
 
@@ -264,7 +272,7 @@ async def _build(
     reader: Reads,
     shards: Mapping[str, str],
     spool: Spool,
-    progress: Progress,
+    progress: BuildProgress,
     how: _How,
     publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
 ) -> None:
@@ -279,7 +287,7 @@ async def _build(
             progress.entries[name] = known
             return
         shard, _ = await build_shard(
-            reader, url, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
+            reader, url, form=how.form, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
         )
         block = await anyio.to_thread.run_sync(shard.pack)
         entry = Entry.of(name, shard, block)
@@ -303,7 +311,7 @@ async def _build(
         raise errors.exceptions[0] from None
 
 
-async def _is_same(reader: Reads, url: str, known: Entry, progress: Progress) -> bool:
+async def _is_same(reader: Reads, url: str, known: Entry, progress: BuildProgress) -> bool:
     """Whether the object is still the one that was indexed."""
     span = await reader.read_into(url, 0, memoryview(bytearray(1)))
     progress.count(span.stop - span.start)

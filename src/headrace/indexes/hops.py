@@ -7,8 +7,9 @@ from bisect import bisect_right
 import numpy as np
 
 from headrace.formats.tar.scanner import TarScanner
-from headrace.indexes.pinned import Pinned
-from headrace.types import Ints, Rows
+from headrace.indexes.pinned import PinnedObject
+from headrace.rows import Rows
+from headrace.types import Ints
 
 REQUEST_BYTES = 32 * 1024
 """A request is taken to cost as much as reading so many bytes: archives whose members are shorter are read whole."""
@@ -19,7 +20,7 @@ _WINDOWS = [512 * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96
 _LEARN_FROM, _LEARN_FROM_MOST = 8, 256  # members
 
 
-async def hop(archive: Pinned, scanner: TarScanner) -> Rows | None:
+async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
     """All samples, found by reads of a few headers each; None where reading the whole archive costs less.
 
     How much one read must get, so that the next long body begins behind it, is learned from the members seen so far.
@@ -66,7 +67,8 @@ def best_window(offset: Ints, size: Ints) -> tuple[int, float]:
     """How many bytes to read at each landing, and what a byte of the archive costs so, in bytes.
 
     Args:
-        offset, size: two or more members that follow one another.
+        offset: of two or more members that follow one another.
+        size: of the same members.
     """
     stops = offset + size + 511 & -512
     heads: list[int] = stops[:-1].tolist()

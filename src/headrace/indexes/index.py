@@ -14,12 +14,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from headrace.errors import FormatError, OptionError, StageError, masked
+from headrace.formats.format import Format
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.tar.format import TAR
 from headrace.indexes.one_shard import build_shard
-from headrace.types import Ints, Reads, running_charge
+from headrace.protocols import Reads
+from headrace.running import running_charge
+from headrace.types import Ints
 
 T = TypeVar("T")
 
@@ -28,12 +32,13 @@ _HELD_BYTES = 256 * 2**20
 _AT_ONCE = 64
 
 
-class Opened(NamedTuple):
+class OpenedIndex(NamedTuple):
     """An index that was opened.
 
     Attributes:
         counts: how many samples each shard has.
         mean_bytes: of a sample, with all its members; None: not known of all.
+        shares_blocks: whether many samples are known to lie in one block.
         load: tells where those of the shard with a number lie, or None where only how many there are is known; None:
             that is so of all shards.
     """
@@ -41,12 +46,13 @@ class Opened(NamedTuple):
     counts: Ints
     load: Callable[[Reads, int], Awaitable[ShardIndex | None]] | None
     mean_bytes: float | None = None
+    shares_blocks: bool = False
 
 
 class IndexFiles(Protocol):
     """Where an index lies. It holds nothing of what was read there, and so can be sent to other processes."""
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         """Learn how many samples the shards `urls` have.
 
         Args:
@@ -65,11 +71,12 @@ class Index:
         files: where it lies.
         limits: how much an archive may ask for whose headers must be read, as the index says only how many samples
             there are.
+        form: of the shards.
     """
 
-    def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits) -> None:
-        self._urls, self._files, self._limits = urls, files, limits
-        self._opened: Opened | None = None
+    def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits, form: Format = TAR) -> None:
+        self._urls, self._files, self._limits, self._format = urls, files, limits, form
+        self._opened: OpenedIndex | None = None
         self._starts: Ints | None = None
         self._lock = threading.Lock()
         self._held: OrderedDict[int, ShardIndex] = OrderedDict()
@@ -77,7 +84,7 @@ class Index:
         self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[ShardIndex]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Index, (self._urls, self._files, self._limits)
+        return Index, (self._urls, self._files, self._limits, self._format)
 
     @property
     def is_open(self) -> bool:
@@ -93,6 +100,11 @@ class Index:
     def mean_bytes(self) -> float | None:
         """The mean size of a sample, with all its members, where the index says it; once it is open."""
         return None if self._opened is None else self._opened.mean_bytes
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether many samples are known to lie in one block; once it is open."""
+        return self._opened is not None and self._opened.shares_blocks
 
     @property
     def starts(self) -> Ints:
@@ -151,7 +163,7 @@ class Index:
         url = self._urls[ordinal]
         shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
         if shard is None:
-            shard, _ = await build_shard(reader, url, limits=self._limits, headers_only=True)
+            shard, _ = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
         count = int(self._opened.counts[ordinal])
         if len(shard.rows) != count:
             raise FormatError(
@@ -178,7 +190,7 @@ class OneFile:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         what = masked(self._url)
         head = await reader.read(self._url, 0, _FIRST_BYTES)
         kind = sniff(head)
@@ -190,11 +202,11 @@ class OneFile:
         if kind is not None and len(head) == _FIRST_BYTES:
             head = await reader.read(self._url)
         if kind == "wids":
-            return Opened(_counts_of_wids(head, urls, what), None)
+            return OpenedIndex(_counts_of_wids(head, urls, what), None)
         if kind == "dali" and len(urls) == 1:
             shard = read_dali(head, what)
             hold(0, shard)
-            return Opened(np.array([len(shard.rows)]), partial(_always, shard))
+            return OpenedIndex(np.array([len(shard.rows)]), partial(_always, shard))
         which = "DALI's, of a single shard: give one for each" if kind else "no index that headrace knows"
         raise FormatError(f"{what} is {which}", url=self._url)
 
@@ -202,14 +214,14 @@ class OneFile:
 class BuiltFile(OneFile):
     """A file of our own on this machine, made where it is missing: of the shards' headers, without checksums."""
 
-    def __init__(self, url: str, limits: Limits) -> None:
+    def __init__(self, url: str, limits: Limits, form: Format = TAR) -> None:
         super().__init__(url)
-        self._limits = limits
+        self._limits, self._format = limits, form
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         from headrace.indexes.building import build_file
 
-        await build_file(reader, urls, Path(self._url), limits=self._limits)
+        await build_file(reader, urls, Path(self._url), form=self._format, limits=self._limits)
         return await super().open(reader, urls, hold)
 
 
@@ -219,7 +231,7 @@ class FileForEach:
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> Opened:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
         if len(urls) != len(self._urls):
             raise OptionError(f"index= names {len(self._urls)} files for {len(urls)} shards; one for each is needed")
         load = partial(self._load, urls)
@@ -229,7 +241,7 @@ class FileForEach:
             hold(ordinal, shard)
             return len(shard.rows)
 
-        return Opened(np.array(await for_each(len(urls), count), np.int64), load)
+        return OpenedIndex(np.array(await for_each(len(urls), count), np.int64), load)
 
     async def _load(self, shards: Sequence[str], reader: Reads, ordinal: int) -> ShardIndex:
         url = self._urls[ordinal]
@@ -267,7 +279,7 @@ async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
     return [results[k] for k in range(count)]
 
 
-def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) -> Opened:
+def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) -> OpenedIndex:
     """An index file of ours, of which `head` was read."""
     what = masked(url)
     order = directory.find_all(urls)
@@ -288,7 +300,7 @@ def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) ->
 
     samples, nbytes = directory.samples[order], directory.nbytes[order]
     mean = None if not nbytes.all() or not samples.sum() else float(nbytes.sum() / samples.sum())
-    return Opened(samples, load, mean)
+    return OpenedIndex(samples, load, mean)
 
 
 async def _always(shard: ShardIndex, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG001

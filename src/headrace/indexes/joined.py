@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace.formats.index.shard import ShardIndex
-from headrace.indexes.index import Index, Opened
-from headrace.types import Reads
+from headrace.indexes.index import Index, OpenedIndex
+from headrace.protocols import Reads
 
 
 class JoinedFiles:
@@ -26,7 +26,7 @@ class JoinedFiles:
         reader: Reads,
         urls: Sequence[str],  # noqa: ARG002 (the indexes know theirs)
         hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (each holds its own)
-    ) -> Opened:
+    ) -> OpenedIndex:
         for index in self._indexes:
             await index.open(reader)
         counts = [np.diff(index.starts) for index in self._indexes]
@@ -36,7 +36,7 @@ class JoinedFiles:
             k = int(np.searchsorted(firsts, ordinal, side="right")) - 1
             return await self._indexes[k].shard(reader, ordinal - int(firsts[k]))
 
-        return Opened(np.concatenate(counts), load, self._mean_bytes())
+        return OpenedIndex(np.concatenate(counts), load, self._mean_bytes())
 
     def _mean_bytes(self) -> float | None:
         whole, count = 0.0, 0

@@ -14,15 +14,18 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, masked
+from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression.decompressor import Decompressor, kind_of
 from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_table, seek_table_bytes
+from headrace.formats.format import Format, Scanner
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.tar.format import TAR
 from headrace.formats.tar.scanner import TarScanner
 from headrace.indexes.hops import hop
-from headrace.indexes.pinned import Pinned
-from headrace.types import Reads, Rows
+from headrace.indexes.pinned import PinnedObject
+from headrace.protocols import Reads
+from headrace.rows import Rows
 
 _UNPACKED_PIECE = 2**20
 _TAIL_BYTES = 64 * 1024
@@ -40,6 +43,7 @@ async def build_shard(
     reader: Reads,
     url: str,
     *,
+    form: Format = TAR,
     limits: Limits = DEFAULTS,
     headers_only: bool = False,
     on_bytes: Callable[[int], object] | None = None,
@@ -50,6 +54,7 @@ async def build_shard(
     longest sample and some 30 MiB are held.
 
     Args:
+        form: of the shard; it has a scanner.
         headers_only: leave bodies out where they are long; there are no checksums then. Shards of small members, and
             compressed ones, are read whole after all.
         on_bytes: called with the number of bytes of each read that has come.
@@ -59,20 +64,28 @@ async def build_shard(
         ObjectChangedError: it was replaced meanwhile.
         StorageError: it could not be read.
     """
-    shard = Pinned(reader, url, on_bytes)
+    shard = PinnedObject(reader, url, on_bytes)
     kind = kind_of(url)
     crc, frames = None, None
-    rows = await hop(shard, TarScanner(url, limits)) if headers_only and kind is None else None
+    scanner = form.scanner(url, limits)
+    if scanner is None:
+        raise OptionError(f"{masked(url)}: shards of the format {form.name!r} bring their own index along")
+    rows = None
+    if headers_only and kind is None and isinstance(scanner, TarScanner):
+        rows = await hop(shard, scanner)
+        scanner = TarScanner(url, limits)
     if rows is None:
-        rows, crc, unpacked = await _read_whole(shard, kind, limits)
+        rows, crc, unpacked = await _read_whole(shard, scanner, kind, limits)
         if kind is not None:
             frames = await _frames(shard, kind, unpacked, limits)
     return ShardIndex(rows, crc, shard.size, shard.etag, frames), Cost(shard.requests, shard.nbytes)
 
 
-async def _read_whole(shard: Pinned, kind: str | None, limits: Limits) -> tuple[Rows, NDArray[np.uint32], int]:
+async def _read_whole(
+    shard: PinnedObject, scanner: Scanner, kind: str | None, limits: Limits
+) -> tuple[Rows, NDArray[np.uint32], int]:
     """The samples, the checksums of their members, and how many bytes the archive has, unpacked."""
-    scan = _Scan(TarScanner(shard.url, limits))
+    scan = _Scan(scanner)
     takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits))
     end = 0
     async with aclosing(shard.pieces()) as pieces:
@@ -95,7 +108,7 @@ class _Scan:
         end: of what was fed.
     """
 
-    def __init__(self, scanner: TarScanner) -> None:
+    def __init__(self, scanner: Scanner) -> None:
         self.tables: list[Rows] = []
         self.checksums: list[int] = []
         self.end = 0
@@ -147,7 +160,7 @@ class _Unpacked:
             self._scan.feed(self._piece[: self._filled], last=True)
 
 
-async def _frames(shard: Pinned, kind: str, unpacked: int, limits: Limits) -> Frames:
+async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits) -> Frames:
     """The frames that the shard's table of them tells; without one, all of it is taken as one."""
     whole = Frames(np.array([0, shard.size]), np.array([0, unpacked]))
     if kind != "zstd":

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from headrace.errors import ObjectChangedError
-from headrace.types import Reads
+from headrace.protocols import Reads
 
 PIECE_BYTES = 4 * 2**20
 _PIECES_AHEAD = 4
 
 
-class Pinned:
+class PinnedObject:
     """One object, read in the version that its first read saw.
 
     Attributes:

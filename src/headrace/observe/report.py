@@ -13,10 +13,15 @@ _ENOUGH_S = 0.2
 _FREE_SHARE = 0.1  # a trainer that waits less than this share of its time is not bound by the loader
 _THROTTLED_SHARE = 0.01  # a store that refuses more requests than this is asked for more than it gives
 _BUSY_SHARE = 0.6  # workers that are busy more than this share of the time are what it waits for
+_IDLE_SHARE = 0.5  # with less than that nobody can say that it is the workers
+_READ_SHARE = 0.4  # of the time something is being read, where that is what it waits for
+_HELD_SHARE = 0.4  # of the time a user's coroutines hold the loop, or what is called in threads computes
+_START_SHARE = 0.5  # of the time that the start of the workers takes: little else can be said then
+_TOO_FEW = "Too few batches have come to tell what bounds the loader."
 _NAMED = 3  # of the samples that were skipped
 _LINE = 100  # characters of an error
 
-BoundBy = Literal["unknown", "trainer", "fetch", "work", "collate"]
+BoundBy = Literal["unknown", "trainer", "fetch", "loop", "work", "collate"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,9 @@ class Verdict:
     """What bounds the loader.
 
     Attributes:
-        bound_by: "trainer" (the loader is ahead), "fetch", "work" (the functions in workers), "collate", or "unknown"
-            where too few batches have come.
+        bound_by: "trainer" (the loader is ahead), "fetch", "loop" (your own code on the event loop, or in the threads
+            of `from_map` and `from_iterable`), "work" (the functions in workers, or their start), "collate", or
+            "unknown" where too few batches have come, or nothing stands out.
         sentence: the same in words, with what to try.
     """
 
@@ -36,16 +42,25 @@ class Verdict:
 def verdict(stats: Stats) -> Verdict:
     """What bounds the loader whose snapshot this is, first batches left out."""
     deliver, work = stats.deliver, stats.work
+    if deliver.batches < _ENOUGH_BATCHES or deliver.active_s < _ENOUGH_S:
+        return Verdict("unknown", _TOO_FEW)
+    if (told := _own_code(stats)) is not None:
+        return Verdict("loop", told)
+    if stats.start_s > _START_SHARE * deliver.active_s:
+        return Verdict("work", _start(stats))
     loop_s = deliver.wait_s + deliver.trainer_s
-    if deliver.batches < _ENOUGH_BATCHES or loop_s < _ENOUGH_S:
-        return Verdict("unknown", "Too few batches have come to tell what bounds the loader.")
+    if loop_s < _ENOUGH_S:
+        return Verdict("unknown", _TOO_FEW)
     waiting = deliver.wait_s / loop_s
     if waiting < _FREE_SHARE:
         return Verdict(
             "trainer",
             f"The trainer is the limit: it waits {waiting:.0%} of its time for batches. Nothing to gain in the loader.",
         )
-    busy = sum(work.busy_s.values())
+    if work.is_inline:
+        return _inline(work, waiting)
+    busy_s = {step: seconds for step, seconds in work.busy_s.items() if step != "start"}
+    busy = sum(busy_s.values())
     share = stats.busy_share
     reading = stats.fetch.reading_s / max(1e-9, deliver.active_s)
     if share < _BUSY_SHARE and reading > share and stats.fetch.throttled > _THROTTLED_SHARE * stats.fetch.requests:
@@ -54,7 +69,7 @@ def verdict(stats: Stats) -> Verdict:
             f"The store is the limit: it has asked for fewer requests {stats.fetch.throttled:,} times. Try larger "
             "objects, other prefixes or fewer loaders; more requests at once would not help.",
         )
-    if share < _BUSY_SHARE and reading > share:
+    if share < _BUSY_SHARE and reading > max(share, _READ_SHARE):
         return Verdict(
             "fetch",
             f"Reading is the limit: the trainer waits {waiting:.0%} of its time while the workers are busy only "
@@ -82,11 +97,68 @@ def verdict(stats: Stats) -> Verdict:
         return Verdict(
             "collate", f"Collating is the limit: {(collate + write) / busy:.0%} of the workers' time. {advice}"
         )
-    slowest = max((s for s in work.busy_s if s not in ("collate", "write")), key=lambda s: work.busy_s[s])
+    if share < _IDLE_SHARE:
+        return Verdict(
+            "unknown",
+            f"Nothing stands out: the trainer waits {waiting:.0%} of its time, the workers are busy only {share:.0%} "
+            f"of theirs, and something is being read {min(1.0, reading):.0%} of it. Ask again after more batches; else "
+            "try a larger prefetch_factor, or see what else runs on this machine.",
+        )
+    slowest = max((s for s in busy_s if s not in ("collate", "write")), key=lambda s: busy_s[s])
     return Verdict(
         "work",
         f"The workers are the limit: busy {share:.0%} of the time, most of it in {slowest} "
-        f"({work.busy_s[slowest] / busy:.0%}). Try more workers, or make {slowest} cheaper.",
+        f"({busy_s[slowest] / busy:.0%}). Try more workers, or make {slowest} cheaper.",
+    )
+
+
+def _inline(work: WorkStats, waiting: float) -> Verdict:
+    """What bounds a loader that makes its batches inside `next`."""
+    slowest = max(work.busy_s, key=lambda step: work.busy_s[step])
+    return Verdict(
+        "collate" if slowest == "collate" else "work",
+        f"The training loop makes its own batches (num_workers=0), {waiting:.0%} of its time, most of it in {slowest} "
+        f"({work.busy_s[slowest] / max(1e-9, sum(work.busy_s.values())):.0%}). Try num_workers=1 or more.",
+    )
+
+
+def _own_code(stats: Stats) -> str | None:
+    """What to say where the user's own code takes most of the time where samples are read; None: it does not."""
+    deliver, functions = stats.deliver, stats.fetch.functions
+    time_s = max(1e-9, deliver.active_s - stats.start_s)
+    taken = dict.fromkeys(("loop", "threads"), 0.0)
+    for function in functions.values():
+        taken[function.where] += function.seconds
+    where = max(taken, key=lambda place: taken[place])
+    waiting = (deliver.first_wait_s + deliver.wait_s) / max(1e-9, deliver.active_s)
+    least_s = min(
+        _HELD_SHARE * deliver.active_s, max(_HELD_SHARE * time_s, stats.start_s)
+    )  # the start waits for it too
+    if waiting < _FREE_SHARE or taken[where] < least_s or taken[where] < stats.busy_share * time_s:
+        return None
+    name = max((name for name in functions if functions[name].where == where), key=lambda n: functions[n].seconds)
+    most = functions[name]
+    a_call = (
+        f"{1000 * most.seconds / max(1, most.calls):.1f} ms a call, {min(1.0, most.seconds / time_s):.0%} of the time"
+    )
+    if where == "loop":
+        return (
+            f"Your coroutine {name} is the limit: it holds the event loop {a_call}, and nothing is read meanwhile. "
+            "Move what it computes, or waits for without await, to .map(a plain function), which runs in the workers."
+        )
+    return (
+        f"Your {name} is the limit: it computes {a_call}, in threads of this process, which share its interpreter with "
+        "the trainer. Move what it computes to .map(a plain function), which runs in the workers, or give the data set "
+        "itself to the loader."
+    )
+
+
+def _start(stats: Stats) -> str:
+    loaded_s = stats.start_s - (stats.started_s or 0.0)
+    return (
+        f"The start of the workers is the limit so far: {stats.start_s:.1f} s of {stats.deliver.active_s:.1f} s, of "
+        f"which {loaded_s:.1f} s went into loading your functions, with all that they import, and worker_init_fn. It "
+        "comes once for a loader: keep the loader for further epochs, and ask again after more batches."
     )
 
 
@@ -95,7 +167,7 @@ def _collation_ratio(work: WorkStats) -> float:
 
     Collation keeps up only where as many batches are under way as are made meanwhile.
     """
-    samples = sum(seconds for step, seconds in work.busy_s.items() if step not in ("collate", "write", "read"))
+    samples = sum(seconds for step, seconds in work.busy_s.items() if step not in ("start", "collate", "write", "read"))
     if not work.batches_at_once or not samples:
         return 0.0
     return work.busy_s.get("collate", 0.0) * work.workers / samples
@@ -108,13 +180,19 @@ def report(stats: Stats) -> str:
     rate = deliver.samples / max(1e-9, deliver.active_s)
     again = f"{fetch.requests:,} requests ({fetch.retries:,} again) in {fetch.active_s:.1f} s"
     done = f"{deliver.samples:,} samples in {deliver.batches:,} batches"
+    workers = "the training loop itself" if work.is_inline else f"{work.workers} workers"
     lines = [
         f"headrace: {done}, {deliver.active_s:.1f} s, {rate:,.0f} samples/s",
-        f"  fetch    {again}, {_size(fetch.bytes)}",
-        f"  work     {work.workers} workers, busy {stats.busy_share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
+        *([f"  fetch    {again}, {_size(fetch.bytes)}"] if stats.budget_bytes else []),
+        f"  work     {workers}, busy {stats.busy_share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
         f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {deliver.wait_s / loop_s:.0%} of it",
-        f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}",
     ]
+    if stats.budget_bytes:
+        lines.append(f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}")
+    else:  # of torch's data sets, whose reads are their own business, and whose memory is what their workers need
+        lines.append(f"  memory   {_size(stats.shared_bytes)} shared; {_size(deliver.bytes)} came from workers")
+    if fetch.functions:
+        lines.append(f"  yours    {_functions(stats)}")
     if fetch.throttled:
         held = f", down to {fetch.lowest_level} requests at once" if fetch.lowest_level else ""
         lines.append(f"  store    asked for fewer requests {fetch.throttled:,} times{held}")
@@ -131,6 +209,16 @@ def report(stats: Stats) -> str:
     if stats.skipped:
         lines.append(f"  skipped  {_skipped(stats)}")
     return "\n".join([*lines, verdict(stats).sentence])
+
+
+def _functions(stats: Stats) -> str:
+    """What the user's own functions take where samples are read."""
+    most = sorted(stats.fetch.functions.items(), key=lambda item: -item[1].seconds)[:_NAMED]
+    told = []
+    for name, (where, calls, seconds) in most:
+        held = "holds the loop" if where == "loop" else "computes in threads"
+        told.append(f"{name} {held} {1000 * seconds / max(1, calls):.2f} ms a call, {calls:,} calls")
+    return "; ".join(told)
 
 
 def _skipped(stats: Stats) -> str:

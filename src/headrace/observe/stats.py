@@ -5,9 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _SKIPPED_MOST = 100  # samples that are remembered
+
+
+class Function(NamedTuple):
+    """What a function of the user's has taken that runs where samples are read.
+
+    Attributes:
+        where: "loop": coroutines, which hold the event loop between two waits; "threads": what `from_map` and
+            `from_iterable` call in threads of the trainer's process.
+        calls: how often it was called.
+        seconds: how long it has held the loop, or computed in threads, in all; estimated by some of the calls.
+    """
+
+    where: Literal["loop", "threads"]
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +42,7 @@ class FetchStats:
         in_flight: requests under way now.
         active_s: seconds with at least one request under way.
         reading_s: seconds in which samples were being read, by us or by a data set's own coroutines.
+        functions: the user's own that run where samples are read, by name.
         input_bytes: bytes of inputs held now, in shared memory.
         claimed_bytes: bytes beside it that samples of keys and iterators take, or are expected to take, while they are
             read; with worker processes twice as many, as they are copied once.
@@ -47,6 +63,7 @@ class FetchStats:
     in_flight: int = 0
     active_s: float = 0.0
     reading_s: float = 0.0
+    functions: dict[str, Function] = field(default_factory=dict)
     input_bytes: int = 0
     claimed_bytes: int = 0
 
@@ -57,11 +74,13 @@ class WorkStats:
 
     Attributes:
         workers: processes (1 stands for the thread of `num_workers=0`).
-        busy_s: seconds that workers spent in each step; "read" is unpacking inputs, "write" filling slabs.
+        busy_s: seconds that workers spent in each step; "start" is loading functions with all that they import, and
+            `worker_init_fn`, "read" is unpacking inputs, "write" filling slabs.
         deaths: workers that ended before their time, and were replaced.
         batches_at_once: how many batches may be under way, where their samples are made by all workers and then
             collated by one; 0 elsewhere.
         collations_at_once: how many of them may be collated at once.
+        is_inline: batches are made inside `next` (torch's data sets with `num_workers=0`).
     """
 
     workers: int = 0
@@ -69,6 +88,7 @@ class WorkStats:
     deaths: int = 0
     batches_at_once: int = 0
     collations_at_once: int = 0
+    is_inline: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +96,9 @@ class DeliverStats:
     """Stage 4, since the loader was made.
 
     Attributes:
-        batches, samples: received by the trainer.
+        batches, samples: received by the trainer. Of torch's data sets that are iterated over a short last batch may
+            count as a whole one.
+        bytes: of these batches, as they came from workers that are processes; torch's data sets only.
         wait_s: seconds that the trainer waited in `next`, first batches left out.
         first_wait_s: seconds that it waited for the first batch of each epoch.
         trainer_s: seconds between one batch's arrival and the next call of `next`.
@@ -86,6 +108,7 @@ class DeliverStats:
 
     batches: int = 0
     samples: int = 0
+    bytes: int = 0
     wait_s: float = 0.0
     first_wait_s: float = 0.0
     trainer_s: float = 0.0
@@ -144,10 +167,16 @@ class Stats:
     left_out: int = 0
 
     @property
+    def start_s(self) -> float:
+        """Seconds until workers could begin with their first samples: the processes, and what is loaded in them."""
+        return (self.started_s or 0.0) + self.work.busy_s.get("start", 0.0) / max(1, self.work.workers)
+
+    @property
     def busy_share(self) -> float:
-        """The share of their time that workers are busy, while a loop is running and since they stand ready."""
-        time_s = self.work.workers * (self.deliver.active_s - (self.started_s or 0.0))
-        return min(1.0, sum(self.work.busy_s.values()) / max(1e-9, time_s))
+        """The share of their time that workers are busy, while a loop is running and since they have begun."""
+        time_s = self.work.workers * (self.deliver.active_s - self.start_s)
+        busy_s = sum(self.work.busy_s.values()) - self.work.busy_s.get("start", 0.0)
+        return min(1.0, busy_s / max(1e-9, time_s))
 
 
 class LoaderMeters:
@@ -167,6 +196,7 @@ class LoaderMeters:
         self.skipped = 0
         self.skipped_samples: list[SkippedSample] = []
         self.repeated = self.left_out = 0
+        self._reading = set[object]()  # the epochs that read now
         self._reading_since: float | None = None
         self._lock = threading.Lock()
 
@@ -192,12 +222,13 @@ class LoaderMeters:
         if len(self.skipped_samples) < _SKIPPED_MOST:
             self.skipped_samples.append(SkippedSample(epoch, position, name, error))
 
-    def set_reading(self, is_reading: bool) -> None:
-        if is_reading != (self._reading_since is not None):
+    def set_reading(self, epoch: object, is_reading: bool) -> None:
+        (self._reading.add if is_reading else self._reading.discard)(epoch)
+        if bool(self._reading) != (self._reading_since is not None):
             now = time.perf_counter()
             if self._reading_since is not None:
                 self.reading_s += now - self._reading_since
-            self._reading_since = now if is_reading else None
+            self._reading_since = now if self._reading else None
 
     def set_depths(self, *, ready: int, open_batches: int) -> None:
         self.ready, self.begun = ready, open_batches

@@ -6,7 +6,7 @@ from headrace.plan.lanes import Windows
 from headrace.plan.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
 from headrace.plan.rounds import Rounds
-from headrace.plan.steps import Steps, Tail, share
+from headrace.plan.steps import Steps, share
 
 __all__ = [
     "ChosenOrder",
@@ -21,7 +21,6 @@ __all__ = [
     "ShardOrder",
     "ShuffledOrder",
     "Steps",
-    "Tail",
     "Windows",
     "draw",
     "permutation",

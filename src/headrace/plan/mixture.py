@@ -111,7 +111,7 @@ class ChangingShares:
         self._known = step + 1
 
 
-class Blend:
+class MixLayout:
     """How many samples of each source come before each block of an epoch, and where the epoch ends.
 
     Args:
@@ -245,7 +245,7 @@ class _Block(NamedTuple):
     turns: Ints
 
 
-class MixedOrder:
+class MixOrder:
     """Several orders in one. Within a block each source's samples are spread evenly, each drawn from a stretch of its
     own: so a few samples that follow one another have nearly the right shares, too.
 
@@ -262,7 +262,7 @@ class MixedOrder:
     def __init__(
         self,
         sources: Sequence[Order],
-        blend: Blend,
+        blend: MixLayout,
         key: tuple[int, ...],
         first_shards: Sequence[int] | None = None,
         window: int = WINDOW_SAMPLES,

@@ -19,7 +19,8 @@ class Rounds:
         seed: of their order; None: as they are given.
         epoch: the epoch's number.
         times: how often; None: without end.
-        rank, world: which of them are read here.
+        rank: which of them are read here, with `world`.
+        world: how many ranks share them.
 
     Attributes:
         count: how many that are.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from headrace.errors import OptionError
 from headrace.plan.cursor import Cursor, compressed
 from headrace.plan.lanes import lane_turns
-from headrace.types import Ints
-
-Tail = Literal["short", "drop", "pad", "carry"]
+from headrace.types import Ints, Tail
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ AHEAD_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True, order=True)
-class _Waiting:
+class _BytesRequest:
     rank: tuple[int, ...]
     number: int
     size: int = field(compare=False)
@@ -27,6 +27,7 @@ class _Waiting:
     is_urgent: Callable[[], bool] = field(compare=False)
     is_early: Callable[[], bool] = field(compare=False)
     future: asyncio.Future[Any] = field(compare=False)
+    is_let_in: bool = field(default=False, compare=False)
 
 
 class Budget:
@@ -45,7 +46,7 @@ class Budget:
         self.limit = limit
         self.claimed = 0
         self._held, self._inputs = held, inputs
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_BytesRequest] = []
         self._numbers = itertools.count()
         self._ahead = RAMP_BYTES
 
@@ -53,6 +54,11 @@ class Budget:
     def in_use(self) -> int:
         """Bytes that inputs, slabs and claims take now."""
         return self._held() + self.claimed
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more may be held."""
+        return self.in_use >= self.limit
 
     def claim(self, nbytes: int) -> Claim:
         """Count bytes that are held outside the arena; it asks nobody, `admit` does."""
@@ -89,13 +95,13 @@ class Budget:
             is_input: whether it is for bytes of the arena, which are bounded by themselves too.
         """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        entry = _Waiting(rank, next(self._numbers), size, is_input, grant, is_urgent, is_early, future)
+        entry = _BytesRequest(rank, next(self._numbers), size, is_input, grant, is_urgent, is_early, future)
         heapq.heappush(self._waiting, entry)
         self.changed()
         try:
             return await future
         finally:
-            if entry in self._waiting:  # cancelled: it must not keep its epoch, and all that it knows
+            if not entry.is_let_in:  # cancelled: it must not keep its epoch, and all that it knows
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
 
@@ -105,8 +111,12 @@ class Budget:
             entry = self._next()
             if entry is None:
                 return
-            self._waiting.remove(entry)
-            heapq.heapify(self._waiting)
+            entry.is_let_in = True
+            if entry is self._waiting[0]:
+                heapq.heappop(self._waiting)
+            else:
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
             if not entry.future.done():
                 try:
                     entry.future.set_result(entry.grant())
@@ -118,7 +128,7 @@ class Budget:
         if nbytes < 0:
             self.changed()
 
-    def _next(self) -> _Waiting | None:
+    def _next(self) -> _BytesRequest | None:
         """Who is let in now, if anyone is."""
         first = self._waiting[0]
         if first.future.done() or first.is_urgent():
@@ -134,7 +144,7 @@ class Budget:
         )
         return min(able, default=None)
 
-    def _has_room(self, entry: _Waiting) -> bool:
+    def _has_room(self, entry: _BytesRequest) -> bool:
         if entry.is_input and self._inputs() + entry.size > self._ahead:
             return False
         return self.in_use + entry.size <= self.limit

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headrace.memory import Arena, Lease
+from headrace.parts import PackedPart
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.recipe import Works
-from headrace.tasks import PackedPart, Reply, Task
+from headrace.tasks import Reply, Task
 
 
 class Dispatch:
@@ -87,7 +88,7 @@ class Dispatch:
                 lease.release()
             raise
         if reply.kind == "written":
-            return reply, PackedPart(room[0], reply.lengths, 0, len(reply.kept))
+            return reply, PackedPart(room[0], reply.lengths, 0, len(reply.kept), reply.failed)
         for lease in room:
             lease.release()
         return reply, None

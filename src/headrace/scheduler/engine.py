@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import importlib.util
 import logging
 import threading
 import weakref
@@ -18,6 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headrace.errors import LoaderClosedError
+from headrace.scheduler.loop import run
 from headrace.wakeup import Wakeup
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Engine:
     def _serve(self) -> None:
         opened, closing, closed = self._hooks
         try:
-            anyio.run(self._main, opened, closing, backend_options={"use_uvloop": _has_uvloop()})
+            run(self._main, opened, closing)
         except BaseException:
             log.exception("closing a loader failed")
         finally:
@@ -160,10 +160,6 @@ class Engine:
 
 async def _awaited(main: Callable[[], Awaitable[None]]) -> None:
     await main()
-
-
-def _has_uvloop() -> bool:
-    return importlib.util.find_spec("uvloop") is not None
 
 
 def is_exiting() -> bool:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from headrace.errors import LoaderClosedError, OptionError
-from headrace.memory import Arena, Claim, Lease
+from headrace.failures import Failure
+from headrace.memory import Claim, Lease, bytes_in
+from headrace.parts import ListPart, Part
+from headrace.protocols import Sender
+from headrace.rows import Rows
 from headrace.scheduler.assembly import Assembly
-from headrace.scheduler.budget import Budget
-from headrace.scheduler.cuts import Cuts, ToldCuts
+from headrace.scheduler.boundaries import GivenBoundaries
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.recipe import LoopStage, Recipe, Slabs, Works
-from headrace.scheduler.skips import Skips
-from headrace.scheduler.track import Track
-from headrace.tasks import Failure, Finish, ListPart, Part, Source, Task, nobodys
-from headrace.types import EpochMeters, Rows, Sender, running_charge
+from headrace.scheduler.inner import GroupLevel, Level
+from headrace.scheduler.recipe import GroupStage, InnerStage
+from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.tasks import Finish, Task
 
 _LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
 
@@ -29,62 +32,31 @@ class Epoch:
     """One run through a plan, for one iterator.
 
     Args:
-        source: gives the samples.
-        recipe: how they become batches.
-        key: from which, with their positions, the samples' random numbers are made.
-        works, slabs, arena, budget: the loader's workers and memory.
+        spec: what it goes through.
+        resources: what it runs on.
         sender: where batches go; its credits say how many may be begun.
-        meters: where waiting and queues are counted.
-        wrap: makes a part of Python objects.
-        copies: how many copies of those objects' bytes there are while it does.
-        pack_error: an exception as bytes.
-        cuts: where the samples are cut into batches.
-        track: where in the epoch they are.
-        limit: how many samples are cut into batches at most; None: all.
-        skips: says which failed samples are left out; None: none is.
-        pass_count: samples of one pass, where the source begins again without end; None: it ends, or tells them itself.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        recipe: Recipe,
-        key: int,
-        works: Works,
-        slabs: Slabs,
-        arena: Arena,
-        budget: Budget,
-        sender: Sender,
-        meters: EpochMeters,
-        wrap: Callable[[list[Any]], Part],
-        copies: int,
-        pack_error: Callable[[BaseException], bytes],
-        cuts: Cuts,
-        track: Track,
-        limit: int | None = None,
-        skips: Skips | None = None,
-        pass_count: int | None = None,
-    ) -> None:
-        self._source, self._recipe, self.key = source, recipe, key
-        self._slabs, self._arena, self._budget = slabs, arena, budget
-        self._sender, self._meters = sender, meters
-        self._wrap, self._copies, self._pack_error = wrap, copies, pack_error
-        self._dispatch = Dispatch(works, budget, arena)
-        self._cuts, self._track, self._limit, self._pass_count = cuts, track, limit, pass_count
-        self._assembly = Assembly(
-            recipe, cuts, key, self._dispatch, slabs, budget, sender, meters, self._on_last_delivery, track, skips
-        )
-        self._frontier = 0  # positions below are past the inner stages (where those may change the count)
-        self._left_out = 0  # samples right below it of which none is left
+    def __init__(self, spec: EpochSpec, resources: Resources, sender: Sender) -> None:
+        self._source, self._batches, self._learned, self.key = spec.source, spec.batches, spec.learned, spec.key
+        self._slabs, self._arena, self._budget = resources.slabs, resources.arena, resources.budget
+        self._sender, self._meters = sender, resources.meters
+        self._wrap, self._copies, self._pack_error = resources.wrap, resources.copies, resources.pack_error
+        self._dispatch = Dispatch(resources.works, resources.budget, resources.arena)
+        self._boundaries, self._position_map = spec.boundaries, spec.position_map
+        self._limit, self._pass_count = spec.limit, spec.pass_count
+        self._raises = spec.skips is None
+        self._assembly = Assembly(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
+        self._levels = self._made_levels(spec)
+        self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level
         self._put = 0  # the positions that the source has put end here
         self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
+        self._reads = object()  # who reads, where that is counted
         self._loading: set[object] = set()  # what brings bytes without needing more memory: reads, and who unpacks
-        self._inner_done: dict[int, tuple[int, Part, Sequence[int]]] = {}
-        self._inner_under_way = 0
-        self._inside = 0  # samples in the inner stages
-        self._turns: dict[Claim, int] = {}  # claims of what the source reads, and the positions they are for
+        # Claims of what the source reads, by the positions they are for: it asks for them in that order.
+        self._turns: OrderedDict[Claim, int] = OrderedDict()
         self._is_done = False  # every batch was delivered
         self._finished = asyncio.Event()
         self._group: TaskGroup | None = None
@@ -94,20 +66,23 @@ class Epoch:
         try:
             async with anyio.create_task_group() as self._group:
                 self._assembly.group = self._group
+                for level in self._levels:
+                    level.group = self._group
                 self._group.start_soon(self._feed)
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
-        except Exception as error:
-            self._sender.fail(self._pack_error(_first(error)))
+        except (Exception, BaseExceptionGroup) as error:
+            self._sender.fail(self._pack_error(_first(error)).blob)
         finally:
             for claim in list(self._turns):
                 self._end_turn(claim)
             if not self._is_done and not is_exiting():
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
-                self._sender.fail(self._pack_error(closed))
+                self._sender.fail(self._pack_error(closed).blob)
+            self._meters.set_reading(self._reads, False)
             self._assembly.drop()
-            for _, part, _ in self._inner_done.values():
-                part.release()
+            for level in self._levels:
+                level.drop()
             if not is_exiting():
                 self._sender.close()
             for delivery in self._sender.take_back():
@@ -122,7 +97,7 @@ class Epoch:
 
     @property
     def is_starved(self) -> bool:
-        return self._dispatch.under_way < self._recipe.workers
+        return self._dispatch.under_way < self._batches.workers
 
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
         granted: list[Lease] = []
@@ -130,7 +105,7 @@ class Epoch:
         def grant() -> Lease:
             granted.append(self._arena.lease(size))
             self._loading.add(granted[0])
-            self._meters.set_reading(True)
+            self._meters.set_reading(self._reads, True)
             return granted[0]
 
         try:
@@ -164,7 +139,7 @@ class Epoch:
         def grant() -> Claim:
             granted.append(self._budget.claim(size))
             self._turns[granted[0]] = position
-            self._meters.set_reading(True)
+            self._meters.set_reading(self._reads, True)
             return granted[0]
 
         try:
@@ -195,33 +170,38 @@ class Epoch:
     def trim(self, lease: Lease, size: int) -> None:
         self._arena.trim(lease, size)
 
-    def part_of(self, samples: list[Any], claim: Claim) -> Part:
+    def part_of(self, samples: list[Any], claim: Claim | None) -> Part:
         try:
             part = self._wrap(samples)
-            if isinstance(part, ListPart):
+            if isinstance(part, ListPart) and claim is not None:
                 part.claim = claim.retain()
+                part.nbytes = bytes_in(samples)
+                claim.grow(max(0, part.nbytes - claim.nbytes))
         finally:
-            self._end_turn(claim)
+            if claim is not None:
+                self._end_turn(claim)
         return part
 
     def cut(self, count: int) -> None:
-        assert isinstance(self._cuts, ToldCuts)
-        self._assembly.begin(self._cuts.add(count))
+        assert isinstance(self._boundaries, GivenBoundaries)
+        self._assembly.begin(self._boundaries.add(count))
 
     def put(self, start: int, part: Part) -> None:
         self._put = max(self._put, start + part.count)
+        self._position_map.put(self._put)
         self._count += part.count
-        if self._recipe.keeps_count and not self._recipe.inner:
-            self._arrive(start, part, range(start, start + part.count))
-            return
-        assert self._group is not None
-        chunk = self._recipe.chunk(self._recipe.batch_size or part.count)
-        for a in range(0, part.count, chunk):
-            b = min(a + chunk, part.count)
-            self._inner_under_way += 1
-            self._inside += b - a
-            self._group.start_soon(self._through_inner, start + a, part.cut(a, b))
-        part.release()
+        if self._batches.keeps_count and not self._batches.inner:
+            self._arrive(start, part)
+        else:
+            self._levels[0].add(start, part)
+
+    def batch_end(self, position: int) -> int | None:
+        if not self._raises:
+            return None
+        if not self._batches.keeps_count:
+            return position + 1
+        number, _ = self._boundaries.find(position)
+        return self._boundaries.start(number) + self._boundaries.size(number)
 
     def come_again(self, count: int) -> None:
         self._pass_count = count
@@ -239,12 +219,12 @@ class Epoch:
 
     def _end_loading(self, lease: Lease) -> None:
         self._loading.discard(lease)
-        self._meters.set_reading(bool(self._loading or self._turns))
+        self._meters.set_reading(self._reads, bool(self._loading or self._turns))
         self._budget.changed()  # who waits may be urgent now: nothing is on its way any more
 
     def _end_turn(self, claim: Claim) -> None:
         if self._turns.pop(claim, None) is not None:
-            self._meters.set_reading(bool(self._loading or self._turns))
+            self._meters.set_reading(self._reads, bool(self._loading or self._turns))
             claim.release()
             self._budget.changed()  # who waits may be the first of those under way now
 
@@ -257,76 +237,93 @@ class Epoch:
             if self._count < self._put:
                 raise  # samples before it are missing, and nobody gets them any more
             # What came before is delivered first; the error has the next position.
-            if isinstance(self._cuts, ToldCuts):
+            if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
-            self.put(self._put, ListPart([Failure(nobodys(self._pack_error(_first(error))))]))
+            self.put(self._put, ListPart([Failure(self._pack_error(_first(error)).widened())]))
         self._is_fed = True
         self._check_end()
 
-    async def _through_inner(self, start: int, part: Part) -> None:
-        running_charge.set(None)  # it was the source's, in whose task we were begun
-        count = part.count
-        numbers: Sequence[int] = range(start, start + count)
-        positions = self._track.positions(start, start + count)
-        for stage in self._recipe.inner:
-            if isinstance(stage, LoopStage):
-                part, kept = await stage.run(part, positions, self.key)
-            else:
-                part, kept = await self._through_workers(stage.chain, start, part, positions)
-            if len(kept) < len(numbers):
-                numbers, positions = [numbers[k] for k in kept], [positions[k] for k in kept]
-        self._inner_under_way -= 1
-        self._inside -= count
-        self._budget.changed()
-        if self._recipe.keeps_count:
-            self._arrive(start, part, numbers)
-            self._check_end()
+    def _begin_inner(self) -> None:
+        for level in self._levels:
+            level.begin()
+
+    def _made_levels(self, spec: EpochSpec) -> list[Level]:
+        """The inner stages: another level begins where samples are put together."""
+        levels: list[list[InnerStage]] = [[]]
+        for stage in spec.batches.inner:
+            if isinstance(stage, GroupStage):
+                levels.append([])
+            levels[-1].append(stage)
+        known = [origins.known for origins in self._position_map.levels]
+        return [
+            (GroupLevel if number else Level)(number, stages, spec, self._dispatch, self._budget, self, known[number])
+            for number, stages in enumerate(levels)
+        ]
+
+    # What the inner stages see (InnerHost).
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        return self._position_map.positions(start, stop)
+
+    def batch_of(self, level: Level, start: int) -> int:
+        # What was put together goes first, before more is begun to be put together.
+        return self._boundaries.find(start)[0] if level is self._levels[0] else 0
+
+    def is_awaited(self, level: Level, start: int) -> bool:
+        return self._assembly.lacks(start) if self._batches.keeps_count else start <= level.frontier
+
+    def is_urgent(self, level: Level, start: int) -> bool:
+        return self._is_urgent(start if level is self._levels[0] else None)
+
+    def came_through(self, start: int, part: Part) -> None:
+        self._arrive(start, part)
+
+    def left(self, level: Level, units: Sequence[int], part: Part, positions: Sequence[int]) -> None:
+        self._position_map.arrived(level.number, units)
+        if level is self._levels[-1]:
+            self._arrive(self._cut, part)
             return
-        self._inner_done[start] = count, part, numbers
-        while self._frontier in self._inner_done:
-            count, part, numbers = self._inner_done.pop(self._frontier)
-            self._frontier += count
-            self._left_out = 0 if part.count else self._left_out + count
-            self._arrive(self._cut, part, numbers)
-            self._check_some_are_left()
+        following = self._levels[level.number + 1]
+        assert isinstance(following, GroupLevel)
+        following.put(part, positions)
+
+    def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
+        """End an epoch that would not end: the same samples come again and again, and none is ever left."""
+        sizes = self._position_map.levels[level.number].size
+        at = self._position_map.source_number(level.number - 1, unit * sizes) if level.number else unit
+        if is_of_use:
+            self._of_use[level.number] = at + 1
+            return
+        # Twice: passes differ in order, so that one begun anywhere may lack some. And it may be chance that leaves
+        # samples, of few ones then not in each pass.
+        most = None if self._pass_count is None else max(2 * self._pass_count, _LEFT_OUT_LEAST)
+        left_out = at + 1 - self._of_use[level.number]
+        if most is None or left_out < most or self._is_full:
+            return
+        error = OptionError(
+            f".repeat() and .epoch(): of {left_out} samples one after the other none was left by what leaves "
+            f"samples out, and there are only {self._pass_count} to begin again with"
+        )
+        self._position_map.arrived(len(self._levels) - 1, [max(0, self._levels[-1].frontier - 1)])
+        self._arrive(self._cut, ListPart([self.failure(error)]))
+        self._limit = self._cut
+
+    def moved(self) -> None:
         self._budget.changed()  # the next one is urgent now
         self._check_end()
 
-    async def _through_workers(
-        self, chain: int, start: int, part: Part, positions: Sequence[int]
-    ) -> tuple[Part, Sequence[int]]:
-        """(what a chain makes of samples, which of them are left)."""
-        task = Task(chain, self.key, self._cuts.find(start)[0], Finish.SAMPLES, [part], start, positions)
-        is_urgent = lambda: start <= self._frontier or self._is_urgent(start)
-        reply, made = await self._dispatch.samples(task, is_urgent)
-        if made is not None:
-            return made, reply.kept
-        return ListPart([Failure(nobodys(reply.errors[0][1]))] * len(positions)), range(len(positions))
+    def failure(self, error: BaseException) -> Failure:
+        return Failure(self._pack_error(error).widened())
 
-    def _arrive(self, start: int, part: Part, numbers: Sequence[int]) -> None:
-        """Samples that count, as far as there is no limit to them; they have these numbers in the source."""
+    def _arrive(self, start: int, part: Part) -> None:
+        """Samples that count, as far as there is no limit to them."""
         limit = self._limit
         if limit is not None and start + part.count > limit:
             kept = part.cut(0, max(0, limit - start))
             part.release()
             part = kept
-        self._track.arrived(start, numbers)
         self._cut += part.count
         self._assembly.add(start, part)
-
-    def _check_some_are_left(self) -> None:
-        """End an epoch that would not end: the same samples come again and again, and none is ever left."""
-        # Twice: passes differ in order, so that one begun anywhere may lack some. And it may be chance that leaves
-        # samples, of few ones then not in each pass.
-        most = None if self._pass_count is None else max(2 * self._pass_count, _LEFT_OUT_LEAST)
-        if most is None or self._left_out < most or self._is_full:
-            return
-        error = OptionError(
-            f".repeat() and .epoch(): of {self._left_out} samples one after the other none was left by what leaves "
-            f"samples out, and there are only {self._pass_count} to begin again with"
-        )
-        self._arrive(self._cut, ListPart([Failure(nobodys(self._pack_error(error)))]), [self._frontier - 1])
-        self._limit = self._cut
 
     @property
     def _is_full(self) -> bool:
@@ -334,8 +331,14 @@ class Epoch:
 
     def _check_end(self) -> None:
         """Whether every sample of the epoch has been cut into batches."""
-        if self._is_full or (self._is_fed and not self._inner_under_way):
-            self._assembly.end(self._cut)
+        if not self._is_full:
+            if not self._is_fed:
+                return
+            for level in self._levels:
+                level.flush()
+                if level.is_busy:
+                    return
+        self._assembly.end(self._cut)
 
     def _on_last_delivery(self) -> None:
         self._is_done = True
@@ -345,27 +348,29 @@ class Epoch:
 
     def _is_urgent(self, position: int | None) -> bool:
         """Whether nothing would move without the bytes that are asked for: the oldest batch waits for just them."""
-        if position is not None and self._recipe.keeps_count:
+        if position is not None and self._batches.keeps_count:
             return self._assembly.lacks(position)
-        if position is not None and position <= self._frontier:
+        if position is not None and position <= self._levels[0].frontier:
             return self._assembly.lacks(None)
-        if self._loading or self._inner_under_way or not self._assembly.lacks(None):
+        if self._loading or any(level.is_busy for level in self._levels) or not self._assembly.lacks(None):
             return False
         # What is on its way before it may be all that is missing.
-        return not self._turns or position == min(self._turns.values())
+        return not self._turns or position == next(iter(self._turns.values()))
 
     def _is_early(self, position: int | None) -> bool:
         """Whether enough is there already; or nobody has asked yet, where nothing is made before it is asked for."""
-        recipe = self._recipe
         if self._sender.depth:
-            done = sum(part.count for _, part, _ in self._inner_done.values())
-            ahead = self._cut + self._inside + done - self._cuts.start(self._assembly.granted)
-            return position is not None and ahead >= recipe.look_ahead
-        return position is None or position >= self._cuts.start(self._assembly.granted)
+            inside = sum(level.inside for level in self._levels)
+            ahead = self._cut + inside - self._boundaries.start(self._assembly.granted)
+            return position is not None and ahead >= self._batches.look_ahead
+        lacking = self._boundaries.start(self._assembly.granted)
+        if self._batches.gives_many:  # then positions do not tell it: so many may come of what was put, and no fewer
+            lacking += self._put - self._cut - sum(level.inside for level in self._levels)
+        return position is None or position >= lacking
 
 
-def _first(error: Exception) -> Exception:
+def _first(error: BaseException) -> BaseException:
     """The trainer sees one exception, never a group."""
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

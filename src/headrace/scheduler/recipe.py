@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from headrace.memory import Lease
-from headrace.tasks import Part, Reply, Task
+from headrace.memory import LARGE_BYTES, Lease
+from headrace.parts import Part
+from headrace.tasks import Reply, Task
 
 _MAX_CHUNK = 256
 _WORTH_S = 1e-3  # of work, for one task
@@ -27,7 +28,7 @@ class Works(Protocol):
     def abandon(self, task: Task) -> None: ...
 
 
-class Slabs(Protocol):
+class SlabAllocator(Protocol):
     """Places for whole batches."""
 
     async def acquire(self, size: int, rank: int, is_urgent: Callable[[], bool]) -> Lease: ...
@@ -41,25 +42,49 @@ class Slabs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkStage:
-    """Steps that workers do; the chain with this number."""
+    """Steps that workers do; the chain with this number.
+
+    Attributes:
+        gives_many: whether many samples may come of one.
+    """
 
     chain: int
+    gives_many: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps that the event loop does: all samples of a part at once; says which are left.
+    """Steps that the event loop does: all samples of a part at once; says of which of them those that are left are.
 
     Attributes:
         run: takes a part, the positions of its samples, and the key of their random numbers.
+        gives_many: whether many samples may come of one.
     """
 
     run: Callable[[Part, Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
+    gives_many: bool = False
 
 
-@dataclass(slots=True)
-class Recipe:
-    """How a loader's samples become batches; the same for all of its epochs.
+@dataclass(frozen=True, slots=True)
+class GroupStage:
+    """So many samples are put together; the chain with this number does it, and gives one or many.
+
+    Attributes:
+        drop_last: leave a last group out that has fewer.
+    """
+
+    chain: int
+    size: int
+    drop_last: bool = False
+    gives_many: ClassVar[bool] = True
+
+
+InnerStage = WorkStage | LoopStage | GroupStage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """How samples become batches: what is fixed for all epochs of a loader, but for the size that one has on its rank.
 
     Attributes:
         inner: the stages before the last one.
@@ -70,53 +95,75 @@ class Recipe:
         keeps_count: whether each sample put by the source becomes one sample of a batch.
         look_ahead: how many samples may lie ready beyond the batches that may be sent.
         in_order: whether batches come in plan order.
-        spec: the form of a sample, once a worker has told it.
-        use_slots: whether samples are written into slots; False once it has shown that they cannot.
         is_spread: whether all workers make the samples of a batch that has no slots too, and one collates them; False:
             one does both.
         collations: how many batches may be collated at once, where they are spread; None: any number.
         is_adaptive: whether tasks have more samples where those are made in no time; False: their number is fixed.
         depth: how many batches are under way at most; 0: not known.
-        sample_s: seconds that a worker needs for a sample, as far as is known.
-        spec_size, spec_capacity: bytes and slots of a slab that is filled in that form.
-        batch_bytes: of the largest batch so far that was collated by one worker.
     """
 
-    inner: tuple[WorkStage | LoopStage, ...]
     chain: int
     batch_size: int | None
     workers: int
-    drop_last: bool
-    keeps_count: bool
-    look_ahead: int
-    in_order: bool
-    use_slots: bool
+    inner: tuple[InnerStage, ...] = ()
+    drop_last: bool = False
+    keeps_count: bool = True
+    look_ahead: int = 0
+    in_order: bool = True
     is_spread: bool = False
     collations: int | None = None
     is_adaptive: bool = False
     depth: int = 0
-    sample_s: float = 0.0
-    spec: bytes | None = None
-    spec_size: int = 0
-    spec_capacity: int = 0
-    batch_bytes: int = 0
 
-    def chunk(self, batch_size: int) -> int:
+    @property
+    def gives_many(self) -> bool:
+        """Whether many samples may come of one."""
+        return any(stage.gives_many for stage in self.inner)
+
+    def chunk(self, batch_size: int, sample_s: float) -> int:
         """How many samples of a batch go into one task, at most.
 
         Each worker has two or more tasks of it; fewer where a task would be worth less than the message that it is.
+
+        Args:
+            sample_s: seconds that a worker needs for a sample; 0: not known yet.
         """
-        if self.is_quick(batch_size):
+        if self.is_quick(batch_size, sample_s):
             return batch_size
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
-        return (
-            min(batch_size, max(share, int(_WORTH_S / self.sample_s))) if self.is_adaptive and self.sample_s else share
-        )
+        return min(batch_size, max(share, int(_WORTH_S / sample_s))) if self.is_adaptive and sample_s else share
 
-    def is_quick(self, batch_size: int) -> bool:
+    def is_quick(self, batch_size: int, sample_s: float) -> bool:
         """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""
-        known = self.is_adaptive and self.sample_s > 0 and self.depth >= self.workers
-        return known and batch_size * self.sample_s < _QUICK_S
+        known = self.is_adaptive and sample_s > 0 and self.depth >= self.workers
+        return known and batch_size * sample_s < _QUICK_S
+
+    def wants_place(self, nbytes: int, count: int) -> bool:
+        """Whether a place of so many bytes is made before the samples that go there; large ones are made first.
+
+        What they are made of is in memory until then. Of many samples in a batch that is a small part.
+        """
+        return nbytes <= LARGE_BYTES * count
+
+
+@dataclass(slots=True)
+class Learned:
+    """What the epochs of a loader have found out about its samples, and go by.
+
+    Attributes:
+        use_slots: whether samples are written into slots; False once it has shown that they cannot.
+        sample_s: seconds that a worker needs for a sample; 0: not known yet.
+        form: the form of a sample, once a worker has told it.
+        form_size, form_capacity: bytes and slots of a slab that is filled in that form.
+        batch_bytes: of the largest batch so far that was collated by one worker and wants a place.
+    """
+
+    use_slots: bool
+    sample_s: float = 0.0
+    form: bytes | None = None
+    form_size: int = 0
+    form_capacity: int = 0
+    batch_bytes: int = 0
 
     def learn_time(self, seconds: float, count: int) -> None:
         """A worker has made `count` samples in so many seconds."""

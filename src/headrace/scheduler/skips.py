@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from headrace.errors import OptionError, StageError
+from headrace.failures import ErrorPacker, Origin, PackedError, Scope
 from headrace.options import SkipPolicy
-from headrace.tasks import owned
 
 _LOGGED = 10  # samples of an epoch
 _KNOWN_MOST = 4096  # errors
 _SHOWN_MOST = 1000  # characters of an error
-_KEY = re.compile(r"; key (.*?)(?:; (?:url|worker) |$)", re.DOTALL)  # as notes on exceptions have it
-_URL = re.compile(r"; url (.*?)(?:; worker |$)", re.DOTALL)
 
 log = logging.getLogger("headrace")
 
@@ -32,9 +29,9 @@ class SkipMeters(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What is raised in the place of a batch: a packed exception, and what is said on it besides."""
+    """What is raised in the place of a batch, and what is said on it besides."""
 
-    blob: bytes
+    error: PackedError
     note: str = ""
 
 
@@ -56,8 +53,8 @@ class Skips:
         policy: weakref.ref[SkipPolicy],
         epoch: int,
         meters: SkipMeters,
-        unpack: Callable[[bytes], BaseException],
-        pack: Callable[[BaseException], bytes],
+        unpack: Callable[[PackedError], BaseException],
+        pack: ErrorPacker,
         before: tuple[int, int] = (0, 0),
         *,
         needs_batches: bool = False,
@@ -74,7 +71,9 @@ class Skips:
         """How many samples have been left out: (in all, right before what is delivered next)."""
         return self._in_all, self._in_a_row
 
-    def rule(self, positions: Callable[[], Sequence[int]], count: int, errors: Mapping[int, bytes]) -> Raised | None:
+    def rule(
+        self, positions: Callable[[], Sequence[int]], count: int, errors: Mapping[int, PackedError]
+    ) -> Raised | None:
         """What is raised in the place of a batch; None: its samples that failed are left out of it.
 
         To be called for every batch, in the order in which they are delivered.
@@ -82,7 +81,7 @@ class Skips:
         Args:
             positions: gives those of the batch's samples.
             count: how many samples it has, failed ones too.
-            errors: the packed exceptions of those that failed, by slot.
+            errors: of those that failed, by slot.
         """
         following = 0
         at = positions() if errors else ()
@@ -96,24 +95,23 @@ class Skips:
         if following < count:
             self._in_a_row = 0
         if self._needs_batches and len(errors) == count:
-            return Raised(owned(errors[min(errors)])[0], "no sample of this batch is left, and other ranks have theirs")
+            return Raised(errors[min(errors)], "no sample of this batch is left, and other ranks have theirs")
         return None
 
-    def _rule_on(self, position: int, blob: bytes) -> Raised | None:
-        blob, is_samples = owned(blob)
+    def _rule_on(self, position: int, packed: PackedError) -> Raised | None:
         policy = self._policy()
-        if policy is None or not is_samples:
-            return Raised(blob)
+        if policy is None or packed.scope is not Scope.SAMPLE:
+            return Raised(packed)
         try:
-            error = self._unpack(blob)
+            error = self._unpack(packed)
         except Exception:  # it fails there again, and is told
-            return Raised(blob)
+            return Raised(packed)
         if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
-            return Raised(blob)
-        is_known = hash(blob) in self._known  # of one read that failed for several samples
+            return Raised(packed)
+        is_known = hash(packed.blob) in self._known  # of one read that failed for several samples
         for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
-                return Raised(blob, self._told(policy))
+                return Raised(packed, self._told(policy))
         if policy.decide is not None:
             try:
                 answer = policy.decide(error)
@@ -121,13 +119,13 @@ class Skips:
             except BaseException as own:  # whatever it is, it must not end the loop
                 return Raised(self._pack(own))
             if not is_left_out:
-                return Raised(blob)
-        self._count(position, error)
+                return Raised(packed)
+        self._count(position, error, packed.origin)
         if not is_known:
             self._in_all += 1
             self._in_a_row += 1
             if len(self._known) < _KNOWN_MOST:
-                self._known.add(hash(blob))
+                self._known.add(hash(packed.blob))
         return None
 
     def _told(self, policy: SkipPolicy) -> str:
@@ -137,8 +135,8 @@ class Skips:
             f"max_skips={(policy.in_all, policy.in_a_row)} (in all, in a row)"
         )
 
-    def _count(self, position: int, error: BaseException) -> None:
-        name = _shown(lambda: _name_of(error), "")
+    def _count(self, position: int, error: BaseException, origin: Origin) -> None:
+        name = _shown(lambda: _name_of(error, origin), "")
         text = _shown(lambda: f"{type(error).__name__}: {error}", type(error).__name__)
         self._meters.count_skip(self._epoch, position, name, text)
         self._logged += 1
@@ -156,13 +154,11 @@ def _shown(text: Callable[[], str], otherwise: str) -> str:
         return otherwise
 
 
-def _name_of(error: BaseException) -> str:
+def _name_of(error: BaseException, origin: Origin) -> str:
     """The key of the sample, or the address of its shard; empty where neither is known."""
-    notes = "\n".join(getattr(error, "__notes__", ()))
     if isinstance(error, StageError):
         if error.key is not None:
             return repr(error.key)
         if error.url is not None:
             return error.url
-    match = _KEY.search(notes) or _URL.search(notes)
-    return "" if match is None else match[1]
+    return origin.name

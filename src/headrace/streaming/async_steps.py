@@ -5,31 +5,47 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from headrace.fetch.keys import USERS_OWN, is_ours
-from headrace.tasks import Failure, Step
-from headrace.torch_compat import packing
-from headrace.work.workbench import note_origin
+from headrace.cancelled import is_ours
+from headrace.failures import Failure
+from headrace.positions import part_position
+from headrace.running import RunningSample, running_sample
+from headrace.tasks import Step
+from headrace.torch_compat import serialize
+from headrace.work.origins import note_origin
 
 
-async def apply(steps: Sequence[Step], sample: Any, position: int) -> tuple[Any, bool]:
-    """A sample through asynchronous steps: (what became of it, whether it is kept)."""
+async def apply(steps: Sequence[Step], sample: Any, position: int) -> list[Any]:
+    """What becomes of a sample in asynchronous steps: itself, nothing, or many."""
     if isinstance(sample, Failure):
-        return sample, True
+        return [sample]
     name, source = "", sample
     try:
-        for step in steps:
+        for index, step in enumerate(steps, 1):
             name = step.name
             result = await step.fn(sample)
+            if step.kind == "many":
+                return await _each(steps[index:], result, position)
             if step.kind == "map":
                 sample = result
             elif not result:
-                return None, False
-    except USERS_OWN as error:
+                return []
+    except BaseException as error:
         if is_ours(error):
             raise
-        note_origin(error, name, source, position, None)
-        return Failure(packing.pack_error(error)), True
-    return sample, True
+        origin = note_origin(error, name, source, position, None)
+        return [Failure(serialize.pack_error(error, origin))]
+    return [sample]
+
+
+async def _each(steps: Sequence[Step], parts: Sequence[Any], position: int) -> list[Any]:
+    """Each of the samples that a step gave for one, through the steps behind it."""
+    running, made = running_sample.get(), list[Any]()
+    for number, part in enumerate(parts):
+        at = part_position(position, number, len(steps))
+        if running is not None:
+            running_sample.set(RunningSample(running.key, at))
+        made += await apply(steps, part, at)
+    return made
 
 
 async def get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any) -> Any:
@@ -46,7 +62,7 @@ async def get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any
 async def iterate_through(samples: AsyncIterator[Any], steps: Sequence[Step], position: int) -> AsyncIterator[Any]:
     try:
         async for sample in samples:
-            made, _ = await apply(steps, sample, position)  # one that fails does not end the others
+            (made,) = await apply(steps, sample, position)  # one that fails does not end the others
             yield made
             position += 1
     finally:

@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
-from headrace.datasets.base import AsyncDataset, AsyncIterableDataset
-from headrace.datasets.mixture import Mixture
 from headrace.datasets.operators import ToTuple, is_async
-from headrace.datasets.shards import IndexedShards, Shards
-from headrace.datasets.stream import Files, Pipeline
+from headrace.datasets.pipeline import Pipeline
+from headrace.fetch import Meter
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import Decoder
-from headrace.machinery import Machinery
 from headrace.options import Settings
-from headrace.scheduler.recipe import LoopStage, Recipe, WorkStage
+from headrace.parts import Part
+from headrace.protocols import Opens
+from headrace.running import RunningSample, running_sample
+from headrace.runtime import Runtime
+from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LoopStage, WorkStage
 from headrace.streaming.async_steps import apply
 from headrace.streaming.sources import Sources
-from headrace.tasks import Chain, Part, Step
-from headrace.types import RunningSample, running_sample
-from headrace.work.workbench import open_part, stage_key
+from headrace.tasks import Chain, Step
+from headrace.torch_compat.collate import default_collate
+from headrace.work.maker import stage_key
+from headrace.work.task_runner import open_part
 
 _FINAL = 1  # the number of the chain that makes batches
 _LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
@@ -38,18 +41,20 @@ class Blueprint:
 
     Args:
         wrap: makes a part of Python objects.
+        meter: where it is counted how long coroutines hold the loop.
 
     Attributes:
         chains: what workers do, by number.
-        recipe: how samples become batches.
+        batches: how samples become batches.
+        learned: what its epochs have found out about them.
         sources: makes the source of each epoch.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part]) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part], meter: Meter) -> None:
         self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
-        prefix, self.chains, inner = _stages(pipeline, settings)
-        self.recipe = Recipe(
-            inner=tuple(self._inner_stage(number, stage) for number, stage in enumerate(inner, _FINAL + 1)),
+        prefix, self.chains, inner = _stages(pipeline, settings, meter)
+        self.batches = BatchSpec(
+            inner=tuple(self._inner_stage(stage) for stage in inner),
             chain=_FINAL,
             batch_size=settings.batch_size,
             workers=max(1, settings.num_workers),
@@ -57,26 +62,35 @@ class Blueprint:
             keeps_count=pipeline.keeps_count,
             look_ahead=_LOOK_AHEAD * settings.first_reads,
             in_order=settings.in_order,
-            use_slots=settings.use_slots,
             is_adaptive=not inner,  # what the inner stages take is not what is learned
             depth=settings.prefetch_factor,
         )
-        self.sources = Sources(pipeline, settings, prefix, self.recipe.chunk)
+        self.learned = Learned(settings.use_slots)
+        self.sources = Sources(pipeline, settings, prefix, meter)
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
         """What the source's store is told."""
-        source = self._pipeline.source
-        return source.storage_options if isinstance(source, Shards | IndexedShards | Files | Mixture) else None
+        return self._pipeline.source.storage_options
 
     @property
-    def opens(self) -> AsyncDataset | AsyncIterableDataset | None:
+    def opens(self) -> Opens | None:
         """The data set that is opened and closed on the engine's loop, if there is one."""
-        source = self._pipeline.source
-        return None if isinstance(source, Shards) else source
+        return self._pipeline.source.opens
 
-    def _inner_stage(self, number: int, stage: int | tuple[Step, ...]) -> WorkStage | LoopStage:
-        return WorkStage(stage) if isinstance(stage, int) else LoopStage(partial(self._through_loop, number, stage))
+    def forget_form(self) -> None:
+        """Samples of the epochs that begin from now on may have another form."""
+        before = self.learned  # epochs that have begun go by that
+        self.learned = Learned(self._settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
+
+    def chunk(self, batch_size: int) -> int:
+        """How many samples of a batch are handed on together."""
+        return self.batches.chunk(batch_size, self.learned.sample_s)
+
+    def _inner_stage(self, stage: _LoopSteps | InnerStage) -> InnerStage:
+        if not isinstance(stage, _LoopSteps):
+            return stage
+        return LoopStage(partial(self._through_loop, stage.number, stage.steps), _give_many(stage.steps))
 
     async def _through_loop(
         self, number: int, steps: Sequence[Step], part: Part, positions: Sequence[int], key: int
@@ -84,50 +98,83 @@ class Blueprint:
         """All samples of a part through asynchronous steps, at once; which of them are left."""
         samples: list[Any] = open_part(part)
         part.release()
-        kept = [True] * len(samples)
+        made: list[list[Any]] = [[]] * len(samples)
 
         async def one(k: int) -> None:
             running_sample.set(RunningSample(stage_key(key, number), positions[k]))
-            samples[k], kept[k] = await apply(steps, samples[k], positions[k])
+            made[k] = await apply(steps, samples[k], positions[k])
 
         async with anyio.create_task_group() as group:
             for k in range(len(samples)):
                 group.start_soon(one, k)
-        left = [k for k, keep in enumerate(kept) if keep]
-        return self._wrap([samples[k] for k in left]), left
+        kept = [k for k, some in enumerate(made) for _ in some]
+        return self._wrap([sample for some in made for sample in some]), kept
 
-    async def prepare(self, machinery: Machinery) -> None:
+    async def prepare(self, runtime: Runtime) -> None:
         """Teach the workers their chains, and open the data set; on the engine's loop, before the first epoch."""
         for number, chain in self.chains.items():
-            machinery.learn(number, chain)
+            runtime.learn(number, chain)
         if self.opens is not None:
-            await machinery.open(self.opens)
+            await runtime.open(self.opens)
+
+
+class _LoopSteps(NamedTuple):
+    """Asynchronous steps of a stage, and its number, by which its samples' random numbers differ from others'."""
+
+    number: int
+    steps: tuple[Step, ...]
+
+
+def _give_many(steps: Sequence[Step]) -> bool:
+    return any(step.kind == "many" for step in steps)
 
 
 def _stages(
-    pipeline: Pipeline, settings: Settings
-) -> tuple[tuple[Step, ...], dict[int, Chain], list[int | tuple[Step, ...]]]:
+    pipeline: Pipeline, settings: Settings, meter: Meter
+) -> tuple[tuple[Step, ...], dict[int, Chain], list[_LoopSteps | InnerStage]]:
     """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
-    groups = [
-        (color, tuple(steps)) for color, steps in itertools.groupby(pipeline.narrowed_steps, lambda s: is_async(s.fn))
-    ]
+    groups = _by_color(pipeline.narrowed_steps, meter)
     prefix: tuple[Step, ...] = ()
-    if groups and groups[0][0] and (pipeline.is_by_number or isinstance(pipeline.source, AsyncIterableDataset)):
+    if groups and groups[0][0] and (pipeline.is_by_number or pipeline.source.traits.iterated):
         is_map = all(step.kind == "map" for step in groups[0][1])
         prefix = groups.pop(0)[1] if is_map else ()
     last: tuple[Step, ...] = ()
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
     columns = _columns(last) if settings.use_slots else None
-    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, settings.skips is not None)}
-    inner: list[int | tuple[Step, ...]] = []
-    for number, (is_on_loop, steps) in enumerate(groups, _FINAL + 1):
-        if is_on_loop:
-            inner.append(steps)
-        else:
-            chains[number] = Chain(steps, init=settings.init)
-            inner.append(number)
+    skips = settings.skips is not None
+    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, skips)}
+    inner: list[_LoopSteps | InnerStage] = []
+
+    def add(groups: Sequence[tuple[bool, tuple[Step, ...]]]) -> None:
+        for is_on_loop, steps in groups:
+            number = _FINAL + 1 + len(inner)
+            if is_on_loop:
+                inner.append(_LoopSteps(number, steps))
+            else:
+                chains[number] = Chain(steps, init=settings.init)
+                inner.append(WorkStage(number, _give_many(steps)))
+
+    add(groups)
+    for regroup in pipeline.regroups:
+        groups, number = _by_color(regroup.steps, meter), _FINAL + 1 + len(inner)
+        first = groups.pop(0)[1] if groups and not groups[0][0] else ()
+        chains[number] = Chain((), default_collate, first, settings.init, skips=skips)
+        inner.append(GroupStage(number, regroup.batch.size, regroup.batch.drop_last))
+        add(groups)
     return prefix, chains, inner
+
+
+def _by_color(steps: Sequence[Step], meter: Meter) -> list[tuple[bool, tuple[Step, ...]]]:
+    """(whether they run on the loop, steps), of those that follow each other and run at one place."""
+    return [
+        (color, tuple(_watched(step, meter) if color else step for step in some))
+        for color, some in itertools.groupby(steps, lambda step: is_async(step.fn))
+    ]
+
+
+def _watched(step: Step, meter: Meter) -> Step:
+    return replace(step, fn=meter.held(step.name).watched(step.fn))
 
 
 def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:

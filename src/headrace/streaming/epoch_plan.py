@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from headrace.deliver.journey import Received
+from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed
 from headrace.plan.cursor import compressed
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
-from headrace.scheduler.cuts import Cuts, EvenCuts
-from headrace.scheduler.track import Track, as_numbers
-from headrace.state import Facts, Since, State, check_of, last_positions
+from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
+from headrace.scheduler.origins import Origins
+from headrace.scheduler.position_map import PositionMap, as_numbers
+from headrace.state import Fingerprint, ResplitBase, State, check_of, last_positions
 from headrace.types import Ints, Ranges
 
 Numbers = Callable[[Order, Ints], Ints]
@@ -38,6 +39,7 @@ class EpochPlan:
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
         limit: how many samples come in the epoch at most, of those that filters leave, on all ranks together.
+        groups: of what each level of samples is made: 1 for the source's, and then how many make a group.
         leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
@@ -45,7 +47,7 @@ class EpochPlan:
     """
 
     begin: State
-    facts: Facts
+    facts: Fingerprint
     order: Order | None
     numbers: Numbers
     steps: Steps
@@ -57,6 +59,7 @@ class EpochPlan:
     source: str
     is_resumed: bool = False
     limit: int | None = None
+    groups: tuple[int, ...] = (1,)
     leave_out: int = 0
     share: Steps | None = None
     why_no_state: str | None = None
@@ -89,13 +92,37 @@ class EpochPlan:
         _, count, last = self.steps.sizes()
         return count + len(last)
 
-    def cuts(self) -> Cuts:
+    @property
+    def is_even(self) -> bool:
+        """Whether the batches of each step have as many samples on all ranks, as far as that is known."""
+        steps = self.steps if self.share is None else self.share
+        return self.world == 1 or not any(size % self.world for size in (steps.size, *steps.last))
+
+    def check_end(self, received: ProgressSnapshot) -> None:
+        """Whether all batches came that are this rank's, where ranks share an epoch whose samples are not counted.
+
+        Raises:
+            OptionError: there were fewer samples than the epoch was said to have.
+        """
+        if self.share is None:
+            return
+        _, full, last = self.share.sizes()
+        came, owed = received.batches - self.begin.batches, full + len(last)
+        if came < owed:
+            raise OptionError(
+                f"the samples of {self.source} have come to their end on rank {self.rank} of {self.world} after {came} "
+                f"of {owed} batches, and other ranks may have more: a short last step is not shared evenly, so that "
+                "some rank may need a few samples more; have an iterable begin again at its end, give "
+                ".epoch(samples=N) fewer of them, or tail='drop'"
+            )
+
+    def boundaries(self) -> BatchBoundaries:
         """Where samples are cut into batches."""
         if self.batches is None:
-            return EvenCuts(self.batch_size) if self.share is None else EvenCuts(*self.share.sizes())
-        return EvenCuts(*self.steps.sizes())
+            return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
+        return EvenBoundaries(*self.steps.sizes())
 
-    def track(self, mark: Callable[[int], Any] | None) -> Track:
+    def position_map(self, mark: Callable[[int], Any] | None) -> PositionMap:
         """Where samples are.
 
         Args:
@@ -106,7 +133,9 @@ class EpochPlan:
         if mark is not None:
             ask = mark
             mark = lambda number: ask(_original(number, self._done))
-        return Track(positions, kept_from, mark)
+        parts = self.begin.parts or (0,) * len(self.groups)
+        levels = [Origins(size, known) for size, known in zip(self.groups, parts, strict=True)]
+        return PositionMap(positions, kept_from, mark, levels)
 
     @property
     def _is_plain(self) -> bool:
@@ -119,12 +148,13 @@ class EpochPlan:
     def _done(self) -> Ranges:
         return as_ranges(self.steps.done)
 
-    def received(self) -> Received:
+    def received(self) -> ProgressSnapshot:
         """What has been received at its begin."""
         samples = self.begin.samples
         if self.is_shared:
             samples = samples // self.world
-        return Received(self.begin.batches, samples, samples, skipped=self.begin.skipped)
+        begin = self.begin
+        return ProgressSnapshot(begin.batches, samples, samples, skipped=begin.skipped, parts=begin.parts)
 
     def digest(self) -> int:
         """What all ranks must agree about at its begin."""
@@ -133,7 +163,7 @@ class EpochPlan:
             self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
         )
         if not self.is_shared:
-            told = replace(told, done=(), samples=0, mark=None, since=told.since._replace(here=0))
+            told = replace(told, done=(), samples=0, mark=None, parts=(), since=told.since._replace(here=0))
         if self.order is None:
             told = replace(told, cursor=Cursor.at())  # each rank's own
         told = replace(told, skipped=(0, 0))
@@ -141,7 +171,7 @@ class EpochPlan:
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
         return int(check_of(told.pack(self.facts, _NONE), numbers), 16)
 
-    def save(self, received: Received) -> dict[str, Any]:
+    def save(self, received: ProgressSnapshot) -> dict[str, Any]:
         """A state.
 
         Raises:
@@ -152,7 +182,7 @@ class EpochPlan:
         state = self.after(received)
         return state.pack(self.facts, self.last_numbers(state))
 
-    def after(self, received: Received) -> State:
+    def after(self, received: ProgressSnapshot) -> State:
         """What is to come after some batches."""
         steps = self.steps
         state = replace(
@@ -166,6 +196,7 @@ class EpochPlan:
             batches=received.batches,
             skipped=received.skipped,
             skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
+            parts=received.parts,
         )
         if received.is_over:
             return replace(
@@ -179,12 +210,13 @@ class EpochPlan:
                 skipped=(0, 0),
                 skip=0,
                 step=state.step_now,
-                since=Since(),
+                since=ResplitBase(),
+                parts=(),
                 mark=self.next_mark(received.mark),
             )
         if self.is_shared:
             used = sum(stop - start for start, stop in received.covers)
-            cursor = steps.after(EvenCuts(*steps.sizes()).find(used)[0])
+            cursor = steps.after(EvenBoundaries(*steps.sizes()).find(used)[0])
             return replace(state, cursor=cursor, samples=self.begin.samples + steps.left - _left(cursor, steps.end))
         done = united([*self._done, *(r for a, b in received.covers for r in among_left(a, b, self._done))])
         samples = received.used  # by these, what is left over of a filter is counted
@@ -216,7 +248,7 @@ class EpochPlan:
             samples = begin.samples + steps.left - _left(cursor, steps.end)
             begin = replace(begin, cursor=cursor, batches=begin.batches + batches, samples=samples)
             return replace(self, begin=begin, steps=replace(steps, begin=cursor))
-        count, share = self.cuts().start(batches), self.share
+        count, share = self.boundaries().start(batches), self.share
         if self.batches is not None:
             count = min(count, steps.count)
         done = united([*self._done, *among_left(0, count, self._done)])

@@ -3,67 +3,91 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from headrace.datasets.mixture import MixedShards, Mixture, starts_of
-from headrace.datasets.shards import IndexedShards
+from headrace.datasets.mix_sources import MixSpec
+from headrace.datasets.source import SampleSource
 from headrace.errors import OptionError
 from headrace.plan import Order, Passes, Places
-from headrace.plan.mixture import MixedOrder
+from headrace.plan.mixture import MixOrder
 from headrace.types import Ints
-
-if TYPE_CHECKING:
-    from headrace.streaming.planning import Planning
 
 _WINDOW_SAMPLES = 16384  # of each source
 _WINDOW_BYTES = 128 * 2**20
 _PASSES = 2**32  # more than any source comes in one pass of the mixture
+_BLOCKS = 2**40  # as many as show shares exactly enough
 
 
-class Mixing:
+class SourcePlan(Protocol):
+    """The orders of one source's epochs."""
+
+    @property
+    def sizes(self) -> Ints: ...
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def window_bytes(self) -> int: ...
+
+    def one_pass(self, epoch: int, number: int) -> Order: ...
+
+    def locate(self, order: Order, positions: Ints) -> Places: ...
+
+    def told(self) -> list[str]: ...
+
+
+class MixPlan:
     """The orders of a mixture's epochs.
 
     Args:
         source: the mixture.
+        mixed: what it is mixed of.
         plannings: of its sources.
         seed: of the mixture.
     """
 
-    def __init__(self, source: Mixture | MixedShards, plannings: list[Planning], seed: int) -> None:
+    def __init__(self, source: SampleSource, mixed: MixSpec, plannings: Sequence[SourcePlan], seed: int) -> None:
         self._source, self._plannings, self._seed = source, plannings, seed
-        self._mixed = source.mixed
-        counts = [len(starts_of(source)) - 1 for source in self._mixed.sources]
+        self._mixed = mixed
+        counts = [len(one.starts) - 1 for one in mixed.sources]
         self._first_shards = np.cumsum([0, *counts])[:-1].tolist()
 
     @property
     def count(self) -> int:
         """Samples of an epoch."""
-        return self._mixed.blend.count
+        return self._mixed.layout.count
 
     @property
     def sizes(self) -> Ints:
         """How many samples each shard of each source has."""
         return np.concatenate([planning.sizes for planning in self._plannings])
 
-    def order(self, epoch: int, number: int) -> MixedOrder:
+    def order(self, epoch: int, number: int) -> MixOrder:
         """Which samples come in one pass over the mixture."""
         sources = [Passes(partial(self._pass, planning, epoch, number * _PASSES), None) for planning in self._plannings]
-        for name, source, count in zip(self._mixed.names, sources, self._mixed.blend.sizes, strict=True):
+        for name, source, count in zip(self._mixed.names, sources, self._mixed.layout.sizes, strict=True):
             if source.pass_count != count:
                 raise OptionError(f"source {name!r} has {source.pass_count} samples in epoch {epoch}, and not {count}")
         key = self._seed, epoch, number
-        return MixedOrder(sources, self._mixed.blend, key, self._first_shards, self._window)
+        return MixOrder(sources, self._mixed.layout, key, self._first_shards, self._window)
 
     @staticmethod
-    def _pass(planning: Planning, epoch: int, first: int, turn: int) -> Order:
+    def _pass(planning: SourcePlan, epoch: int, first: int, turn: int) -> Order:
         return _Located(planning, planning.one_pass(epoch, first + turn))
 
-    def numbers(self, places: Places) -> Ints:
-        """The numbers of samples in the mixture's source."""
-        return np.asarray(starts_of(self._source)[places.shards] + places.rows, np.int64)
+    @property
+    def pass_count(self) -> int | None:
+        """How many samples of one without end come until each source has come in full; None: nobody knows."""
+        if self._mixed.is_changing:
+            return None
+        layout = self._mixed.layout
+        counts = layout.before(_BLOCKS)
+        return max(-(-size * sum(counts) // some) for size, some in zip(layout.sizes, counts, strict=True) if some)
 
     def told(self) -> list[str]:
         """The mixture as a state names it: how it is mixed, and each source's own order."""
@@ -85,7 +109,7 @@ class Mixing:
         They are as many as those of a window of each source. So a source's share of a window is about one of its own
         windows, whose samples lie near one another.
         """
-        if not isinstance(self._source, MixedShards):
+        if self._source.sample_bytes is None:
             return 0
         sequential = (min(_WINDOW_SAMPLES * nbytes, _WINDOW_BYTES) for nbytes in self._bytes_of_samples)
         windows = (planning.window_bytes for planning in self._plannings)
@@ -94,9 +118,9 @@ class Mixing:
     @property
     def _window(self) -> int:
         """How many samples a window has."""
-        if not isinstance(self._source, MixedShards):
+        if self._source.sample_bytes is None:
             return _WINDOW_SAMPLES
-        each, counts = self._bytes_of_samples, self._mixed.blend.before(1)
+        each, counts = self._bytes_of_samples, self._mixed.layout.before(1)
         mean, count = max(each), sum(counts)
         if count and not self._mixed.is_changing:
             mean = sum(some * nbytes for some, nbytes in zip(counts, each, strict=True)) / count
@@ -105,13 +129,13 @@ class Mixing:
     @property
     def _bytes_of_samples(self) -> list[float]:
         """The mean size of each source's samples."""
-        return [source.sample_bytes for source in self._mixed.sources if isinstance(source, IndexedShards)]
+        return [source.sample_bytes for source in self._mixed.sources if source.sample_bytes is not None]
 
 
 class _Located:
     """A source's order, whose samples lie where the source has them."""
 
-    def __init__(self, planning: Planning, order: Order) -> None:
+    def __init__(self, planning: SourcePlan, order: Order) -> None:
         self._planning, self._order = planning, order
         self.count, self.lanes, self.window_end = order.count, order.lanes, order.window_end
 

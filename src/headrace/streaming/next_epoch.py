@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from headrace.datasets.operators import Pick
-from headrace.datasets.shards import IndexedShards, Shards
-from headrace.datasets.stream import Pipeline, Stream, with_built_index
-from headrace.deliver.journey import Journey
+from headrace.datasets.operators import SelectIndices
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.stream import Stream
+from headrace.deliver.progress import Progress
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, share
 from headrace.plan.order import ENDLESS
-from headrace.state import Facts, Since, State, merged
+from headrace.state import Fingerprint, ResplitBase, State, merged
+from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
+from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.epoch_plan import EpochPlan, as_array, as_ranges
 from headrace.streaming.planning import Planning, data_digest
 from headrace.streaming.sources import told_as_read
@@ -27,29 +27,6 @@ from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints, Tail
 
 log = logging.getLogger("headrace")
-
-
-class Turn:
-    """Which epoch is next, and with what it begins. Iterators advance it: nothing of the loader hangs on it."""
-
-    def __init__(self, begin: State | None = None) -> None:
-        self.number = 0 if begin is None else begin.epoch
-        self.carried = Cursor.at()  # where it begins
-        self.mark: Any = None
-        self.is_told = False  # while an iterator is in use, which one it shall be: it advances no more
-        self._journey: Journey | None = None
-        if begin is not None and begin.carried:
-            self.carried = Cursor(0, np.array(begin.carried, np.int64))
-
-    def begin(self, journey: Journey) -> None:
-        """An iterator has begun, whose end is that of the epoch; not that of one that was begun before."""
-        self._journey, self.is_told = journey, False
-
-    def advance(self, finished: EpochPlan, journey: Journey) -> None:
-        """An iterator is at its end."""
-        if journey is self._journey and not self.is_told:
-            self.number, self.carried = finished.number + 1, finished.carried()
-            self.mark = finished.next_mark(journey.received.mark)
 
 
 class NextEpoch:
@@ -72,8 +49,8 @@ class NextEpoch:
         self.stream, self._settings, self._find_ranks = stream, settings, find_ranks
         self.ranks: Ranks | None = None
         self.planning: Planning | None = None
-        self.turn, self.skip = Turn(), 0
-        self._facts: Facts | None = None
+        self.turn, self.skip = EpochCursor(), 0
+        self._facts: Fingerprint | None = None
         self._loaded: _Loaded | None = None
         self._kept_step: int | None = None  # samples of a global batch, as the state said that was loaded
 
@@ -81,6 +58,11 @@ class NextEpoch:
     def is_whole(self) -> bool:
         """Whether it is from its begin on."""
         return self._loaded is None and not self.skip
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on from a state that was loaded."""
+        return self._loaded is not None
 
     def tell(self, epoch: int, *, is_in_use: bool) -> bool:
         """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
@@ -93,17 +75,17 @@ class NextEpoch:
         self.turn.number, self.turn.carried, self.turn.is_told = epoch, Cursor.at(), True
         return True
 
-    def begun(self, journey: Journey) -> None:
+    def begun(self, progress: Progress) -> None:
         """An iterator has it: the one behind it begins with nothing that was loaded."""
         self._loaded, self.skip = None, 0
-        self.turn.begin(journey)
+        self.turn.begin(progress)
 
     def length(self) -> int:
         """Batches in a whole epoch; TypeError where that is not known before it ends."""
         len(self.stream)  # says why it is not known
         pipeline, ranks = self.stream.pipeline(), self._find_ranks()
         if not pipeline.has_numbers and ranks.world == 1:
-            count, settings = len(Stream(pipeline.source, pipeline.order)), self._settings
+            count, settings = len(Stream(pipeline.source.data, pipeline.order)), self._settings
             whole, rest = divmod(count, self._step(ranks))
             return whole + bool(rest and settings.tail == "short")
         count = (self.planning or Planning(pipeline, self._settings.seed)).count()
@@ -128,24 +110,28 @@ class NextEpoch:
             StateMismatchError: the state belongs to another plan; not with `force`. Nothing has changed then.
         """
         if not state:
-            self._loaded, self.turn, self._kept_step, self.skip = None, Turn(), None, 0
+            self._loaded, self.turn, self._kept_step, self.skip = None, EpochCursor(), None, 0
             return
-        loaded = State.unpack(state)
-        self.find_out()
-        facts = self._known_facts()
-        if not force:
-            facts.compare(state)
-        order = None if self.planning is None else self.planning.order(loaded.epoch)
-        packed = copy.deepcopy(dict(state))
+        loaded, ranks = State.unpack(state), self.find_out()
         before = self._loaded, self.turn, self._kept_step, self.skip
-        self._loaded = _Loaded(loaded, None if force else packed, order)
-        self.turn, self._kept_step, self.skip = Turn(loaded), None, loaded.skip
+        known = self.stream, self.planning, self._facts
         try:
+            self.stream = met(self.stream, state, ranks.world)
+            if self.stream is not known[0]:
+                self._facts = None
+            facts = self._known_facts()
+            if not force:
+                facts.compare(state)
+            order = None if self.planning is None else self.planning.order(loaded.epoch)
+            packed = copy.deepcopy(dict(state))
+            self._loaded = _Loaded(loaded, None if force else packed, order)
+            self.turn, self._kept_step, self.skip = EpochCursor(loaded), None, loaded.skip
             plan = self.plan()
             if not force:
                 plan.check(packed)
         except BaseException:
             self._loaded, self.turn, self._kept_step, self.skip = before
+            self.stream, self.planning, self._facts = known
             raise
 
     def find_out(self) -> Ranks:
@@ -154,55 +140,19 @@ class NextEpoch:
         if ranks != self.ranks:
             self.ranks, self.planning, self._facts = ranks, None, None
             try:
-                self._prepare_for(ranks)
+                if ranks.world > 1:
+                    self.stream = divided(self.stream, ranks.world)
             except BaseException:
                 self.ranks = None
                 raise
         return ranks
 
-    def _prepare_for(self, ranks: Ranks) -> None:
-        """Find out how samples can be divided among ranks, the first time that is needed."""
-        pipeline = self.stream.pipeline()
-        if ranks.world == 1:
-            return
-        if pipeline.passes[1] is None:
-            source = pipeline.source
-            if isinstance(source, Shards) and not source.is_compressed:
-                log.warning(
-                    "%d ranks share shards without an index: one is made first, of the headers of their members: a "
-                    "request for every few of them. `headrace index` makes it once for all",
-                    ranks.world,
-                )
-                self.stream = with_built_index(self.stream)
-                pipeline = self.stream.pipeline()
-            if not self._has_numbers:
-                raise OptionError(
-                    f"{ranks.world} ranks cannot share the samples of {self.stream!r}, which are counted while they "
-                    "are read: make an index (headrace index URL…; compressed shards cannot have one of members), or "
-                    ".epoch(samples=N), or shard=False, which gives every rank all samples"
-                )
-        if not pipeline.keeps_count and pipeline.told_count is None:
-            raise OptionError(
-                f"{', '.join(pipeline.changing)} leaves samples out, so that {ranks.world} ranks would have "
-                "different numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
-                "(.filter(f, field='__key__')), or shard=False, which gives every rank all samples"
-            )
-
-    @property
-    def _has_numbers(self) -> bool:
-        """Whether samples have numbers, as far as this needs them."""
-        pipeline = self.stream.pipeline()
-        source = pipeline.source
-        if self.ranks is not None and self.ranks.world > 1 and isinstance(source, IndexedShards):
-            return not source.is_compressed
-        return pipeline.has_numbers
-
-    def _known_facts(self) -> Facts:
+    def _known_facts(self) -> Fingerprint:
         """What states must agree about."""
         if self._facts is None:
             pipeline, settings = self.stream.pipeline(), self._settings
             told: list[str]
-            if self._has_numbers:
+            if has_numbers(pipeline, 1 if self.ranks is None else self.ranks.world):
                 self.planning = self.planning or Planning(pipeline, settings.seed)
                 data, count, told = self.planning.data, self.planning.count_of_pass, self.planning.told()
                 for line in told:
@@ -210,10 +160,14 @@ class NextEpoch:
                         log.info("%s: a window has about %d bytes, over all ranks", line, self.planning.window_bytes)
             else:
                 source = pipeline.source
-                urls = source.urls if isinstance(source, Shards | IndexedShards) else (type(source).__name__,)
+                urls = source.urls if source.traits.sharded else (source.name,)
                 data, count = data_digest(urls, None), None
                 told = told_as_read(pipeline.order)
-            self._facts = Facts(seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing)
+                if source.ranks_by == "position":
+                    told.append("ranks by position")
+            self._facts = Fingerprint(
+                seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing
+            )
         return self._facts
 
     def _step(self, ranks: Ranks) -> int:
@@ -236,6 +190,8 @@ class NextEpoch:
         begin, order = (self._begin(ranks), None) if self._loaded is None else (self._loaded.state, self._loaded.order)
         if self.planning is not None and order is None:
             order = self.planning.order(begin.epoch)
+        if len(begin.parts) not in (0, 1 + len(pipeline.regroups)):
+            raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
         if self._loaded is not None:
             begin, size = self._gone_on(begin, ranks, size, is_shared, order)
         steps = Steps(
@@ -266,9 +222,10 @@ class NextEpoch:
             batch_size=batch_size,
             keeps_count=pipeline.keeps_count,
             is_shared=is_shared,
-            source=type(pipeline.source).__name__,
+            source=pipeline.source.name,
             is_resumed=self._loaded is not None,
             limit=pipeline.limit,
+            groups=(1, *(regroup.batch.size for regroup in pipeline.regroups)),
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
             why_no_state=_why_no_state(pipeline),
@@ -295,7 +252,9 @@ class NextEpoch:
                 f"tail={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
                 "'short' and 'drop' are left"
             )
-        if tail == "carry" and any(isinstance(o, Pick) and not o.is_fixed for o in self.stream.pipeline().order):
+        if tail == "carry" and any(
+            isinstance(o, SelectIndices) and not o.is_fixed for o in self.stream.pipeline().order
+        ):
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
 
     def _check_skip(self, size: int) -> None:
@@ -326,8 +285,14 @@ class NextEpoch:
             if begin.world > 1 or order is None:
                 raise StateMismatchError(
                     f"the state is of rank {begin.rank} of {begin.world} alone, and this is rank {ranks.rank} of "
-                    f"{ranks.world}" + ("" if order is None else ": merge the states of all ranks by hr.merge_states"),
+                    f"{ranks.world}: {why_not_merged(self.stream, begin.world, has_order=order is not None)}",
                     field="world",
+                )
+            if begin.parts:
+                raise StateMismatchError(
+                    f"the state is in the middle of what .{self.stream.pipeline().gives_many} made of some samples, "
+                    f"which is one rank's own: load it with as many ranks as there were, {begin.world}",
+                    field="parts",
                 )
             begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
         if settings.global_batch_size is None and size != begin.step_now and ranks.world != begin.world:
@@ -343,7 +308,11 @@ class NextEpoch:
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
             mine = whole * _part(size, ranks) + _part(rest, ranks)
-            since = Since() if order is not None and keeps_count else Since(begin.samples, mine, size, begin.batches)
+            since = (
+                ResplitBase()
+                if order is not None and keeps_count
+                else ResplitBase(begin.samples, mine, size, begin.batches)
+            )
             begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
         return begin, size
 
@@ -362,12 +331,19 @@ class NextEpoch:
         step = begin.step_now or size
         since, count = begin.since, self.stream.pipeline().told_count
         if count is None or ranks.world == 1:
-            return replace(begin, since=Since(step=0 if size == planned else size)), None
+            return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
         tail: Tail = "drop" if self._settings.tail == "drop" else "short"
         steps = Steps(Cursor.at(since.everywhere), count, step, tail, ranks.rank, ranks.world)
         batches = begin.batches - since.batches
         steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
         if step != size:
+            source = self.stream.pipeline().source
+            if source.ranks_by == "position" and begin.mark is not None:
+                raise StateMismatchError(
+                    f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
+                    f"have {size}: load it with batches of that size",
+                    field="step",
+                )
             if begin.samples - since.here != steps.samples(batches):
                 merge = "" if self.planning is None else ", or merge the states of all ranks by hr.merge_states"
                 raise StateMismatchError(
@@ -376,7 +352,7 @@ class NextEpoch:
                     field="step",
                 )
             at = steps.after(batches).position
-            since = Since(at, begin.samples, size, begin.batches)
+            since = ResplitBase(at, begin.samples, size, begin.batches)
             steps = Steps(Cursor.at(at), count, size, tail, ranks.rank, ranks.world)
         return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
 
@@ -415,10 +391,9 @@ def _part(count: int, ranks: Ranks) -> int:
 
 
 def _why_no_state(pipeline: Pipeline) -> str | None:
-    shuffle = pipeline.shuffle
-    if shuffle is not None and not shuffle.keeps_position:
-        return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
-    return None
+    if pipeline.shuffle is None or pipeline.shuffle.keeps_position:
+        return None
+    return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
 
 
 def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001

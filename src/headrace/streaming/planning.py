@@ -6,60 +6,52 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from headrace.datasets.base import AsyncDataset
-from headrace.datasets.mixture import MixedShards, Mixture
-from headrace.datasets.operators import Drawn, EpochOf, Pick, Repeat, Shuffle, Take
-from headrace.datasets.shards import IndexedShards
-from headrace.datasets.stream import Files, Pipeline
+from headrace.datasets.mix_sources import MixSpec
+from headrace.datasets.operators import EpochSize, OrderOp, OrderOperator, Repeat, Shuffle, Take, counted
+from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
-from headrace.fetch.visits import Visit, Window
 from headrace.plan import (
-    ChosenOrder,
-    DrawnOrder,
     EpochOrder,
     FirstOf,
     Order,
     Passes,
     Places,
     ShardOrder,
-    ShuffledOrder,
     Steps,
     Windows,
     draw,
 )
 from headrace.plan.order import ENDLESS, WITHIN_WINDOW
-from headrace.streaming.mixing import Mixing
+from headrace.producers.indexed_shards import ReadWindow, ShardVisit
+from headrace.streaming.mixing import MixPlan
 from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
 _STRETCH_BYTES = 4 * 2**20
-_BLOCKS = 2**40  # of a mixture: as many as show its shares exactly enough
 
 
 class Planning:
     """The orders of a pipeline's epochs.
 
     Args:
-        pipeline: its source is an AsyncDataset.
+        pipeline: its samples have numbers.
         seed: the loader's.
     """
 
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
-        assert isinstance(pipeline.source, AsyncDataset)
         self._pipeline, self._source, self._seed = pipeline, pipeline.source, seed
         self._sizes: Ints | None = None
         self._passing: Ints | None = None
-        self._mixing: Mixing | None = None
-        if isinstance(self._source, Mixture | MixedShards):
-            mixed = self._source.mixed
+        self._mixing: MixPlan | None = None
+        mixed = self._source.mix
+        if isinstance(mixed, MixSpec):
             seeds = [draw("source", seed, name) for name in mixed.names]  # else sources with like sizes had like orders
-            self._mixing = Mixing(self._source, list(map(Planning, mixed.pipelines, seeds)), seed)
+            self._mixing = MixPlan(self._source, mixed, list(map(Planning, mixed.pipelines, seeds)), seed)
 
     def order(self, epoch: int) -> Order:
         """Which samples come at the positions of an epoch; negative ones are those of the epochs before."""
@@ -73,7 +65,7 @@ class Planning:
             raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)
         for operator in self._behind_passes():
-            order = FirstOf(order, operator.count)
+            order = FirstOf(order, operator.samples)
         return order
 
     def count(self) -> int:
@@ -82,30 +74,16 @@ class Planning:
         Raises:
             OptionError: epochs are to have samples, and there are none to make them of.
         """
-        times, limit = self._pipeline.passes
-        count = self._count_of_a_pass()
-        if limit is not None and not count:
+        if self._pipeline.passes[1] is not None and not self._count_of_a_pass():
             raise self._lacks_samples()
-        count = (ENDLESS if count else 0) if times is None else count * times
-        limits = [take.count for take in self._behind_passes()]
-        return min([count, *limits] if limit is None else [count, limit, *limits])
+        return counted(self.count_of_pass, self._pipeline.order)
 
     def _lacks_samples(self) -> OptionError:
-        limit, source = self._pipeline.passes[1], type(self._source).__name__
+        limit, source = self._pipeline.passes[1], self._source.name
         return OptionError(f".epoch(samples={limit}): {source} has no samples to make one of")
 
     def _count_of_a_pass(self) -> int:
-        count = self.count_of_pass
-        for operator in self._pipeline.order:
-            if isinstance(operator, Repeat | EpochOf):
-                break
-            if isinstance(operator, Take):
-                count = min(count, operator.count)
-            elif isinstance(operator, Pick):
-                count = operator.count(count)
-            elif isinstance(operator, Drawn) and operator.count is not None:
-                count = operator.count
-        return count
+        return counted(self.count_of_pass, self._of_a_pass())
 
     @property
     def pass_count(self) -> int | None:
@@ -117,18 +95,18 @@ class Planning:
         if self.count() < ENDLESS:
             return None
         count = self._count_of_a_pass()
-        if count < ENDLESS or not isinstance(self._source, Mixture | MixedShards):
-            return count
-        mixed = self._source.mixed
-        if mixed.is_changing:
-            return None
-        counts = mixed.blend.before(_BLOCKS)
-        return max(-(-size * sum(counts) // some) for size, some in zip(mixed.blend.sizes, counts, strict=True) if some)
+        return count if count < ENDLESS or self._mixing is None else self._mixing.pass_count
+
+    def _of_a_pass(self) -> Iterator[OrderOp]:
+        for operator in self._pipeline.order:
+            if isinstance(operator, Repeat | EpochSize):
+                return
+            yield operator
 
     def _behind_passes(self) -> Iterator[Take]:
         is_behind = False
         for operator in self._pipeline.order:
-            if isinstance(operator, Repeat | EpochOf):
+            if isinstance(operator, Repeat | EpochSize):
                 is_behind = True
             elif is_behind:
                 assert isinstance(operator, Take)
@@ -138,25 +116,13 @@ class Planning:
         """Which samples come in one pass over the source."""
         sizes, plain = self.sizes, partial(self._plain, epoch, number)
         order: Order | None = None
-        for operator in self._pipeline.order:
-            if isinstance(operator, Repeat | EpochOf):
-                break
+        for operator in self._of_a_pass():
             seed = getattr(operator, "seed", None)
             key = (self._seed if seed is None else seed, epoch, number)
-            if isinstance(operator, Shuffle):
-                by = self._by(operator, is_first=order is None)
-                windows = self.windows(operator) if by == "windows" else None
-                is_global = by == "global"
-                order = ShuffledOrder(order or plain(), key) if is_global else ShardOrder(sizes, by, key, windows)
-                continue
-            order = order or plain()
-            if isinstance(operator, Take):
-                order = FirstOf(order, operator.count)
-            elif isinstance(operator, Pick):
-                order = ChosenOrder(order, operator.numbers(order.count))
+            if isinstance(operator, Shuffle) and (by := self._by(operator, is_first=order is None)) != "global":
+                order = ShardOrder(sizes, by, key, self.windows(operator) if by == "windows" else None)
             else:
-                count = order.count if operator.count is None else operator.count
-                order = DrawnOrder(order, count, key, operator.weights, operator.replacement)
+                order = operator.apply(order or plain(), key)
         return order or plain()
 
     def _plain(self, epoch: int, number: int) -> Order:
@@ -167,18 +133,19 @@ class Planning:
     def _by(self, shuffle: Shuffle, *, is_first: bool) -> str:
         by = shuffle.by
         if by == "auto":
-            by = "window" if isinstance(self._source, IndexedShards) else "global"
+            by = "window" if self._source.traits.indexed else "global"
         return {"window": "windows"}.get(by, by) if is_first else "global"
 
     def windows(self, shuffle: Shuffle) -> Windows:
         """How a shuffle by windows mixes this source."""
-        source, nbytes = self._source, 1.0
-        if isinstance(source, IndexedShards):
-            nbytes = max(1.0, source.sample_bytes)
+        nbytes = max(1.0, self._source.sample_bytes or 0)
         window = shuffle.window or max(1, min(WINDOW_SAMPLES, int(WINDOW_BYTES / nbytes)))
         if window >= self.count_of_pass:
             return Windows(1, max(1, self.count_of_pass))  # all of it at once
-        return Windows.of(window, max(1, min(_STRETCH_SAMPLES, int(_STRETCH_BYTES / nbytes))))
+        stretch = max(1, min(_STRETCH_SAMPLES, int(_STRETCH_BYTES / nbytes)))
+        if self._source.shares_blocks:  # or each would be read for every stretch
+            stretch = min(window, max(stretch, int(self.sizes.max(initial=1))))
+        return Windows.of(window, stretch)
 
     @property
     def sizes(self) -> Ints:
@@ -186,14 +153,9 @@ class Planning:
         if self._mixing is not None:
             return self._mixing.sizes
         if self._sizes is None:
-            source, count = self._source, len(self._source)
-            if not isinstance(source, IndexedShards):
-                self._sizes = np.array([count])
-            elif self._pipeline.keeps:
-                self._passing = source.passing(self._pipeline.keeps)
-                self._sizes = np.diff(np.searchsorted(self._passing, source.index.starts))
-            else:
-                self._sizes = np.diff(source.index.starts)
+            starts = self._source.starts
+            self._passing = self._source.passing(self._pipeline.keeps)
+            self._sizes = np.diff(starts if self._passing is None else np.searchsorted(self._passing, starts))
         return self._sizes
 
     @property
@@ -205,21 +167,18 @@ class Planning:
         """Where the samples at some positions lie in the source."""
         shards, rows = order.locate(positions)
         if self._passing is not None:
-            assert isinstance(self._source, IndexedShards)
             starts = np.concatenate([[0], np.cumsum(self.sizes)])
-            rows = self._passing[starts[shards] + rows] - self._source.index.starts[shards]
+            rows = self._passing[starts[shards] + rows] - self._source.starts[shards]
         return Places(shards, rows)
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""
         shards, rows = self.locate(order, positions)
-        if self._mixing is not None:
-            return self._mixing.numbers(Places(shards, rows))
-        return self._source.index.starts[shards] + rows if isinstance(self._source, IndexedShards) else rows
+        is_one = not self._source.traits.sharded and self._mixing is None
+        return rows if is_one else np.asarray(self._source.starts[shards] + rows, np.int64)
 
-    def reads(self, order: Order, steps: Steps) -> Iterator[Window]:
+    def reads(self, order: Order, steps: Steps) -> Iterator[ReadWindow]:
         """What to read for the samples to come, shard by shard, window after window."""
-        assert isinstance(self._source, IndexedShards)
         urls, start = self._source.urls, 0
         while start < steps.count:
             first = int(steps.positions(start, start + 1)[0])
@@ -234,7 +193,7 @@ class Planning:
         mixed = [] if self._mixing is None else self._mixing.told()
         return mixed + [self._told(operator) for operator in self._pipeline.order]
 
-    def _told(self, operator: Any) -> str:
+    def _told(self, operator: OrderOperator) -> str:
         if isinstance(operator, Shuffle):
             by = self._by(operator, is_first=self._pipeline.order[0] is operator)
             seed = "" if operator.seed is None else f", seed={operator.seed}"
@@ -242,18 +201,14 @@ class Planning:
                 return f"shuffle({by}{seed})"
             windows = self.windows(operator)
             return f"shuffle(windows, lanes={windows.lanes}, block={windows.block}{seed})"
-        if isinstance(operator, Pick | Drawn):
-            return type(operator).__name__.lower()  # which samples it gave is in the check
-        return f"{type(operator).__name__.lower()}({getattr(operator, operator.__slots__[0])})"
+        return operator.in_state
 
     @property
     def data(self) -> str:
         """What tells this data from other data: its shards' names and sizes, or how many samples it has."""
         if self._mixing is not None:
             return self._mixing.data
-        source = self._source
-        names = source.urls if isinstance(source, IndexedShards | Files) else ()
-        return data_digest(names, self.sizes)
+        return data_digest(self._source.urls, self.sizes)
 
     @property
     def window_bytes(self) -> int:
@@ -261,7 +216,7 @@ class Planning:
         if self._mixing is not None:
             return self._mixing.window_bytes
         source, shuffle = self._source, self._pipeline.order[0] if self._pipeline.order else None
-        if not isinstance(source, IndexedShards) or not isinstance(shuffle, Shuffle):
+        if source.sample_bytes is None or not isinstance(shuffle, Shuffle):
             return 0
         by = self._by(shuffle, is_first=True)
         if by == "within":
@@ -281,7 +236,7 @@ def data_digest(urls: Sequence[str], sizes: Ints | None) -> str:
     return told.hexdigest()
 
 
-def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> Window:
+def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWindow:
     """The samples of a window, shard by shard: shards in the order in which they are first needed."""
     _, first, number = np.unique(shards, return_index=True, return_inverse=True)
     turn = np.empty_like(first)
@@ -296,8 +251,8 @@ def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> Window
     group, rows, shards = group[is_new], rows[is_new], shards[is_new]
     begins = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]]))
     visits = [
-        Visit(urls[shards[begin]], int(shards[begin]), some)
+        ShardVisit(urls[shards[begin]], int(shards[begin]), some)
         for begin, some in zip(begins.tolist(), np.split(rows, begins[1:]), strict=True)
     ]
     is_sorted = len(order) == len(rows) and bool((order == np.arange(len(order))).all())
-    return Window(start, visits, None if is_sorted else order)
+    return ReadWindow(start, visits, None if is_sorted else order)

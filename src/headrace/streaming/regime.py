@@ -11,19 +11,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.datasets.base import AsyncIterableDataset, Operators
+from headrace.datasets.base import Operators
 from headrace.datasets.stream import Stream
-from headrace.deliver.iterator import BatchIterator
-from headrace.deliver.journey import Journey
+from headrace.deliver.iterator import BatchIterator, Watcher
+from headrace.deliver.progress import Progress
 from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
-from headrace.machinery import Machinery
+from headrace.holding import Holder
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
+from headrace.runtime import Runtime
 from headrace.scheduler.skips import Skips
+from headrace.scheduler.wiring import EpochSpec
 from headrace.streaming.blueprint import Blueprint
+from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.epoch_plan import EpochPlan
-from headrace.streaming.next_epoch import NextEpoch, Turn
-from headrace.torch_compat import packing
+from headrace.streaming.next_epoch import NextEpoch
+from headrace.streaming.sources import EpochIn
+from headrace.torch_compat import serialize
 from headrace.torch_compat.ranks import Ranks
 
 log = logging.getLogger("headrace")
@@ -44,24 +48,24 @@ class Position(NamedTuple):
 
 
 class Streaming:
-    """A stream with the machinery that runs it.
+    """A stream with the runtime that runs it.
 
     Args:
         dataset: what the loader was given; it may be told epochs.
         stream: the same, shuffled and cut as the loader was told.
         settings: what the loader was told.
-        in_threads: whether workers are threads of this process.
+        workers: "process" or "thread", or who starts them.
         ranks: finds out which rank this is.
         name: what a profiler calls `next`.
     """
 
     def __init__(
         self,
-        dataset: Operators,
+        dataset: Operators[Stream],
         stream: Stream,
         settings: Settings,
         *,
-        in_threads: bool,
+        workers: Any,
         ranks: Callable[[], Ranks],
         name: str,
     ) -> None:
@@ -70,18 +74,18 @@ class Streaming:
         self._dataset = dataset
         self._heard: tuple[int] | None = None
         self._next = NextEpoch(stream, settings, ranks)
-        self._journey: Journey | None = None
+        self._progress: Progress | None = None
         self._current: EpochPlan | None = None  # what it goes through
         self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # that were given away
         self._peeked: _Opened | None = None
-        self._machinery = Machinery(replace(settings, collate=None, init=None, skips=None), in_threads=in_threads)
+        self._runtime = Runtime(replace(settings, collate=None, init=None, skips=None), workers=workers)
         self._use(stream)
-        self._finalizer = weakref.finalize(self, self._machinery.close_soon)
+        self._finalizer = weakref.finalize(self, self._runtime.close_soon)
         self._finalizer.atexit = False
 
     def _use(self, stream: Stream) -> None:
         self._stream = stream
-        self._blueprint = Blueprint(stream.pipeline(), self._settings, self._machinery.part_of)
+        self._blueprint = Blueprint(stream.pipeline(), self._settings, self._runtime.part_of, self._runtime.fetch_meter)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -110,26 +114,54 @@ class Streaming:
             opened, self._peeked = self._peeked, None
             if opened is None or opened.plan.number != self._next.turn.number:  # another epoch has ended since
                 opened = self._open(caller)
-            iterator, self._current, self._journey = opened
+            iterator, self._current, self._progress = opened
             self._iterators.add(iterator)
-            self._next.begun(self._journey)
+            self._next.begun(self._progress)
         return iterator
 
     def length(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
         return self._next.length()
 
+    def check_even(self, tail: Any) -> None:
+        """Whether ranks' batches of a step have as many samples as each other, as collectives over them need.
+
+        Args:
+            tail: what the user has said of a short last step; that is accepted.
+
+        Raises:
+            OptionError: they have not, and the user did not say so.
+        """
+        if tail is None and self._current is not None and not self._current.is_even:
+            raise OptionError(
+                f"{self._current.world} ranks have batches of different sizes at the end of an epoch, over which "
+                "accelerator.gather and gather_for_metrics break: say tail='drop', which leaves that step out, or "
+                "tail='pad', which fills it with samples that come twice; or tail='short', and gather such batches by "
+                "gather_for_metrics(…, use_gather_object=True), or pad_across_processes"
+            )
+
+    def is_in(self, epoch: int) -> bool:
+        """Whether an iterator goes through this epoch."""
+        return self._is_in_use and self._current is not None and self._current.number == epoch
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next `iterate` goes on from a state."""
+        return self._next.goes_on
+
     @property
     def epoch(self) -> int:
         """The number of the epoch that the next `iterate` begins."""
-        self._hear()
-        return self._next.turn.number
+        with self._lock:
+            self._hear()
+            return self._next.turn.number
 
     def set_epoch(self, epoch: int) -> None:
         """Have the next `iterate` begin this epoch; where a state of it was loaded, it goes on from that."""
-        self._hear()
-        if self._next.tell(epoch, is_in_use=self._is_in_use):
-            self._peeked = None
+        with self._lock:
+            self._hear()
+            if self._next.tell(epoch, is_in_use=self._is_in_use):
+                self._peeked = None
 
     def _hear(self) -> None:
         """Do as the data set was told meanwhile."""
@@ -142,17 +174,22 @@ class Streaming:
         """Have the next `iterate` begin so many batches further on."""
         if batches < 0:
             raise OptionError(f"skip({batches}): 0 or more")
-        self._hear()
-        self._check_at_rest("skip()")
-        self._peeked, self._journey = None, None
-        self._next.skip += batches
+        with self._lock:
+            self._hear()
+            self._check_at_rest("skip()")
+            self._peeked, self._progress = None, None
+            self._next.skip += batches
 
     @property
     def position(self) -> Position:
         """How far the trainer is in the epoch."""
-        journey = self._followed
-        if journey is not None and self._current is not None:
-            received = journey.received
+        with self._lock:
+            return self._position()
+
+    def _position(self) -> Position:
+        progress = self._followed
+        if progress is not None and self._current is not None:
+            received = progress.received
             if received.is_over:
                 return Position(0, 0, 0)
             everywhere = self._current.after(received).samples if self._current.is_shared else received.samples
@@ -163,15 +200,24 @@ class Streaming:
         received = plan.received()
         return Position(received.batches, received.samples, plan.begin.samples)
 
-    def state_dict(self, loader: Any, batches: int | None = None) -> dict[str, Any]:
-        """The state after what the trainer has received, or after so many batches of the epoch."""
+    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, Any]:
+        """The state after what the trainer has received, or after so many batches of the epoch.
+
+        Args:
+            loader: not kept.
+            holder: the loop that receives them.
+        """
         del loader
         with self._lock:
             self._hear()
-            journey = self._followed
-            if journey is None:
+            progress = self._followed
+            if progress is None:
                 return self._next.state(batches)
-        return journey.state(batches)
+        if batches is not None:
+            return progress.state(batches)
+        received = progress.received
+        held = holder.held(was_told=received.is_over)
+        return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any], force: bool = False) -> None:
         """Have the next `iterate` go on from a state; an empty one is the begin.
@@ -181,10 +227,11 @@ class Streaming:
             StateMismatchError: the state belongs to another plan; not with `force`.
         """
         del loader
-        self._hear()
-        self._check_at_rest("load_state_dict()")
-        self._next.load(state, force=force)
-        self._peeked, self._journey = None, None
+        with self._lock:  # also until a state was refused: nobody sees it half loaded
+            self._hear()
+            self._check_at_rest("load_state_dict()")
+            self._next.load(state, force=force)
+            self._peeked, self._progress = None, None
 
     def peek(self) -> Any:
         """The first batch that `iterate` would give now, which is not consumed by that.
@@ -192,27 +239,29 @@ class Streaming:
         Raises:
             LoaderBusyError: an iterator of an iterable data set is in use; that has one state for all of them.
         """
-        self._hear()
-        if isinstance(self._stream.source, AsyncIterableDataset):
-            self._check_at_rest("peek()")
-        if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
-            self._peeked = self._open(None)
-        return self._peeked.iterator.peek()
+        with self._lock:
+            self._hear()
+            if self._stream.pipeline().source.traits.iterated:
+                self._check_at_rest("peek()")
+            if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
+                self._peeked = self._open(None)
+            iterator = self._peeked.iterator
+        return iterator.peek()
 
     def stats(self) -> Stats:
         """A snapshot of all counters."""
-        return self._machinery.stats(self._next.turn.number)
+        return self._runtime.stats(self._next.turn.number)
 
     def close(self) -> None:
         """End everything that runs, and wait until nothing of it is left."""
         self._peeked = None
-        self._machinery.close()
+        self._runtime.close()
         self._finalizer.detach()
 
     @property
-    def _followed(self) -> Journey | None:
-        """The journey that states are of; None: they are of the begin of the next epoch."""
-        return None if self._next.turn.is_told and not self._is_in_use else self._journey
+    def _followed(self) -> Progress | None:
+        """The progress that states are of; None: they are of the begin of the next epoch."""
+        return None if self._next.turn.is_told and not self._is_in_use else self._progress
 
     @property
     def _is_in_use(self) -> bool:
@@ -224,50 +273,55 @@ class Streaming:
 
     def _open(self, caller: asyncio.AbstractEventLoop | None) -> _Opened:
         """An iterator of the next epoch."""
-        self._machinery.check()
+        self._runtime.check()
         ranks = self._next.find_out()
         if self._next.stream is not self._stream:
             self._use(self._next.stream)
         plan, planning = self._next.plan(), self._next.planning
         blueprint = self._blueprint
-        self._machinery.read_ahead(2 * blueprint.sources.window_bytes(plan, planning))
-        recipe = blueprint.recipe
-        recipe.batch_size = plan.batch_size
-        reader = self._machinery.reader(blueprint.storage_options)
-        source = blueprint.sources.of(plan, planning, reader, caller)
-        journey = Journey(plan.received(), plan.save)
-        iterator = self._machinery.iterate(
+        if self._runtime.renew(blueprint.chains, is_in_use=self._is_in_use):
+            blueprint.forget_form()
+        self._runtime.read_ahead(2 * blueprint.sources.window_bytes(plan, planning))
+        reader = self._runtime.reader(blueprint.storage_options)
+        source = blueprint.sources.of(EpochIn(plan, planning, reader, caller, blueprint.chunk(plan.batch_size)))
+        progress = Progress(plan.received(), plan.save)
+        iterator = self._runtime.iterate(
             self,
-            source,
-            recipe,
-            plan.key,
+            EpochSpec(
+                source=source,
+                batches=replace(blueprint.batches, batch_size=plan.batch_size),
+                learned=blueprint.learned,
+                key=plan.key,
+                boundaries=plan.boundaries(),
+                position_map=plan.position_map(source.mark if planning is None else None),
+                limit=plan.left_to_keep,
+                skips=self._skips(plan),
+                pass_count=None if planning is None else planning.pass_count,
+            ),
+            Watcher(
+                name=self._name,
+                count=plan.batches,
+                exhausted=partial(_use_up, self._next.turn, self._runtime.meters, plan, progress),
+                progress=progress,
+            ),
             _weakly(blueprint.prepare),
-            partial(_use_up, self._next.turn, self._machinery.meters, plan, journey),
-            self._name,
-            plan.batches,
-            cuts=plan.cuts(),
-            track=plan.track(source.mark if planning is None else None),
-            limit=plan.left_to_keep,
-            skips=self._skips(plan),
-            journey=journey,
-            pass_count=None if planning is None else planning.pass_count,
         )
         iterator.leave_out = plan.leave_out
         if ranks.is_torch:
             iterator.before = partial(ranks.agree, "the plan of an epoch", plan.digest())
-        return _Opened(iterator, plan, journey)
+        return _Opened(iterator, plan, progress)
 
     def _skips(self, plan: EpochPlan) -> Skips | None:
         policy = self._settings.skips
         if policy is None:
             return None
-        meters = self._machinery.meters
+        meters = self._runtime.meters
         return Skips(
             weakref.ref(policy),
             plan.number,
             meters,
-            packing.unpack_error,
-            packing.pack_error,
+            serialize.unpack_error,
+            serialize.pack_error,
             plan.begin.skipped,
             needs_batches=plan.world > 1,
         )
@@ -278,25 +332,30 @@ class _Opened(NamedTuple):
 
     iterator: BatchIterator[Any]
     plan: EpochPlan
-    journey: Journey
+    progress: Progress
 
 
-def _weakly(prepare: Callable[[Machinery], Awaitable[None]]) -> Callable[[Machinery], Awaitable[None]]:
+def _weakly(prepare: Callable[[Runtime], Awaitable[None]]) -> Callable[[Runtime], Awaitable[None]]:
     """The same method, without keeping its object alive."""
     method = weakref.WeakMethod(prepare)
 
-    async def call(machinery: Machinery) -> None:
+    async def call(runtime: Runtime) -> None:
         found = method()
         if found is None:
             raise LoaderClosedError("the loader is gone")
-        await found(machinery)
+        await found(runtime)
 
     return call
 
 
-def _use_up(turn: Turn, meters: LoaderMeters, plan: EpochPlan, journey: Journey) -> None:
-    """The last batch of an epoch was given on."""
-    turn.advance(plan, journey)
+def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: Progress) -> None:
+    """The last batch of an epoch was given on.
+
+    Raises:
+        OptionError: this rank has fewer batches than the others.
+    """
+    plan.check_end(progress.received)
+    turn.advance(plan, progress)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated
         meters.left_out += plan.steps.left_out

@@ -7,7 +7,19 @@ for; no contract needs a test runner of its own.
 from __future__ import annotations
 
 from headrace.testing.channels import ChannelContract
+from headrace.testing.decoders import DecoderContract
+from headrace.testing.executors import ExecutorContract
 from headrace.testing.fault_server import FaultServer
+from headrace.testing.formats import FormatContract
+from headrace.testing.operators import OperatorContract
 from headrace.testing.stores import StoreContract
 
-__all__ = ["ChannelContract", "FaultServer", "StoreContract"]
+__all__ = [
+    "ChannelContract",
+    "DecoderContract",
+    "ExecutorContract",
+    "FaultServer",
+    "FormatContract",
+    "OperatorContract",
+    "StoreContract",
+]

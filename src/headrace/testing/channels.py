@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import anyio
 
 from headrace.deliver.channel import ChannelFailedError
-from headrace.types import Receiver, Sender
+from headrace.protocols import Receiver, Sender
 from headrace.wakeup import is_readable
 
 _DEADLINE_S = 20.0
 
 
 class ChannelContract:
-    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `Sender` and `Receiver` in types.py.
+    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `Sender` and `Receiver`.
 
         class TestQueue(ChannelContract):
             def open_channel(self, depth):

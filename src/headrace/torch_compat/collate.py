@@ -18,6 +18,8 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torch.utils.data.dataloader import default_collate
 
+from headrace.torch_compat.by_value import dumped
+
 __all__ = ["Mismatch", "Slots", "Spec", "default_collate", "is_extended", "plain_collate"]
 
 _SLOT_BYTES = 65536  # leaves of this size are written one by one, smaller ones a chunk at a time
@@ -49,13 +51,13 @@ def plain_collate(samples: list[Any]) -> Any:
     return collate(samples, collate_fn_map=functions)
 
 
-def _stack(tensors: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack(tensors: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
     first = tensors[0]
     if first.is_nested or first.layout is not torch.strided:
         made: torch.Tensor = _ORIGINAL_MAP[torch.Tensor](tensors, collate_fn_map=collate_fn_map)
         return made
     # As torch's function in a worker: the batch has the dtype of the first, whatever the others could be cast to.
-    return torch.stack(tuple(tensors), 0, out=first.new_empty((len(tensors), *first.shape)))
+    return torch.stack(tensors, 0, out=first.new_empty((len(tensors), *first.shape)))
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Spec:
 
     def dumps(self) -> bytes:
         """The spec as bytes, with the user's own named tuples in it."""
-        return bytes(cloudpickle.dumps(self))
+        return dumped(self)
 
     @staticmethod
     def loads(blob: bytes) -> Spec:
@@ -164,6 +166,10 @@ class Spec:
             return False
         return True
 
+    def columns(self, sample: Any) -> list[list[Any]]:
+        """What `write` would give for `sample` alone."""
+        return [[value] for leaf, value in zip(self.leaves, self._flatten(sample), strict=True) if leaf.dtype is None]
+
     @functools.cached_property
     def sample_bytes(self) -> int:
         """Bytes of one sample's slots."""
@@ -171,7 +177,7 @@ class Spec:
 
     def nbytes(self, capacity: int) -> int:
         """Bytes of a slab of `capacity` slots."""
-        return sum(_aligned(leaf.nbytes * capacity) for leaf in self.leaves)
+        return sum(aligned(leaf.nbytes * capacity) for leaf in self.leaves)
 
     def write(self, samples: Sequence[Any], slab: memoryview, slot: int, capacity: int) -> list[list[Any]]:
         """Write samples into the slots from `slot` on; gives the columns of the leaves that have no slots.
@@ -188,7 +194,7 @@ class Spec:
                 continue
             size = leaf.nbytes
             here = slab[offset + slot * size : offset + (slot + len(rows)) * size]
-            offset += _aligned(size * capacity)
+            offset += aligned(size * capacity)
             if size:
                 _write_leaf(leaf, values, here)
         return columns
@@ -203,7 +209,7 @@ class Spec:
                 continue
             size = leaf.nbytes * count
             lists.append(_values(leaf, slab[offset : offset + size], count))
-            offset += _aligned(leaf.nbytes * capacity)
+            offset += aligned(leaf.nbytes * capacity)
         return [_sample(self.template, [values[k] for values in lists]) for k in range(count)]
 
     def read(
@@ -238,7 +244,7 @@ class Spec:
                 values.append(torch.empty((count - len(holes), *leaf.shape), dtype=leaf.dtype))
                 continue
             tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.dtype).view(count, *leaf.shape)
-            offset += _aligned(leaf.nbytes * capacity)
+            offset += aligned(leaf.nbytes * capacity)
             if holes:
                 values.append(tensor[kept])
             else:
@@ -252,7 +258,8 @@ class Slots:
     Args:
         spec: their form.
         slab: the batch's memory.
-        first, capacity: the slot of the first one, and how many slots there are.
+        first: the slot of the first one.
+        capacity: how many slots there are.
 
     Attributes:
         waiting: samples that are made and not written.
@@ -298,7 +305,7 @@ class Slots:
         for leaf, column in zip(leaves, columns, strict=True):
             size = leaf.nbytes
             column.write(bodies, self._slab[offset + self._first * size : offset + (self._first + count) * size])
-            offset += _aligned(size * self._capacity)
+            offset += aligned(size * self._capacity)
         self.count += count
         return True
 
@@ -438,5 +445,5 @@ def _build(template: Node | int, values: list[Any]) -> Any:
     return children  # torch makes a list of a tuple too
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
+from dataclasses import replace
 from typing import Any
 
 from torch._utils import KeyErrorMessage
 
-from headrace.torch_compat import packing
+from headrace.errors import WorkerDiedError
+from headrace.failures import NOWHERE, Origin, PackedError
+from headrace.torch_compat import serialize
 
 
-def pack_worker_error(error: BaseException, where: str) -> bytes:
-    """An exception as `unpack_worker_error` wants it.
+def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:
+    """What a user's function has raised in a worker, or the death that torch's worker would have died of it.
 
     Args:
         where: as in "in DataLoader worker process 0".
     """
-    return packing.pack_bytes((_told(error, where), packing.pack_error(error)))
+    if not isinstance(error, Exception):
+        return serialize.pack_error(_end(error), origin)
+    return serialize.pack_error(error, replace(origin, caught=_told(error, where)))
 
 
-def unpack_worker_error(blob: bytes) -> BaseException:
-    """The exception that the trainer sees; its cause is the original one, with all of its attributes."""
-    text, original_blob = packing.unpack_bytes(blob)
-    return _caused(packing.unpack_error(original_blob), text)
+def _end(error: BaseException) -> WorkerDiedError:
+    """What is no Exception, such as a KeyboardInterrupt or SystemExit; the worker itself lives on."""
+    code = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif isinstance(error, KeyboardInterrupt):
+        code = 0
+    died = WorkerDiedError(
+        f"DataLoader worker (pid(s) {os.getpid()}) exited unexpectedly: {error!r} was raised in it",
+        pid=os.getpid(),
+        exitcode=code,
+    )
+    died.__cause__ = error
+    return died
+
+
+def unpack_error(packed: PackedError) -> BaseException:
+    """The exception that the trainer sees.
+
+    Where a user's function has raised it in a worker of torch's kind, its cause is the original one, with all of its
+    attributes.
+    """
+    error = serialize.unpack_error(packed)
+    return _caused(error, packed.origin.caught) if packed.origin.caught else error
 
 
 def caught(error: BaseException, where: str) -> BaseException:
@@ -41,6 +67,10 @@ def _caused(original: BaseException, text: str) -> BaseException:
     for name, value in vars(original).items():
         if name != "__notes__":
             vars(error).setdefault(name, value)
+    with contextlib.suppress(Exception):
+        if text in str(error):
+            return error
+    error.add_note(text)  # its class says something of its own
     return error
 
 
@@ -49,16 +79,16 @@ def _retold(original: BaseException, text: str) -> BaseException:
     kind: Any = type(original)
     if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end as if nothing had happened
         return RuntimeError(text)
-    if kind is KeyError:
-        return KeyError(KeyErrorMessage(text))
+    told = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else its lines would be one
     has_message = bool(getattr(kind, "message", None))
     with contextlib.suppress(Exception):
         try:
-            made = kind(message=text) if has_message else kind(text)
-        except Exception:  # it wants other arguments: it is put together without them, where its text allows that
+            made: BaseException = kind(message=told) if has_message else kind(told)
+        except Exception:  # it wants other arguments: it is put together without them
             made = kind.__new__(kind)
-            made.args = (text,)
-        if has_message or text in str(made):
-            error: BaseException = made
-            return error
+            made.args = (told,)
+            if not str(made):  # it is made of the arguments, as UnicodeDecodeError's
+                made = kind(*original.args)
+        if type(made) is kind:
+            return made
     return RuntimeError(text)

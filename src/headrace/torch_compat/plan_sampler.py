@@ -48,7 +48,7 @@ class PlanSampler(DistributedSampler[int]):
             loader.set_epoch(epoch)
 
 
-class Order(NamedTuple):
+class SamplerOrder(NamedTuple):
     """What samplers that name no order of their own say: None where they leave it to the loader's other arguments."""
 
     shuffle: bool
@@ -56,7 +56,7 @@ class Order(NamedTuple):
     drop_last: bool | None
 
 
-def order_of(dataset: Any, sampler: Any, batch_sampler: Any) -> Order | None:
+def order_of(dataset: Any, sampler: Any, batch_sampler: Any) -> SamplerOrder | None:
     """What these samplers say of a data set that a plan orders; None where only they know their order.
 
     Frameworks that make a loader anew hand back its sampler, or one that goes through the data set from its first
@@ -72,5 +72,5 @@ def order_of(dataset: Any, sampler: Any, batch_sampler: Any) -> Order | None:
     else:
         return None
     if batch_sampler is None:
-        return Order(shuffle, None, None)
-    return Order(shuffle, getattr(batch_sampler, "batch_size", None), getattr(batch_sampler, "drop_last", None))
+        return SamplerOrder(shuffle, None, None)
+    return SamplerOrder(shuffle, getattr(batch_sampler, "batch_size", None), getattr(batch_sampler, "drop_last", None))

@@ -14,16 +14,19 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.utils.data import BatchSampler
 
 from headrace.errors import StateMismatchError
-from headrace.torch_compat import packing
+from headrace.failures import PackedError
+from headrace.torch_compat import serialize
 
-_FAILED = b"failed "  # begins what stands for a state that could not be had
 _NESTED_MOST = 8
+
+PackedStates = bytes | PackedError
+"""States, or why they could not be had."""
 
 
 def is_stateful(thing: Any) -> bool:
@@ -51,7 +54,7 @@ def load(thing: Any, states: dict[str, Any] | None, name: str) -> None:
     thing.load_state_dict(states[name])
 
 
-def packed_states(dataset: Any, iterator: Any) -> bytes | None:
+def packed_states(dataset: Any, iterator: Any) -> PackedStates | None:
     """The states of a data set and of what iterates over it, only once where they are one object; None without any.
 
     Batches are made whether a state can be had or not: `unpacked_states` raises what goes wrong here.
@@ -62,29 +65,29 @@ def packed_states(dataset: Any, iterator: Any) -> bytes | None:
             states["dataset"] = dataset.state_dict()
         if iterator is not None and is_stateful(iterator):
             states["iterator"] = iterator.state_dict()
-        return packing.pack_bytes(states) if states else None
+        return serialize.pack_bytes(states) if states else None
     except Exception as error:
         return failed(error, "raised where the state of the data set was asked for")
 
 
-def failed(error: Exception, note: str) -> bytes:
+def failed(error: Exception, note: str) -> PackedError:
     """What stands for a state that could not be had."""
     error.add_note(note)
-    return _FAILED + packing.pack_error(error)
+    return serialize.pack_error(error)
 
 
-def is_known(blob: bytes | None) -> bool:
+def is_known(packed: PackedStates | None) -> TypeGuard[bytes]:
     """Whether somebody can go on from a state that `packed_states` gave."""
-    return blob is not None and not blob.startswith(_FAILED)
+    return isinstance(packed, bytes)
 
 
-def unpacked_states(blob: bytes | None) -> dict[str, Any] | None:
+def unpacked_states(packed: PackedStates | None) -> dict[str, Any] | None:
     """The states that `packed_states` gave, as objects of their own."""
-    if blob is None:
+    if packed is None:
         return None
-    if blob.startswith(_FAILED):
-        raise packing.unpack_error(blob[len(_FAILED) :])
-    states: dict[str, Any] = packing.unpack_bytes(blob)
+    if isinstance(packed, PackedError):
+        raise serialize.unpack_error(packed)
+    states: dict[str, Any] = serialize.unpack_bytes(packed)
     return states
 
 
@@ -108,7 +111,7 @@ def decoded(text: str) -> torch.Tensor:
         raise StateMismatchError(f"{text!r:.50} is no state of a generator: {error}", field="generators") from error
 
 
-class Source:
+class StateSource:
     """Where draws come from: a generator, or torch's global one.
 
     A state cannot set the global one, which is the user's. When it was drawn from, and is now another than it was when
@@ -191,8 +194,8 @@ class Draws:
 
     def __init__(self, generator: torch.Generator | None, sampler: Any) -> None:
         own = _generator_of(sampler)
-        self.base = Source(generator)
-        self.sampler = self.base if own is generator else Source(own)
+        self.base = StateSource(generator)
+        self.sampler = self.base if own is generator else StateSource(own)
         self._all = list(dict.fromkeys((self.base, self.sampler)))
 
     def now(self) -> list[str]:
@@ -226,7 +229,7 @@ def _generator_of(sampler: Any) -> torch.Generator | None:
     return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)
 
 
-def _drawing(source: Source, at: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+def _drawing(source: StateSource, at: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
     """What is drawn within was drawn once already, from there; None: it was not."""
     return contextlib.nullcontext() if at is None else source.drawing(at)
 
@@ -246,7 +249,7 @@ def chain_of(sampler: Any) -> Iterator[Any]:
 
 class _Kept(NamedTuple):
     drawn: int
-    states: dict[str, Any] | bytes | None  # bytes stand for states that could not be had
+    states: dict[str, Any] | PackedError | None  # bytes stand for states that could not be had
     is_over: bool
 
 
@@ -266,7 +269,7 @@ class Indices:
     """
 
     def __init__(
-        self, sampler: Any, opened: Any, source: Source, before: torch.Tensor | None, every: Callable[[], int]
+        self, sampler: Any, opened: Any, source: StateSource, before: torch.Tensor | None, every: Callable[[], int]
     ) -> None:
         self._outer, self._source, self._every = sampler, source, every
         self._is_plain = type(sampler) is BatchSampler
@@ -277,12 +280,12 @@ class Indices:
         self._first: torch.Tensor | None = None  # the source's state when the first one was drawn
         self._waiting: deque[Any] = deque()
         self._kept: deque[_Kept] = deque()
-        self._end: dict[str, Any] | bytes | None = None  # the states after the end
+        self._end: dict[str, Any] | PackedError | None = None  # the states after the end
         self._is_over = False
         self.drawn = 0
 
     @classmethod
-    def resumed(cls, sampler: Any, source: Source, told: dict[str, Any], every: Callable[[], int]) -> Indices:
+    def resumed(cls, sampler: Any, source: StateSource, told: dict[str, Any], every: Callable[[], int]) -> Indices:
         """Those that come after the ones of which `told` was made."""
         before, first = (None if text is None else decoded(text) for text in told["start"])
         states = copy.deepcopy(told["states"])
@@ -352,7 +355,7 @@ class Indices:
             raise
         return batch
 
-    def _states(self) -> dict[str, Any] | bytes | None:
+    def _states(self) -> dict[str, Any] | PackedError | None:
         things = {"sampler": self._sampler, "iterator": self._iterator}
         if self._iterator is self._sampler:
             del things["sampler"]
@@ -391,7 +394,7 @@ class Indices:
         elif known.drawn < drawn == self.drawn:
             known = _Kept(drawn, self._states(), self._is_over)
         drawn, states, is_over = known
-        if isinstance(states, bytes):
+        if isinstance(states, PackedError):
             unpacked_states(states)  # raises
         start = (None, None) if is_finished or states is not None else (self._before, self._first)
         return {

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.tasks import Description, member_pieces
-from headrace.torch_compat import packing
-from headrace.types import Ints, Rows
+from headrace.formats.opening import BLOCK, SharedBlock
+from headrace.parts import member_pieces
+from headrace.rows import Rows
+from headrace.sent import MemberBytes, Place, SentPart
+from headrace.torch_compat import serialize
+from headrace.types import Ints
 
 
-class Bodies:
+class LeasedBodies:
     """The members of samples, in the ranges that were fetched.
 
     Args:
@@ -77,10 +81,11 @@ def _rows(view: memoryview, offsets: Ints, length: int) -> NDArray[np.uint8]:
 
 
 class Inputs:
-    """Gives samples out of segments by number."""
+    """The memory of one worker: segments by number, and places of its own where none is shared."""
 
     def __init__(self) -> None:
         self._segments: dict[int, memoryview] = {}
+        self._room = bytearray()  # where the running task writes what is sent back as bytes
 
     def attach(self, number: int, view: memoryview) -> None:
         """Make a segment known."""
@@ -90,46 +95,91 @@ class Inputs:
         """Forget a segment."""
         self._segments.pop(number, None)
 
-    def view(self, place: tuple[int, ...]) -> memoryview:
-        """The bytes at (segment's number, offset, size)."""
-        number, offset, size = place
-        return self._segments[number][offset : offset + size]
+    def detach_all(self) -> None:
+        """Forget every segment."""
+        self._segments.clear()
 
-    def bodies(self, places: Sequence[tuple[int, int, int, int]]) -> Bodies:
-        """The bytes of the ranges at (first address, segment's number, offset, size)."""
-        return Bodies([self.view(place[1:]) for place in places], [place[0] for place in places])
+    def view(self, place: Place) -> memoryview:
+        """The bytes at a place."""
+        if isinstance(place, tuple):
+            number, offset, size = place
+            return self._segments[number][offset : offset + size]
+        if isinstance(place, int):
+            self._room = bytearray(place)
+            return memoryview(self._room)
+        return memoryview(place)
 
-    def samples(self, parts: Sequence[Description], busy: dict[str, float]) -> Iterator[Any]:
-        """The samples of the described parts, in order."""
-        for kind, *rest in parts:
-            began = time.perf_counter()
-            ways: dict[str, Callable[..., list[Any]]] = {
-                "raw": self._raw,
-                "packed": self._packed,
-                "list": _listed,
-                "keys": packing.unpack_bytes,
-            }
-            samples = ways[kind](*rest)
-            busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
-            yield from samples
+    def taken(self, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        """What was written to the ranges (offset, size) of the worker's own place, which is forgotten."""
+        room, self._room = memoryview(self._room), bytearray()
+        return [(offset, bytes(room[offset : offset + size])) for offset, size in ranges]
 
-    def _packed(self, place: tuple[int, int, int], lengths: Sequence[int], start: int, stop: int) -> list[Any]:
-        samples: list[Any] = packing.unpack(self.view(place), lengths, copy=True)
-        return samples[start:stop]
+    def bodies(self, places: Sequence[tuple[int, Place]]) -> LeasedBodies:
+        """The bytes of the ranges at (first address, place)."""
+        return LeasedBodies([self.view(place) for _, place in places], [address for address, _ in places])
 
-    def _raw(
-        self, rows: Rows, shards: Any, urls: Sequence[str], places: Sequence[tuple[int, int, int, int]]
-    ) -> list[dict[str, Any]]:
-        bodies = self.bodies(places)
-        names = [rows.fields[number] for number in rows.field.tolist()]
-        values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
-        samples: list[dict[str, Any]] = []
-        for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
-            sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
-            sample.update(zip(names[start:stop], values[start:stop], strict=True))
-            samples.append(sample)
+    def packed(self, place: Place, lengths: Sequence[int]) -> list[Any]:
+        """Samples that were pickled, with their buffers; their memory is their own."""
+        samples: list[Any] = serialize.unpack(self.view(place), lengths, copy=True)
         return samples
 
+    def unpack(self, blob: bytes) -> list[Any]:
+        """The same of a string of bytes."""
+        samples: list[Any] = serialize.unpack_bytes(blob)
+        return samples
 
-def _listed(samples: list[Any], start: int, stop: int) -> list[Any]:
-    return samples[start:stop]
+    def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Any]:
+        """The samples of parts, in order; a large one that was given is not held any more."""
+        for part in parts:
+            runs = part.open(self)
+            while True:
+                began = time.perf_counter()
+                samples = next(runs, None)
+                busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
+                if samples is None:
+                    break
+                if len(samples) == 1:
+                    yield samples.pop()
+                else:
+                    yield from samples
+
+    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[Any]:
+        """The samples of a row table, out of their bytes."""
+        return _opened(rows, shards, urls, bodies)
+
+
+def _opened(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -> list[dict[str, Any]]:
+    if rows.block is not None:
+        return _of_blocks(rows, shards, urls, bodies)
+    names = [rows.fields[number] for number in rows.field.tolist()]
+    values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
+    samples: list[dict[str, Any]] = []
+    for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
+        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
+        sample.update(zip(names[start:stop], values[start:stop], strict=True))
+        samples.append(sample)
+    return samples
+
+
+def _of_blocks(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -> list[dict[str, Any]]:
+    """Samples of which several share the bytes of a block; those are taken by who opens it."""
+    assert rows.block is not None
+    assert rows.row is not None
+    assert rows.reads is not None
+    told = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
+    samples: list[dict[str, Any]] = []
+    for key, shard, block, row in told:
+        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
+        number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)
+        if number:
+            sample[BLOCK] = SharedBlock(number, row, members)
+        else:
+            sample.update(members())
+        samples.append(sample)
+    return samples
+
+
+def _members(rows: Rows, bodies: MemberBytes, block: int) -> dict[str, bytes]:
+    part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
+    names = [rows.fields[number] for number in rows.field[part].tolist()]
+    return dict(zip(names, bodies.all(rows.offset[part], rows.size[part]), strict=True))

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
+from headrace.failures import Origin, PackedError
 from headrace.torch_compat import worker_info
 from headrace.torch_compat.errors import pack_worker_error
 
-CAUGHT = b"caught "  # before the bytes of an exception that a user's function has raised in a worker
+
+def pack_in_process(error: BaseException, origin: Origin, worker: int) -> PackedError:
+    return pack_worker_error(error, f"in DataLoader worker process {worker}", origin)
 
 
-def pack_in_process(error: BaseException, worker: int) -> bytes:
-    return CAUGHT + pack_worker_error(error, f"in DataLoader worker process {worker}")
-
-
-def pack_in_thread(error: BaseException, worker: int) -> bytes:
-    return CAUGHT + pack_worker_error(error, f"in DataLoader worker thread {worker}")
+def pack_in_thread(error: BaseException, origin: Origin, worker: int) -> PackedError:
+    return pack_worker_error(error, f"in DataLoader worker thread {worker}", origin)
 
 
 class Get:
@@ -58,6 +57,11 @@ class Begin:
     ) -> None:
         self._dataset, self._count, self._base_seed = dataset, count, base_seed
         self._init, self._in_thread = init, in_thread
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """What it holds of the user's, by the names of the loader's arguments."""
+        return {"dataset": self._dataset, "worker_init_fn": self._init}
 
     def __call__(self, number: int) -> None:
         if self._in_thread:

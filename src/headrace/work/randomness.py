@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.types import running_sample
+from headrace.running import running_sample
 
 _MASK = 2**64 - 1
 _MASK_32 = 2**32 - 1
@@ -76,6 +76,7 @@ def rng() -> np.random.Generator:
 
 def _philox_key(key: int, position: int) -> int:
     """The two words of a key as one number, the first one lowest."""
+    key ^= position >> 64  # a part of the sample at that position
     return key & _MASK | (position & _MASK) << 64
 
 
@@ -143,6 +144,8 @@ def begin_sample(key: int, position: int, *, everywhere: bool, generators: Colle
             trainer's they are the trainer's.
         generators: which of them, where the others are not drawn from.
     """
+    if position > _MASK:  # a part of the sample at that position
+        key, position = key ^ position >> 64, position & _MASK
     _current.key = (key, position)
     if everywhere and generators:
         seed = seed_of(key, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import random
 import zlib
 from collections.abc import AsyncIterator, Sequence
@@ -10,17 +11,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numpy as np
 import torch
+from end_to_end import mds
 from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_lines import LineScanner
 from headrace.testing import FaultServer
 
 INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files", "map"
 STATEFUL, STATEFUL_ITERATOR = "stateful data set", "stateful iterator"
-NUMBERED = (INDEXED, KEYS, FILES, MAP)
-KINDS = (*NUMBERED, TAR, GZ, STATEFUL, STATEFUL_ITERATOR)
+LINES, INDEXED_LINES, MDS, MDS_ZSTD = "jsonl", "indexed jsonl", "mds", "mds in zstd"
+INDEXED_SHARDS = (INDEXED, INDEXED_LINES, MDS, MDS_ZSTD)
+SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES)
+NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP)
+KINDS = (*NUMBERED, TAR, GZ, LINES, STATEFUL, STATEFUL_ITERATOR)
 
 
 @dataclass
@@ -52,8 +61,8 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {TAR: [], GZ: [], FILES: []}
-        indexes = []
+        written.urls = {TAR: [], GZ: [], FILES: [], LINES: []}
+        indexes, line_indexes, shards = [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
             archive = tar(samples)
@@ -61,6 +70,10 @@ class Places:
             indexes.append((url, index_of_archive(url, archive)))
             written.urls[TAR].append(self.server.add(f"{name}/{k}.tar", _damaged(archive, samples, bad)))
             written.urls[GZ].append(self.server.add(f"{name}/{k}.tar.gz", gzip.compress(archive, 1, mtime=0)))
+            shards.append([{"n": int(key), "bin": fields["bin"].decode("latin-1")} for key, fields in samples])
+            lines = "\n".join(json.dumps(sample) for sample in shards[-1]).encode()
+            written.urls[LINES].append(self.server.add(f"{name}/{k}.jsonl", lines))
+            line_indexes.append((written.urls[LINES][-1], _index_of_lines(written.urls[LINES][-1], lines)))
             for key, fields in samples:
                 path = self.folder / name / f"{key}.bin"
                 path.parent.mkdir(exist_ok=True)
@@ -70,6 +83,10 @@ class Places:
         written.index = f"memory://states/{name}.hri"
         self.indexes[written.index] = index_file(indexes)
         memory.put(written.index, self.indexes[written.index])
+        memory.put(written.index + "l", index_file(line_indexes))
+        for kind, compression in ((MDS, None), (MDS_ZSTD, "zstd:3")):
+            files = mds.folder({"n": "int", "bin": "str"}, shards, compression)
+            written.urls[kind] = [mds.put(f"states/{name}/{compression}", files)]
         return written
 
     def index_of(self, written: Written) -> bytes:
@@ -86,11 +103,19 @@ def _damaged(archive: bytes, samples: Sequence[tuple[str, dict[str, bytes]]], ba
     return bytes(whole)
 
 
+def _index_of_lines(url: str, data: bytes) -> ShardIndex:
+    rows = LineScanner(url).feed(memoryview(data), 0, True)
+    crc = [google_crc32c.value(data[at : at + size]) for at, size in zip(rows.offset, rows.size, strict=True)]
+    return ShardIndex(rows, np.array(crc, np.uint32), len(data), None)
+
+
 def source(kind: str, written: Written) -> Any:
     """A data set, as a new process would make it."""
     if kind == INDEXED:
         return hr.stream(written.urls[TAR], index=written.index)
-    if kind in (TAR, GZ):
+    if kind == INDEXED_LINES:
+        return hr.stream(written.urls[LINES], index=written.index + "l")
+    if kind in (TAR, GZ, LINES, MDS, MDS_ZSTD):
         return hr.stream(written.urls[kind], index=None)
     if kind == FILES:
         return hr.files(written.urls[FILES])
@@ -192,12 +217,13 @@ class Seen:
         self.bad, self.with_torch = bad, with_torch
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        number = int(sample["__key__"])
+        number = sample["n"] if "n" in sample else int(sample["__key__"])
+        data = sample["bin"]
         if number in self.bad:
             raise ValueError(f"sample {number} is damaged")
         return {
             "n": number,
-            "crc": zlib.crc32(sample["bin"]),
+            "crc": zlib.crc32(data if isinstance(data, bytes) else data.encode("latin-1")),
             "numpy": int(hr.rng().integers(1 << 40)),
             "torch": torch.rand((), dtype=torch.float64) if self.with_torch else 0.0,
         }
@@ -222,6 +248,35 @@ def even_key(key: str) -> bool:
 
 def with_sum(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "sum": batch["n"].sum().repeat(len(batch["n"]))}
+
+
+def parts_of(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    """Some samples for each, or none; of a batch's they are numbered too."""
+    return [{**sample, "part": k + int(hr.rng().integers(100)) * 10} for k in range(int(sample["n"]) * 7 % 4)]
+
+
+async def some_parts(sample: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    for one in parts_of(sample):
+        yield one
+
+
+def weighed(batch: dict[str, Any]) -> dict[str, Any]:
+    """With the size of the batch, and a random number of its own, by each sample."""
+    count = len(batch["n"])
+    return {**batch, "weight": torch.full((count,), count * 1000 + int(hr.rng().integers(1000)))}
+
+
+async def as_it_is_slowly(batch: dict[str, Any]) -> dict[str, Any]:
+    return weighed(batch)
+
+
+def totals(batch: dict[str, Any]) -> dict[str, Any]:
+    """One sample for a batch."""
+    return {name: batch[name].sum() for name in ("n", "crc", "numpy")}
+
+
+def most_batches(batch: dict[str, Any]) -> bool:
+    return int(batch["n"].sum()) % 4 != 3
 
 
 def rows(batch: Any) -> tuple[Any, ...]:

@@ -202,7 +202,7 @@ def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
     for rank in range(2):
         if rank:
             go_on.set()
-        options: dict[str, Any] = {"num_workers": 3, "workers": "thread", "collate_fn": list if rank else late}
+        options: dict[str, Any] = {"num_workers": 8, "workers": "thread", "collate_fn": list if rank else late}
         with hr.DataLoader(data(), batch_size=4, rank=rank, world_size=2, in_order=bool(rank), **options) as loader:
             received.append(len(next(iter(loader))))
             states.append({**loader.state_dict()})
@@ -261,12 +261,15 @@ def test_states_of_samples_without_numbers_are_not_merged(places: Places) -> Non
 
 
 class Endless(hr.AsyncIterableDataset):
-    """It goes on from its own state, also into the next epoch."""
+    """It goes on from its own state, also into the next epoch; numbers of two ranks have other meanings."""
+
+    ranks_by = "shard_info"
 
     def __init__(self) -> None:
         self.next = 0
 
     async def aiter(self) -> AsyncIterator[dict[str, int]]:
+        hr.shard_info()
         while True:
             self.next += 1
             yield {"n": self.next - 1}

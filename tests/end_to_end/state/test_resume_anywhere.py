@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from contributed import noisy_copies  # noqa: F401 (it is registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
-from end_to_end.state.sources import GZ, INDEXED, KEYS, KINDS, NUMBERED, TAR, Places, Seen, Written
+from end_to_end.state.sources import INDEXED, KEYS, KINDS, NUMBERED, Places, Seen, Written
 
 import headrace as hr
+from headrace.datasets.registered import registered_operators
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 WITH_WORKERS = RESUMES if "HEADRACE_RESUMES" in os.environ else 8  # each takes some tenths of a second
@@ -25,10 +28,10 @@ def shuffled(kind: str, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
     ways: dict[str, Callable[[Any], Any]] = {"in order": lambda data: data}
     if kind in NUMBERED:
         ways["shuffle()"] = lambda data: data.shuffle(seed=seed)
-    if kind in (INDEXED, TAR, GZ):
+    if kind in sources.SHARDS:
         ways[f"window {window}"] = lambda data: data.shuffle("window", window=window, seed=seed)
         ways["shards"] = lambda data: data.shuffle("shards", seed=seed)
-    if kind == INDEXED:
+    if kind in sources.INDEXED_SHARDS:
         for by in ("within", "global"):
             ways[by] = lambda data, by=by: data.shuffle(by, seed=seed)
     name = rng.choice(list(ways))
@@ -43,7 +46,7 @@ def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         f"take {count}": lambda data: data.take(count),
         f"epoch {count}": lambda data: data.epoch(samples=count),
     }
-    if kind in (*NUMBERED, TAR, GZ):
+    if kind in (*NUMBERED, *sources.SHARDS):
         times = rng.choice([2, 3])
         ways[f"repeat {times}"] = lambda data: data.repeat(times)
         ways[f"repeat {times}, take {count}"] = lambda data: data.repeat(times).take(count)
@@ -77,7 +80,34 @@ def stepped(
         return name, lambda data: data.map(seen).filter(sources.most), True
     if name == "map behind":  # it sees positions that count what is left
         return name, lambda data: data.filter(_by_key).map(seen), False
-    return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), kind in (INDEXED, KEYS)
+    is_kept = kind in (*sources.INDEXED_SHARDS, KEYS)
+    return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), is_kept
+
+
+def regrouped(rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    """What gives many samples for one, and puts some together on the way, as often as chance says."""
+    names, ways = [], []
+    size = lambda: rng.choice([1, 2, 3, 5, 9])
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        first, second, last = size(), size(), rng.random() < 0.3
+        kinds: dict[str, Callable[[Any], Any]] = {
+            "flat_map": lambda data: data.flat_map(sources.parts_of),
+            "flat_map, async": lambda data: data.flat_map(sources.some_parts),
+            f"batch {first}, {last}": lambda data, n=first, last=last: (
+                data.batch(n, drop_last=last).map(sources.weighed).unbatch()
+            ),
+            f"batch {first}, async": lambda data, n=first: data.batch(n).map(sources.as_it_is_slowly).unbatch(),
+            f"batch {first}, filter": lambda data, n=first: data.batch(n).filter(sources.most_batches).unbatch(),
+            f"batches {first}, {second}": lambda data, n=first, m=second: (
+                data.batch(n).map(sources.totals).batch(m).map(sources.weighed).unbatch()
+            ),
+        }
+        for name in registered_operators():
+            kinds[name] = lambda data, name=name: data.apply_op(name)
+        name = rng.choice(sorted(kinds))
+        names.append(name)
+        ways.append(kinds[name])
+    return ", ".join(names), lambda data: functools.reduce(lambda made, way: way(made), ways, data)
 
 
 def _by_key(sample: dict[str, Any]) -> bool:
@@ -104,6 +134,11 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, written, rng)
         which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
+        of_many = random.Random(f"many {number}")
+        if of_many.random() < 0.4:
+            options["in_order"] = True
+            many, gives_many = regrouped(of_many)
+            which, operators = f"{which}, {many}", [*operators, gives_many]
         if is_grouped:
             operators.append(partial(_grouped, size))
         else:
@@ -155,7 +190,7 @@ def test_run_gives_the_same_batches_when_it_is_killed_anywhere(places: Places) -
         first += 5
 
 
-def test_run_gives_the_same_batches_when_it_goes_on_with_other_workers(places: Places, warm_helper: None) -> None:
+def test_run_gives_the_same_batches_when_it_goes_on_with_other_workers(places: Places, warm_server: None) -> None:
     resumes, first = 0, 10**6
     while resumes < WITH_WORKERS:
         resumes += resumed(range(first, first + 2), places, (1, 2), kills=2)

@@ -16,7 +16,7 @@ from end_to_end.state.runs import QUICK, take
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
 
 import headrace as hr
-from headrace.deliver.journey import Received
+from headrace.deliver.progress import ProgressSnapshot
 from headrace.plan.ranges import united
 from headrace.state import merge_states
 
@@ -451,7 +451,7 @@ def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() 
             plan = loader._behind._next.plan()  # type: ignore[union-attr]
             gaps = [(512 * k, 512 * (k + 1)) for k in range(400, 464) if chance.random() < 0.5]
             covers = united([(0, 512 * 400), *gaps])
-            states.append(plan.save(Received(400 + len(gaps), 0, 512 * (400 + len(gaps)), covers)))
+            states.append(plan.save(ProgressSnapshot(400 + len(gaps), 0, 512 * (400 + len(gaps)), covers)))
     sizes = [len(json.dumps(state)) for state in (*states, merge_states(states))]
     assert max(sizes[:-1]) <= 1_500, sizes
     assert sizes[-1] <= 40_000, sizes

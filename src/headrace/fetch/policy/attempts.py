@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from headrace.errors import ReadTimeoutError, StorageError
 from headrace.fetch.meter import Meter
-from headrace.fetch.policy.goal import Goal
-from headrace.fetch.policy.host import Failure, Host, close
+from headrace.fetch.panics import panic_in
+from headrace.fetch.policy.deadlines import DeadlineTimer
+from headrace.fetch.policy.endpoint import Endpoint, ReadFailure, close
+from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.policy.retry import RetryPolicy
-from headrace.fetch.policy.turns import Gate
-from headrace.fetch.policy.watch import Watch
+from headrace.fetch.policy.semaphore import Semaphore
 from headrace.options import FetchOptions
 from headrace.types import Store
 
@@ -50,28 +51,28 @@ class Attempts:
         self._options, self._concurrency = options, concurrency
         self._meter, self._clock, self._rng = meter, clock, rng
         self._policy = RetryPolicy.of(options)
-        self._watch = Watch(options, clock)
-        self._everyone = Gate(concurrency)
-        self._hosts: dict[int, Host] = {}
+        self._watch = DeadlineTimer(options, clock)
+        self._everyone = Semaphore(concurrency)
+        self._hosts: dict[int, Endpoint] = {}
 
-    async def fetch(self, store: Store, path: str, goal: Goal) -> None:
-        """Reach `goal`.
+    async def fetch(self, store: Store, path: str, request: RangeRequest) -> None:
+        """Reach `request`.
 
         Raises:
             StorageError: no further attempt is of use, or left.
         """
-        host = self._host(store)
-        if not host.try_enter():
-            await host.enter()
-        goal.start_now(self._clock())
+        endpoint = self._endpoint(store)
+        if not endpoint.try_enter():
+            await endpoint.enter()
+        request.start_now(self._clock())
         attempt, alike = 1, 0
-        kind: type[Failure] | None = None
-        while (failure := await self._attempt(host, path, goal, attempt)) is not None:
+        kind: type[ReadFailure] | None = None
+        while (failure := await self._attempt(endpoint, path, request, attempt)) is not None:
             alike, kind = alike + 1 if type(failure) is kind else 1, type(failure)
             try:
-                if not await self._may_try_again(host, goal, failure, attempt, alike):
+                if not await self._may_try_again(endpoint, request, failure, attempt, alike):
                     self._meter.errors += 1
-                    raise _final(failure, goal, attempt) from failure
+                    raise _final(failure, request, attempt) from failure
             finally:
                 # Its traceback holds this frame, and so the target: kept here it would be a cycle.
                 del failure
@@ -80,111 +81,118 @@ class Attempts:
     async def aclose(self) -> None:
         """End timers and second requests; no fetch may be under way."""
         self._watch.close()
-        for host in self._hosts.values():
-            await host.aclose()
+        for endpoint in self._hosts.values():
+            await endpoint.aclose()
 
-    def _host(self, store: Store) -> Host:
-        host = self._hosts.get(id(store))
-        if host is None:
+    def _endpoint(self, store: Store) -> Endpoint:
+        endpoint = self._hosts.get(id(store))
+        if endpoint is None:
             if len(self._hosts) >= _MANY_HOSTS:
-                self._hosts = {key: host for key, host in self._hosts.items() if not host.is_idle}
-            host = Host(store, self._everyone, self._concurrency, self._options, self._meter, self._clock)
-            self._hosts[id(store)] = host
-        return host
+                self._hosts = {key: endpoint for key, endpoint in self._hosts.items() if not endpoint.is_idle}
+            endpoint = Endpoint(store, self._everyone, self._concurrency, self._options, self._meter, self._clock)
+            self._hosts[id(store)] = endpoint
+        return endpoint
 
-    async def _attempt(self, host: Host, path: str, goal: Goal, attempt: int) -> Failure | None:
+    async def _attempt(self, endpoint: Endpoint, path: str, request: RangeRequest, attempt: int) -> ReadFailure | None:
         """One request, which leaves the host's gate in the end; gives what failed.
 
         The failure is in no variable of this frame, which its traceback holds: the cycle would keep the target.
         """
         meter, watch = self._meter, self._watch
         began = self._clock()
-        goal.is_inside = True
+        request.is_inside = True
         meter.begin(began)
-        watch.begin(goal, began)
-        due = host.due(began)
+        watch.begin(request, began)
+        due = endpoint.due(began)
         if due < float("inf"):
-            watch.hedge(host, began, due)
+            watch.hedge(endpoint, began, due)
         try:
-            answer = await host.ask(path, goal, began)
+            answer = await endpoint.ask(path, request, began)
             try:
-                goal.accept(answer)
-                if goal.charge is not None:
-                    await self._pay(host, goal)
-                await goal.receive(answer, meter)
+                request.accept(answer)
+                if request.charge is not None:
+                    await self._pay(endpoint, request)
+                await request.receive(answer, meter)
             finally:
                 await close(answer)
-            goal.check_end()
-            host.succeeded(again=attempt > 1)
+            request.check_end()
+            endpoint.succeeded(again=attempt > 1)
             return None
         except asyncio.CancelledError:
-            why = goal.settle()
+            why = request.settle()
             if why is None:
                 raise
-            return host.failed(ReadTimeoutError(why, url=goal.url), began)
+            return endpoint.failed(ReadTimeoutError(why, url=request.url), began)
         except (StorageError, OSError) as error:
-            return host.failed(error, began)
+            return endpoint.failed(error, began)
+        except BaseException as error:
+            panic = panic_in(error, request.url, endpoint.store)
+            if panic is None:
+                raise
+            return endpoint.failed(panic, began)
         finally:
-            watch.end(goal)
+            watch.end(request)
             meter.end(self._clock())
-            if goal.stopped_by is not None:
-                goal.settle()
-            if goal.is_inside:
-                host.leave()
+            if request.stopped_by is not None:
+                request.settle()
+            if request.is_inside:
+                endpoint.leave()
 
-    async def _pay(self, host: Host, goal: Goal) -> None:
+    async def _pay(self, endpoint: Endpoint, request: RangeRequest) -> None:
         """Have the bytes charged for; a wait for that holds nobody else up."""
 
         def step_out() -> None:
-            goal.is_inside = False
-            goal.waits_for = _OUR_MEMORY
-            host.leave()
+            request.is_inside = False
+            request.waits_for = _OUR_MEMORY
+            endpoint.leave()
 
-        if goal.charge is None or goal.asked_stop is None:
+        if request.charge is None or request.asked_stop is None:
             return
-        charge, goal.charge = goal.charge, None
-        admitted = charge(goal.asked_stop - goal.position)
+        charge, request.charge = request.charge, None
+        admitted = charge(request.asked_stop - request.position)
         if admitted is None:
             return
         waiting = asyncio.get_running_loop().call_soon(step_out)
         try:
             await admitted
-            if not goal.is_inside:
-                await host.enter(again=True)
-                goal.is_inside = True
+            if not request.is_inside:
+                await endpoint.enter(again=True)
+                request.is_inside = True
         finally:
             waiting.cancel()
-            goal.waits_for = None
-        goal.look(self._clock())
+            request.waits_for = None
+        request.look(self._clock())
 
-    async def _may_try_again(self, host: Host, goal: Goal, failure: Failure, attempt: int, alike: int) -> bool:
+    async def _may_try_again(
+        self, endpoint: Endpoint, request: RangeRequest, failure: ReadFailure, attempt: int, alike: int
+    ) -> bool:
         """Wait for the next attempt's turn; then we are inside the host's gate."""
-        left_s = goal.began + goal.paused_s + goal.time_s(self._options) - self._clock()
+        left_s = request.began + request.paused_s + request.time_s(self._options) - self._clock()
         wait_s = self._policy.wait_s(failure, attempt, alike, left_s, self._rng)
         if wait_s is None:
             return False
         self._meter.retries += 1
         await asyncio.sleep(wait_s)
-        goal.waits_for = host
-        self._watch.begin(goal, self._clock())
+        request.waits_for = endpoint
+        self._watch.begin(request, self._clock())
         try:
-            await host.quota.take()
+            await endpoint.retry_budget.take()
             try:
-                await host.enter(again=True)
+                await endpoint.enter(again=True)
             except asyncio.CancelledError:
-                host.quota.give(1.0)
+                endpoint.retry_budget.give(1.0)
                 raise
         except asyncio.CancelledError:
-            if goal.settle() is None:
+            if request.settle() is None:
                 raise
             return False
         finally:
-            self._watch.end(goal)
-            goal.waits_for = None
+            self._watch.end(request)
+            request.waits_for = None
         return True
 
 
-def _final(error: Failure, goal: Goal, attempts: int) -> StorageError:
+def _final(error: ReadFailure, request: RangeRequest, attempts: int) -> StorageError:
     """The error for the caller: of the same kind, and with the range and the number of attempts."""
     kind: type[StorageError] = StorageError
     status = retry_after_s = None
@@ -197,9 +205,9 @@ def _final(error: Failure, goal: Goal, attempts: int) -> StorageError:
         reason = f"{type(error).__name__}: {error}"
     return kind(
         reason,
-        url=goal.url,
-        start=goal.start,
-        stop=goal.stop,
+        url=request.url,
+        start=request.start,
+        stop=request.stop,
         attempts=attempts,
         status=status,
         retry_after_s=retry_after_s,

@@ -14,7 +14,7 @@ from headrace.errors import (
     ObjectMissingError,
     StorageError,
 )
-from headrace.fetch.policy.turns import Turns
+from headrace.fetch.policy.semaphore import WaitingLine
 from headrace.options import FetchOptions
 
 _FINAL = (ObjectMissingError, AccessDeniedError, ObjectChangedError)
@@ -70,7 +70,7 @@ class RetryPolicy:
         return wait if wait < left_s else None
 
 
-class Quota:
+class RetryBudget:
     """How many further attempts a host gets: each takes one, successes and time give back.
 
     While a host answers as a rule, nobody notices. When it fails for everybody, attempts wait here for their turn: a
@@ -86,7 +86,7 @@ class Quota:
         self._clock = clock
         self._left = self.FULL
         self._filled_at = clock()
-        self._turns = Turns()
+        self._turns = WaitingLine()
         self._timer: asyncio.TimerHandle | None = None
 
     async def take(self) -> None:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from headrace.errors import OptionError, masked
+from headrace.fetch.panics import panic_in
 from headrace.fetch.stores.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
+from headrace.fetch.stores.settings import for_obstore
 from headrace.options import FetchOptions
 from headrace.types import Store
 
@@ -65,6 +67,7 @@ class Stores:
     def __init__(self, options: FetchOptions, storage_options: Mapping[str, Any] | None) -> None:
         self._options = options
         self._storage_options = dict(storage_options or {})
+        self._normal: dict[str, Any] | None = None
         self._opened: dict[str, Store] = {}
         self._shared: Connections | None = None
 
@@ -77,7 +80,7 @@ class Stores:
         scheme, root, path = split(url)
         store = self._opened.get(root)
         if store is None:
-            store = self._opened[root] = self._open(scheme, root)
+            store = self._opened[root] = self._open(scheme, root, url)
         return store, path
 
     async def aclose(self) -> None:
@@ -90,7 +93,15 @@ class Stores:
             self._opened.clear()
             self._shared = None
 
-    def _open(self, scheme: str, root: str) -> Store:
+    def _open(self, scheme: str, root: str, url: str) -> Store:
+        try:
+            return self._store(scheme, root)
+        except BaseException as error:
+            if failure := panic_in(error, url, self):
+                raise failure from None
+            raise
+
+    def _store(self, scheme: str, root: str) -> Store:
         if scheme == "file":
             from headrace.fetch.stores.local import LocalStore
 
@@ -176,7 +187,14 @@ class Stores:
 
     @property
     def _client_options(self) -> dict[str, Any]:
-        return dict(self._storage_options.get("client_options", {}))
+        return dict(self._settings.get("client_options", {}))
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The storage options for all but fsspec's file systems and other people's stores."""
+        if self._normal is None:
+            self._normal = for_obstore(self._storage_options)
+        return self._normal
 
     @property
     def _fits_our_client(self) -> bool:
@@ -193,9 +211,7 @@ class Stores:
 
     def _for_obstore(self, *, signing: bool = False) -> dict[str, Any]:
         """The storage options as obstore takes them."""
-        options = {
-            name: value for name, value in self._storage_options.items() if name not in ("headers", "ssl_context")
-        }
+        options = {name: value for name, value in self._settings.items() if name not in ("headers", "ssl_context")}
         if signing:
             return {**options, "client_options": {"allow_http": True}}
         if "ssl_context" in self._storage_options:

@@ -19,7 +19,7 @@ _THREADS = 8
 # the processor's cache holds.
 _PIECE_BYTES = 256 * 1024
 
-Opens = Callable[[str | None], tuple[int, int, str]]
+OpenFile = Callable[[str | None], tuple[int, int, str]]
 """Opens a file that must be of a version, if one is given: its descriptor (for the caller to close), size, version."""
 
 
@@ -43,14 +43,14 @@ class LocalStore:
 
 
 async def answer_from(
-    threads: Threads, opened: Opens, start: int | None, stop: int | None, if_match: str | None
+    threads: Threads, opened: OpenFile, start: int | None, stop: int | None, if_match: str | None
 ) -> Answer:
     """A range of a file. Each visit to it opens it anew: an answer that nobody goes on with keeps nothing open."""
     first, last, size, etag, head = await threads.call(_begin, opened, start or 0, stop, if_match)
     return Answer(first, last, size, etag, _Body(threads, opened, etag, first, last, head))
 
 
-def _begin(opened: Opens, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
+def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None) -> tuple[int, int, int, str, bytes]:
     """The range that there is, the file's size and version, and all of the range if it is short."""
     descriptor, size, etag = opened(if_match)
     try:
@@ -64,7 +64,7 @@ def _begin(opened: Opens, start: int, stop: int | None, if_match: str | None) ->
 class _Body:
     """Bytes [position, last) of a file; `Fills`."""
 
-    def __init__(self, threads: Threads, opened: Opens, etag: str, position: int, last: int, head: bytes) -> None:
+    def __init__(self, threads: Threads, opened: OpenFile, etag: str, position: int, last: int, head: bytes) -> None:
         self._threads, self._opened, self._etag = threads, opened, etag
         self._position, self._last, self._head = position, last, memoryview(head)
         self._writing = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +28,7 @@ from headrace.errors import (
     StorageError,
     masked,
 )
+from headrace.fetch.panics import panic_in
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer
@@ -71,15 +72,38 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     }
     client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
     settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
+    if root.startswith(("http://", "https://")):
+        # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
+        settings.pop("credential_provider", None)
+        make, config = partial(_web_store, root, settings), {}
+    else:
+        make = partial(_cloud_store, root, settings)
+    made = make(config)
+    if not isinstance(made, str):
+        return made
+    alone = [name for name in config if not isinstance(make({k: v for k, v in config.items() if k != name}), str)]
+    which = f"storage_options[{alone[0]!r}] does" if alone else f"storage_options={sorted(storage_options)} do"
+    raise OptionError(f"{which} not fit {masked(root)!r}: {made}")
+
+
+def _cloud_store(root: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    return _made(partial(from_url, root, config=config, **settings))
+
+
+def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
+    return _made(partial(HTTPStore, root, **settings))
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """The store, or in words why there is none."""
     try:
-        if root.startswith(("http://", "https://")):
-            # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
-            settings.pop("credential_provider", None)
-            return HTTPStore(root, **settings)
-        return from_url(root, config=config, **settings)  # type: ignore[call-overload]
+        return make()
     except (BaseError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise OptionError(f"storage_options={sorted(storage_options)} do not fit {masked(root)!r}: {reason}") from None
+        return str(error).partition("\n")[0]
+    except BaseException as error:
+        if failure := panic_in(error, "", obstore):
+            return failure.reason
+        raise
 
 
 class RemoteStore:

@@ -20,6 +20,11 @@ StoreFactory = Callable[[str, Mapping[str, Any]], Store]
 _registered: dict[str, StoreFactory] = {}
 
 
+def is_local(store: Store) -> bool:
+    """Whether a store is of this machine: it is asked once only, and what it gives is not kept a second time."""
+    return bool(getattr(store, "is_local", False))
+
+
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Have addresses `scheme://place/path` read by the store that `factory` makes, in this process from now on.
 

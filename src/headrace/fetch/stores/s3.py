@@ -14,6 +14,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from headrace.errors import AccessDeniedError, OptionError, StorageError
+from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.stores.object_stores import open_remote, translated
 from headrace.fetch.web.client import Web
 from headrace.options import FetchOptions
@@ -57,7 +58,13 @@ class S3Store:
     @property
     def endpoint(self) -> str:
         """The address of the bucket."""
-        return self._signer.unsigned("x")
+        try:
+            return self._signer.unsigned("x")
+        except (BaseError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise OptionError(
+                f"storage_options['endpoint'] does not fit {self._root!r}: {masked_text(reason)}"
+            ) from None
 
     @property
     def fits(self) -> bool:

@@ -12,9 +12,11 @@ from typing import Any, BinaryIO
 import anyio.to_thread
 
 from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked
+from headrace.fetch.panics import panic_in
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.stores.registry import CLOUD_SCHEMES, WEB_SCHEMES, registered
+from headrace.fetch.stores.settings import for_obstore
 from headrace.options import FetchOptions
 
 _COPY_BYTES = 2**20
@@ -100,7 +102,7 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
 
     from headrace.fetch.stores.object_stores import open_remote, translated
 
-    settings = dict(storage_options)
+    settings = for_obstore(storage_options)
     settings.pop("ssl_context", None)
     if headers := settings.pop("headers", None):
         settings["client_options"] = {**settings.get("client_options", {}), "default_headers": dict(headers)}
@@ -109,8 +111,13 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
         try:
             await obstore.put_async(store, path, source)
             return
-        except (BaseError, OSError) as error:
-            failure = translated(error, url)
+        except BaseException as error:
+            if isinstance(error, (BaseError, OSError)):
+                failure = translated(error, url)
+            elif (panic := panic_in(error, url, store)) is not None:
+                failure = panic
+            else:
+                raise
             if attempt == _ATTEMPTS or isinstance(failure, (AccessDeniedError, ObjectMissingError)):
                 raise failure from None
         await anyio.sleep(attempt)

@@ -69,8 +69,17 @@ class Body:
             self._finish()
         return count
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more of it can be read."""
+        return self._connection is not None
+
     async def aclose(self) -> None:
         """See `Fills`."""
+        self.abort()
+
+    def abort(self) -> None:
+        """End its connection, unless that went back already."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()

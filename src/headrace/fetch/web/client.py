@@ -12,6 +12,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from headrace.errors import BadResponseError, ObjectChangedError, OptionError, StorageError, masked
+from headrace.fetch.rest import Rest
 from headrace.fetch.web.body import Body
 from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections
@@ -27,7 +28,7 @@ _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
 
-class _Wanted(NamedTuple):
+class _WantedAnswer(NamedTuple):
     """What is asked for, and by what name errors call it."""
 
     name: str
@@ -70,6 +71,7 @@ class Web:
         headers: Mapping[str, str] | None = None,
         name: str | None = None,
         redirected: Callable[[str], None] | None = None,
+        rest: Rest | None = None,
     ) -> Answer:
         """Ask for bytes [start, stop) of the object at `url`, which is sent as it stands; see `Store.get`.
 
@@ -77,11 +79,14 @@ class Web:
             headers: go with the request, in place of ours of the same name, but to no other origin.
             name: the address that errors show, if another one.
             redirected: called with the address that answered in the end, where that is another one.
+            rest: where a server that gives objects as a whole only has what follows kept, for the next part.
 
         Raises:
             OptionError: the address or a header cannot be sent.
         """
-        wanted = _Wanted(name or url, start, stop, if_match)
+        wanted = _WantedAnswer(name or url, start, stop, if_match)
+        if rest is not None and stop is not None and (answer := rest.go_on(start or 0, stop, wanted.name)) is not None:
+            return answer
         final, connection, head = await self._follow(url, wanted, wanted.fields(), headers or {})
         is_beyond = head.status == 416 and bool(wanted.fields())
         if is_beyond:
@@ -96,7 +101,7 @@ class Web:
             if head.status == 206:
                 answer = await _part(connection, head, wanted)
             else:
-                answer = await _whole(connection, head, wanted, is_beyond=is_beyond)
+                answer = await _whole(connection, head, wanted, None if is_beyond else rest, is_beyond=is_beyond)
         except BaseException as error:
             connection.abort()
             if isinstance(error, ValueError):
@@ -107,7 +112,7 @@ class Web:
         return answer
 
     async def _follow(
-        self, url: str, wanted: _Wanted, fields: Mapping[str, str], headers: Mapping[str, str]
+        self, url: str, wanted: _WantedAnswer, fields: Mapping[str, str], headers: Mapping[str, str]
     ) -> tuple[str, Connection, Head]:
         """The head of the first answer that is no redirect, and the address it came from."""
         public_only, passed = False, [url]
@@ -131,7 +136,7 @@ class Web:
             if target.origin != origin:
                 headers = {} if target.authorization is None else {"Authorization": target.authorization}
 
-    async def _refusal(self, connection: Connection, head: Head, wanted: _Wanted) -> StorageError:
+    async def _refusal(self, connection: Connection, head: Head, wanted: _WantedAnswer) -> StorageError:
         text = await _text(connection, head, wanted.name)
         region = head.headers.get("x-amz-bucket-region", "")
         elsewhere = head.status in (301, 307, 400) and _REGION.fullmatch(region)
@@ -165,7 +170,14 @@ class WebStore:
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`; a path is sent as it stands, its query included."""
-        return await self._web.get(f"{self._base}/{path}", start, stop, if_match=if_match, headers=self._headers)
+        return await self.go_on(path, start, stop, if_match=if_match, rest=None)
+
+    async def go_on(
+        self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest | None
+    ) -> Answer:
+        """See `Store.get`, for who goes through the object: a server that only gives the whole is asked for it once."""
+        url = f"{self._base}/{path}"
+        return await self._web.get(url, start, stop, if_match=if_match, headers=self._headers, rest=rest)
 
     async def aclose(self) -> None:
         """See `Store.aclose`; the connections are those of the reader, which closes them."""
@@ -206,7 +218,7 @@ def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, T
     return there, target
 
 
-async def _part(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
+async def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
     """The answer where a part came."""
     etag = _checked(head, wanted)
     start, stop, size = content_range(head.headers.get("content-range", "(none)"))
@@ -223,7 +235,9 @@ async def _part(connection: Connection, head: Head, wanted: _Wanted) -> Answer:
     return Answer(start, stop, size, etag, Body(connection, head, wanted.name, stop - start))
 
 
-async def _whole(connection: Connection, head: Head, wanted: _Wanted, *, is_beyond: bool) -> Answer:
+async def _whole(
+    connection: Connection, head: Head, wanted: _WantedAnswer, rest: Rest | None, *, is_beyond: bool
+) -> Answer:
     """The answer where the whole object came: of which what was asked for may be a part.
 
     Args:
@@ -234,20 +248,26 @@ async def _whole(connection: Connection, head: Head, wanted: _Wanted, *, is_beyo
     if size is None and not head.is_chunked:
         raise ValueError("nothing tells where its body ends: a cut would not be noticed")
     body = Body(connection, head, wanted.name)
+    if rest is not None and wanted.stop is not None and (size is None or start < size):
+        modified = head.headers.get("last-modified")
+        return rest.begin(body, start, wanted.stop, wanted.name, size=size, etag=etag, modified=modified)
     if start:
         if is_beyond and size is not None and size <= start:
             body.cut(0)
             return Answer(size, size, size, etag, body)
         # Without that word, what is too short may be something else, such as a page of a proxy's.
         if start > _SKIPPED_BYTES or await body.skip(start) < start or size == start:
-            raise ValueError("the server ignores byte ranges, and gave the whole of something")
+            raise ValueError(
+                "the server ignores byte ranges, and gave the whole of something; from such a server, Python's "
+                "http.server among them, objects are read as a whole or from begin to end, not by an index"
+            )
     if wanted.stop is not None:
         body.cut(wanted.stop - start)
     gives_ranges = head.headers.get("accept-ranges", "").lower() == "bytes"
     return Answer(start, None if size is None else wanted.end(size), size, etag, body, gives_ranges)
 
 
-async def _beyond(connection: Connection, head: Head, wanted: _Wanted) -> Answer | None:
+async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer | None:
     """The answer where the range begins at or after the object's end; None: it does not say where that is."""
     size = None
     with suppress(ValueError):
@@ -258,7 +278,7 @@ async def _beyond(connection: Connection, head: Head, wanted: _Wanted) -> Answer
     return Answer(size, size, size, head.headers.get("etag"), _nothing())
 
 
-def _checked(head: Head, wanted: _Wanted) -> str | None:
+def _checked(head: Head, wanted: _WantedAnswer) -> str | None:
     """The ETag of an answer whose bytes are those of the object and version that was asked for."""
     encoding = head.headers.get("content-encoding", "")
     if not is_plain(encoding):

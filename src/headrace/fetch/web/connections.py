@@ -11,7 +11,7 @@ from functools import partial
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
 from headrace.fetch.web.connection import Connection, EndedError, in_words
 from headrace.fetch.web.dial import DESCRIPTORS_SHORT, dial
-from headrace.fetch.web.http1 import Head, Origin
+from headrace.fetch.web.http1 import Head, WebOrigin
 from headrace.fetch.web.lookups import Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
@@ -54,12 +54,12 @@ class Connections:
         self.is_public = is_public
         self._lookups = Lookups(resolve)
         self._open: set[Connection] = set()
-        self._idle: dict[Origin, list[Connection]] = {}
+        self._idle: dict[WebOrigin, list[Connection]] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     async def ask(
-        self, origin: Origin, request: bytes, *, name: str, public_only: bool = False
+        self, origin: WebOrigin, request: bytes, *, name: str, public_only: bool = False
     ) -> tuple[Connection, Head]:
         """Send `request` to `origin`; gives the head of the answer, and the connection that its body comes from.
 
@@ -92,14 +92,14 @@ class Connections:
         self._idle.clear()
         await _close(list(self._open))
 
-    def _put_back(self, origin: Origin, connection: Connection) -> None:
+    def _put_back(self, origin: WebOrigin, connection: Connection) -> None:
         """Keep it for the next request; the latest is used first, so that those that are too many grow old."""
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.setdefault(origin, []).append(connection)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
 
-    def _take_idle(self, origin: Origin, *, public_only: bool) -> Connection | None:
+    def _take_idle(self, origin: WebOrigin, *, public_only: bool) -> Connection | None:
         idle = self._idle.get(origin)
         while idle:
             connection = idle.pop()
@@ -125,7 +125,7 @@ class Connections:
         if self._idle:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
 
-    async def _connect(self, origin: Origin, name: str, *, public_only: bool) -> Connection:
+    async def _connect(self, origin: WebOrigin, name: str, *, public_only: bool) -> Connection:
         limit_s = self._options.connect_timeout_s
         try:
             async with asyncio.timeout(limit_s):
@@ -147,7 +147,7 @@ class Connections:
                 reason += "; raise the limit (`ulimit -n`), or lower fetch_concurrency"
             raise StorageError(f"no connection: {reason}", url=name) from error
 
-    async def _new(self, origin: Origin, name: str, *, public_only: bool) -> Connection:
+    async def _new(self, origin: WebOrigin, name: str, *, public_only: bool) -> Connection:
         self._check_open()
         addresses = await self._lookups.addresses(origin.host, origin.port)
         if public_only:

@@ -36,7 +36,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     """Whom an address belongs to; `authority` is what stands in a Host field."""
 
     scheme: str
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
 class Target(NamedTuple):
     """An address taken apart: `path` is what stands in the request line, `authorization` what its userinfo asks for."""
 
-    origin: Origin
+    origin: WebOrigin
     path: str
     authorization: str | None
 
@@ -91,12 +91,12 @@ def target_of(url: str) -> Target:
 
 
 @lru_cache(256)
-def _origin(scheme: str, authority: str) -> Origin:
+def _origin(scheme: str, authority: str) -> WebOrigin:
     match = _AUTHORITY.fullmatch(authority if authority.isascii() else authority.encode("idna").decode())
     if match is None or not 0 < int(match[2] or _PORTS[scheme]) < 65536:
         raise ValueError("its host and port cannot be read")
     host, port = match[1].lower(), int(match[2] or _PORTS[scheme])
-    return Origin(scheme, host.strip("[]"), port, host if port == _PORTS[scheme] else f"{host}:{port}")
+    return WebOrigin(scheme, host.strip("[]"), port, host if port == _PORTS[scheme] else f"{host}:{port}")
 
 
 def request(path: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Bytes of compressed archives: gzip, bzip2, xz, zstd and lz4, a bounded part at a time.
+"""Bytes of compressed shards: gzip, bzip2, xz, zstd and lz4, a bounded part at a time.
 
 What is given has been decompressed, not yet proved: the formats have their checksums behind the data, and only
 `Decompressor.finish` says that all were right. Four things no reader can see, because no format has them covered:
@@ -39,18 +39,27 @@ class _Kind:
 
 
 _KINDS = {
-    "gzip": _Kind(endings=(".tar.gz", ".tgz"), magic=b"\x1f\x8b", padding=1),
-    "zstd": _Kind(endings=(".tar.zst", ".tzst"), magic=b"\x28\xb5\x2f\xfd", skips=True),
-    "bzip2": _Kind(endings=(".tar.bz2", ".tbz2", ".tbz"), magic=b"BZh"),
-    "xz": _Kind(endings=(".tar.xz", ".txz"), magic=b"\xfd7zXZ\0", padding=4),
-    "lz4": _Kind(endings=(".tar.lz4",), magic=b"\x04\x22\x4d\x18", skips=True),
+    "gzip": _Kind(endings=(".gz", ".tgz"), magic=b"\x1f\x8b", padding=1),
+    "zstd": _Kind(endings=(".zst", ".tzst"), magic=b"\x28\xb5\x2f\xfd", skips=True),
+    "bzip2": _Kind(endings=(".bz2", ".tbz2", ".tbz"), magic=b"BZh"),
+    "xz": _Kind(endings=(".xz", ".txz"), magic=b"\xfd7zXZ\0", padding=4),
+    "lz4": _Kind(endings=(".lz4",), magic=b"\x04\x22\x4d\x18", skips=True),
 }
 
 
 def kind_of(url_or_path: str) -> str | None:
-    """How the name says that a tar archive is compressed; None where it does not."""
+    """How the name says that a shard is compressed as a whole; None where it does not."""
     path = "" if url_or_path.startswith("pipe:") else path_of(url_or_path)  # a command may have unpacked it
     return next((name for name, kind in _KINDS.items() if path.endswith(kind.endings)), None)
+
+
+def without_compression(path: str) -> str:
+    """The name that a shard has once it is unpacked: of "a.tar.gz", and of "a.tgz", it is "a.tar"."""
+    for kind in _KINDS.values():
+        for ending in kind.endings:
+            if path.endswith(ending):
+                return path.removesuffix(ending) + (".tar" if ending.startswith(".t") else "")
+    return path
 
 
 def path_of(url: str) -> str:

@@ -16,7 +16,8 @@ from headrace.errors import FormatError, masked
 from headrace.formats.index.file import MAGIC
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex, gaps
-from headrace.types import Buffer, Rows
+from headrace.rows import Rows
+from headrace.types import Buffer
 
 _NAMED = {b"v1.0": None, b"v1.1": False, b"v1.2": True}
 

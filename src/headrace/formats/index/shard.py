@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from headrace.errors import LimitError, masked
 from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
-from headrace.types import Buffer, Ints, Rows
+from headrace.rows import Rows
+from headrace.types import Buffer, Ints
 
-_BLOCK = 512
+_BLOCK = 512  # of a tar archive: what lies between members is counted in these
+_GAP = {_BLOCK: "gap", 1: "gap_bytes"}
 # Keys become a table as wide as the longest: one long key among very many would ask for any amount of memory.
 _KEY_TABLE_BYTES = 64 * 2**20
 
@@ -43,9 +45,10 @@ class ShardIndex:
         """The index as bytes: 5 to 10 a member, half of them its checksum.
 
         Raises:
-            ValueError: members overlap, lie at no multiple of 512 bytes, or not in order: no archive is so.
+            ValueError: members overlap, or lie not in order: no shard is so.
         """
         rows = self.rows
+        unit = 1 if (rows.offset % _BLOCK).any() else _BLOCK
         lengths = np.strings.str_len(rows.keys).astype(np.int64)
         _check_keys("this index", lengths)
         arrays: dict[str, NDArray[Any]] = {
@@ -54,8 +57,10 @@ class ShardIndex:
             "members": np.diff(rows.starts),
             "field": rows.field,
             "size": rows.size,
-            "gap": gaps(rows.offset, rows.size),
+            _GAP[unit]: gaps(rows.offset, rows.size, unit),
         }
+        if rows.block is not None and rows.row is not None:
+            arrays["block"], arrays["row"] = rows.block, rows.row
         if self.crc is not None:
             arrays["crc"] = self.crc
         if self.frames is not None:
@@ -87,18 +92,18 @@ class ShardIndex:
         return ShardIndex(rows, crc, -1 if size is None else size, etag, frames)
 
 
-def gaps(offset: Ints, size: Ints) -> Ints:
-    """How many blocks of 512 bytes lie between each member's bytes and those of the member before it.
+def gaps(offset: Ints, size: Ints, unit: int = _BLOCK) -> Ints:
+    """How many times `unit` bytes lie between each member's bytes, up to a multiple of it, and those before it.
 
     Raises:
-        ValueError: that is no number of blocks, or less than none.
+        ValueError: that is no whole number, or less than none.
     """
     before = np.zeros(len(offset), np.int64)
-    before[1:] = offset[:-1] + size[:-1] + (_BLOCK - 1) & -_BLOCK
+    before[1:] = offset[:-1] + size[:-1] + (unit - 1) & -unit
     gap = offset - before
-    if len(gap) and (int(gap.min()) < 0 or (gap % _BLOCK).any()):
-        raise ValueError("members of an archive lie one behind the other, at multiples of 512 bytes")
-    return gap // _BLOCK
+    if len(gap) and (int(gap.min()) < 0 or (gap % unit).any()):
+        raise ValueError(f"members of a shard lie one behind the other, at multiples of {unit} bytes")
+    return gap // unit
 
 
 def _text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
@@ -114,16 +119,23 @@ def _rows(arrays: Arrays, end: int) -> Rows:
         fields
     ):
         raise damage(what, "the names of its fields are none")
+    unit = 1 if arrays.has(_GAP[1]) else _BLOCK
     size = arrays.ints("size")
-    gap = arrays.ints("gap", len(size), most=MOST // _BLOCK)
+    gap = arrays.ints(_GAP[unit], len(size), most=MOST // unit)
     blocks = gap.copy()
-    blocks[1:] += size[:-1] + (_BLOCK - 1) >> 9
-    offset = np.cumsum(blocks) * _BLOCK if float(blocks.sum(dtype=np.float64)) <= MOST / _BLOCK else None
+    blocks[1:] += (size[:-1] + (unit - 1)) // unit
+    offset = np.cumsum(blocks) * unit if float(blocks.sum(dtype=np.float64)) <= MOST / unit else None
     if offset is None or (len(offset) and int(offset[-1] + size[-1]) > end):
         raise damage(what, f"a member lies beyond the archive's end at {end}")
     keys = _keys(arrays)
-    counts = arrays.ints("members", len(keys))
-    starts = np.zeros(len(keys) + 1, np.int64)
+    block = row = None
+    if arrays.has("block"):
+        block = arrays.ints("block", len(keys), most=max(len(arrays.ints("members")) - 1, 0))
+        row = arrays.ints("row", len(keys), most=2**32)
+    counts = arrays.ints("members", len(keys) if block is None else None)
+    if block is not None and len(block) and not len(counts):
+        raise damage(what, "its samples are rows of no blocks")
+    starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     if starts[-1] != len(size):
         raise damage(what, f"its samples have {starts[-1]} members, and it has {len(size)}")
@@ -132,7 +144,7 @@ def _rows(arrays: Arrays, end: int) -> Rows:
         raise damage(what, "its members have no fields")
     if _has_twice(field, counts):
         raise damage(what, "a sample has a field twice")
-    return Rows(keys, starts, field.astype(np.int32), offset, size, tuple(fields))
+    return Rows(keys, starts, field.astype(np.int32), offset, size, tuple(fields), block, row)
 
 
 def _keys(arrays: Arrays) -> NDArray[np.bytes_]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, header_name
-from headrace.types import Ints, Rows
+from headrace.rows import Rows
+from headrace.types import Ints
 
 _HEADER = np.dtype(
     {

@@ -17,7 +17,8 @@ from headrace.errors import FormatError, LimitError
 from headrace.formats.limits import Limits
 from headrace.formats.tar.headers import BLOCK, key_of, shown
 from headrace.formats.tar.regular import regular_samples
-from headrace.types import Ints, Rows
+from headrace.rows import Rows
+from headrace.types import Ints
 
 
 class Grouper:
@@ -30,6 +31,7 @@ class Grouper:
     def drop(self) -> None:
         """Forget all members that were not taken."""
         self._closed: list[Rows] = []  # complete samples; those below come behind them
+        self._is_ended = False  # the last one is complete too
         self._begin()
 
     def _begin(self) -> None:
@@ -74,10 +76,11 @@ class Grouper:
             slash = name.rfind(b"/") + 1
             dot = name.find(b".", slash)
             if len(name) > longest:
+                self.refuse(name)
                 raise LimitError(
                     f"the name {shown(name)} has {len(name)} bytes, over the limit of {longest}", offset=body - BLOCK
                 )
-            if dot <= slash or (name[:2] == b"__" and name.partition(b"/")[0][2:].endswith(b"__")):
+            if dot <= slash or (name[:2] == b"__" and _is_reserved(name)):
                 continue
             number = numbers.get(name[dot + 1 :])
             if number is None:
@@ -103,6 +106,13 @@ class Grouper:
             offsets.append(body)
             self._sizes.append(size)
 
+    def refuse(self, name: bytes) -> None:
+        """A regular member of this name is over a limit: where it would begin a sample, the one before is complete."""
+        slash = name.rfind(b"/") + 1
+        dot = name.find(b".", slash)
+        if dot > slash and not _is_reserved(name) and self._keys:  # others are passed over, and that sample may go on
+            self._is_ended = name[:dot] != self._keys[-1]
+
     def _number(self, name: bytes, dot: int, body: int) -> int:
         field = name[dot + 1 :].decode("utf-8", "surrogateescape").lower()
         if field.startswith("__"):
@@ -120,7 +130,7 @@ class Grouper:
 
     def take(self, *, ended: bool) -> Rows:
         """The complete samples that were not yet taken; with `ended`, the last one is complete too."""
-        self._close(len(self._keys) if ended else len(self._keys) - 1)
+        self._close(len(self._keys) if ended or self._is_ended else len(self._keys) - 1)
         rows = Rows.concat(self._closed)
         self._closed = []
         return rows
@@ -147,3 +157,9 @@ class Grouper:
             self._keys, self._starts, self._offsets, self._sizes = keys, [0], offsets, sizes
             self._fields, self._field, self._seen = names, list(range(len(names))), [1] * len(names)
             self._numbers = {name: number for number, name in enumerate(names)}
+
+
+def _is_reserved(name: bytes) -> bool:
+    """Whether a member is called like `__this__` at the top, or lies in such a folder."""
+    top = name.partition(b"/")[0]
+    return top[:2] == b"__" and top[2:].endswith(b"__")

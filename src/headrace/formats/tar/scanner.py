@@ -20,7 +20,8 @@ from headrace.formats.tar.headers import (
 )
 from headrace.formats.tar.regular import regular_run
 from headrace.formats.tar.samples import Grouper
-from headrace.types import Buffer, Rows
+from headrace.rows import Rows
+from headrace.types import Buffer
 
 _REGULAR = (b"0", b"\0", b"7")
 _EXTENDED = (b"x", b"X", b"g", b"L", b"K")
@@ -49,7 +50,8 @@ class TarScanner:
     Names are keys, never paths. See `tar_samples` for which members make a sample.
 
     Attributes:
-        error: the damage that was found; nothing is read after it. The sample before it is not known whole.
+        error: the damage that was found; nothing is read after it. The sample before it is not known whole, unless
+            the member that breaks a limit has another key.
         done: all of the archive was read, or `error` is set.
     """
 
@@ -188,7 +190,12 @@ class TarScanner:
         is_folder = header.kind == b"\0" and name.endswith(b"/")  # V7 has no kind for them
         is_label = header.kind == b"V" and not header.size.strip(b" \0")  # GNU tar gives it no size
         if header.kind not in _BODILESS and not is_folder and not is_label:
-            size = read_size(self._size or header.size, self._size is not None, self._limits.member_bytes, at, name)
+            try:
+                size = read_size(self._size or header.size, self._size is not None, self._limits.member_bytes, at, name)
+            except LimitError:
+                if header.kind in _REGULAR:
+                    self._samples.refuse(name)
+                raise
         self._chain, self._name, self._size = 0, None, None
         self._next += size + 511 & -BLOCK
         self._member = name, at + BLOCK, size

@@ -1,0 +1,117 @@
+"""The bytes of single members of shards, read and checked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import anyio.to_thread
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
+from headrace.fetch.checksums import crc32c_of
+from headrace.formats.compression.decompressor import unpack_frame
+from headrace.formats.compression.seekable import Frames
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.indexes.index import for_each
+from headrace.protocols import Reads, Version
+from headrace.types import Buffer
+
+_GAP_BYTES = 16 * 1024
+
+
+class Where(NamedTuple):
+    """A shard, with its index; `is_packed`: it is compressed as a whole."""
+
+    url: str
+    shard: ShardIndex
+    is_packed: bool
+    limits: Limits
+
+
+async def bodies_at(reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None]) -> list[bytes]:
+    """The members at these (offset, size), checked; what lies together is read at once."""
+    if not places:
+        return []
+    url, shard = where.url, where.shard
+    if shard.frames is not None or where.is_packed:
+        return await _unpacked_bodies(reader, where, places, crc)
+    groups: list[list[int]] = []
+    for k, (at, _) in enumerate(places):
+        if groups and at - sum(places[groups[-1][-1]]) <= _GAP_BYTES:
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    bodies: list[bytes] = [b""] * len(places)
+
+    async def read(group: list[int]) -> None:
+        begin, end = places[group[0]][0], sum(places[group[-1]])
+        inside = [(k, places[k][0] - begin, sum(places[k]) - begin) for k in group]
+
+        def is_right(data: Buffer) -> bool:
+            for k, a, b in inside:
+                bodies[k] = bytes(data[a:b])
+            return all(crc[k] in (None, crc32c_of(bodies[k])) for k in group)
+
+        data = await reader.read(url, begin, end, check=is_right, version=version_of(shard))
+        if len(data) < end - begin:
+            raise _another(url, begin, end, len(data))
+
+    if len(groups) == 1:
+        await read(groups[0])
+    else:
+        await for_each(len(groups), lambda k: read(groups[k]))
+    return bodies
+
+
+async def _unpacked_bodies(
+    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None]
+) -> list[bytes]:
+    """The same of a compressed shard: whole frames of it are read."""
+    url, shard = where.url, where.shard
+    frames = shard.frames
+    if frames is None or len(frames.packed) < 3:
+        raise OptionError(
+            f"{masked(url)} can only be unpacked from its start: read it in order or shuffled by windows, "
+            "or pack it in the seekable format of Zstandard"
+        )
+    begin, end = places[0][0], sum(places[-1])
+    first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1
+    stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
+    packed, unpacked = frames.packed[first : stop + 1].tolist(), frames.unpacked[first : stop + 1].tolist()
+    some = Frames(np.array(packed), np.array(unpacked))
+
+    def bodies_of(data: Buffer) -> list[bytes] | None:
+        """The members, if they are right."""
+        try:
+            whole = _unpack(data, some, where.limits)
+        except LimitError:
+            raise
+        except FormatError:
+            return None
+        bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
+        is_right = all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True))
+        return bodies if is_right else None
+
+    read = partial(reader.read, url, packed[0], packed[-1], version=version_of(shard))
+    bodies = await anyio.to_thread.run_sync(bodies_of, await read())
+    if bodies is None:
+        bodies = bodies_of(await read(check=lambda data: bodies_of(data) is not None))
+    assert bodies is not None
+    return bodies
+
+
+def _another(url: str, start: int, stop: int, count: int) -> ObjectChangedError:
+    return not_as_indexed(url, f"of bytes {start} to {stop} it has only {count}")
+
+
+def _unpack(data: Buffer, frames: Frames, limits: Limits) -> bytes:
+    packed, sizes = frames.packed - frames.packed[0], np.diff(frames.unpacked)
+    pieces = zip(packed[:-1].tolist(), packed[1:].tolist(), sizes.tolist(), strict=True)
+    return b"".join(unpack_frame(data[a:b], size, limits) for a, b, size in pieces)
+
+
+def version_of(shard: ShardIndex) -> Version:
+    """What a shard must be like; where each member is checked, its ETag may be that of a copy."""
+    return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)

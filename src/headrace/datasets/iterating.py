@@ -1,0 +1,30 @@
+"""How a stream that is iterated by itself finds the loader, which lies above it: that one says so here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol
+
+
+class Loads(Protocol):
+    """A loader."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...
+
+
+_makers: list[Callable[[Any], Loads]] = []
+
+
+def made_by(maker: Callable[[Any], Loads]) -> None:
+    """Have `maker` make the loaders of streams that are iterated by themselves."""
+    _makers[:] = [maker]
+
+
+def loader_of(stream: Any) -> Loads:
+    """A loader of single samples, as they are."""
+    if not _makers:
+        importlib.import_module("headrace.loader")  # torch is loaded with it, and not before
+    return _makers[0](stream)

@@ -1,0 +1,217 @@
+"""What streams' samples come from: the one face that pipelines, plans and the engine see of any kind of data.
+
+A data set gives its own by `__sample_source__()`. Nobody asks what kind it is: it says what it can do, and does it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from headrace.datasets.operators import OrderOperator
+from headrace.datasets.sharing import RanksBy
+from headrace.producer import Producer
+from headrace.protocols import Opens
+from headrace.types import Ints
+
+KeepsKey = Callable[[str], Any]
+"""Says of a sample's key whether it is wanted."""
+
+Wanted = tuple[frozenset[str], ...]
+"""Of each of these sets of fields at least one is wanted, if a sample has any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a source can do.
+
+    Attributes:
+        numbered: its samples have keys and a number, and each can be got by itself.
+        sharded: its samples lie in shards, which can be read as they lie.
+        iterated: an iterator gives its samples, in an order of its own, and may begin again by itself.
+        objects: each sample is an object in a store, read with the loader's own storage options.
+    """
+
+    numbered: bool = False
+    sharded: bool = False
+    iterated: bool = False
+    objects: bool = False
+
+    @property
+    def indexed(self) -> bool:
+        """Whether it has shards with an index."""
+        return self.numbered and self.sharded
+
+
+class EpochIO(Protocol):
+    """What the engine offers a source in one epoch: the ways to get samples, of which it takes one.
+
+    Attributes:
+        is_planned: whether the order of the epoch's samples is known by their numbers.
+        is_by_number: whether they are wanted one by one.
+        wanted: which of their fields are wanted; None: all.
+    """
+
+    @property
+    def is_planned(self) -> bool: ...
+
+    @property
+    def is_by_number(self) -> bool: ...
+
+    @property
+    def wanted(self) -> Wanted | None: ...
+
+    def keys(
+        self,
+        data: Any,
+        get: Callable[[Any], Awaitable[Any]],
+        many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+    ) -> Producer:
+        """One by one, or some at once, by the keys of `data`."""
+        ...
+
+    def ranges(self, members: Callable[..., Awaitable[Any]]) -> Producer:
+        """Shard by shard, where it is known where samples lie there."""
+        ...
+
+    def shards(
+        self,
+        scanner: Callable[[str], Any],
+        unpacks: Callable[[str], Any],
+        expected: Callable[[int], Awaitable[Any]] | None,
+    ) -> Producer:
+        """Shards as they lie.
+
+        Args:
+            scanner: finds the samples of the shard at an address.
+            unpacks: decompresses it; None where it is not compressed.
+            expected: what an index says of the shard with a number; None: there is none.
+        """
+        ...
+
+    def iterated(self, data: IteratedData) -> Producer:
+        """As an iterator gives them."""
+        ...
+
+
+class IteratedData(Opens, Protocol):
+    """A data set that is iterated over."""
+
+    loop: Any
+    ranks_by: RanksBy | None
+
+    def aiter(self) -> AsyncIterator[Any]: ...
+
+
+class SampleSource(ABC):
+    """A data set of any kind.
+
+    Attributes:
+        data: the data set itself.
+        traits: what it can do.
+        urls: the addresses of its shards or objects.
+        storage_options: what their store is told.
+        is_compressed: whether any of its shards can be read from its start only.
+        shares_blocks: whether many of its samples lie in blocks that are read as a whole.
+        is_endless: whether it has no end.
+        ranks_by: how ranks divide what an iterator gives.
+        mix: of a mixture: what it is mixed of.
+    """
+
+    traits: ClassVar[Traits]
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        return None
+
+    @property
+    def is_compressed(self) -> bool:
+        return False
+
+    @property
+    def shares_blocks(self) -> bool:
+        return False
+
+    @property
+    def is_endless(self) -> bool:
+        return False
+
+    @property
+    def mix(self) -> object | None:
+        return None
+
+    @property
+    def sample_bytes(self) -> float | None:
+        """The mean size of a sample, where samples are read in ranges; None: they are not."""
+        return None
+
+    @property
+    def name(self) -> str:
+        """What states and errors call it."""
+        return type(self.data).__name__
+
+    @property
+    def text(self) -> str:
+        """How it is shown."""
+        return f"{self.name}(…)"
+
+    @property
+    def ranks_by(self) -> RanksBy | None:
+        return None
+
+    @property
+    def opens(self) -> Opens | None:
+        """What is opened and closed on the engine's loop, if anything is."""
+        return None
+
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
+        """Whether its samples have numbers before they are read.
+
+        Args:
+            by_number: they are wanted one by one.
+            by_key: some are left out by their keys.
+        """
+        return False
+
+    def divides(self) -> bool:
+        """Whether several ranks can share its samples by their numbers."""
+        return self.has_numbers(by_number=False, by_key=False)
+
+    def count(self) -> int:
+        """How many samples it has; TypeError where nobody knows."""
+        raise TypeError(f"{self.name} has no length: its samples are counted while they are read")
+
+    def keys(self) -> Sequence[Any]:
+        """The keys of the samples."""
+        raise TypeError(f"{self.name} has no keys; shards need an index for that")
+
+    async def aget(self, key: Any) -> Any:  # noqa: ARG002
+        """The sample with this key."""
+        raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
+
+    def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
+        """The numbers of the samples whose keys are wanted; None: all."""
+        return None
+
+    @property
+    def starts(self) -> Ints:
+        """The number of each shard's first sample, and of all samples last; what has no shards is one."""
+        return np.array([0, self.count()])
+
+    def check_order(self, order: Sequence[OrderOperator]) -> None:  # noqa: B027 (most come in any order)
+        """Raise OptionError where it cannot come in such an order."""
+
+    @abstractmethod
+    def open(self, io: EpochIO) -> Producer:
+        """The samples of one epoch."""

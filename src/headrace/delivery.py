@@ -1,0 +1,65 @@
+"""What the engine tells the trainer's side of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headrace.failures import PackedError
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A finished batch, or the error in its place, as told to the trainer's side: a few hundred bytes.
+
+    Attributes:
+        batch: its number in the epoch.
+        count: how many samples it has.
+        position: the position of its first sample.
+        kind: "slots" (leaves in a slab), "packed" (a pickle and its buffers in a slab), "error".
+        segment: the number of the slab.
+        lengths: of "packed".
+        columns: of "slots": the values that are not in the slab.
+        capacity: of "slots": how many slots the slab has.
+        holes: of "slots": which of the first slots, as many as the batch was to have, hold no sample.
+        blob: of "slots": the packed form of a sample.
+        error: of "error".
+        note: of "error": what is said on the exception besides.
+        after: what a state says once it has been received; None where nobody asks.
+        late: what a state says already before: of batches that errors ended before all of their samples were known.
+    """
+
+    batch: int
+    count: int
+    position: int
+    kind: Literal["slots", "packed", "error"]
+    segment: int = 0
+    lengths: tuple[int, ...] = ()
+    columns: tuple[list[Any], ...] = ()
+    capacity: int = 0
+    holes: tuple[int, ...] = ()
+    blob: bytes = b""
+    error: PackedError | None = None
+    note: str = ""
+    after: ProgressDelta | None = None
+    late: ProgressDelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressDelta:
+    """What a state says besides, once a batch has been received.
+
+    Attributes:
+        covers: ranges of the source's samples that are used up by it, and by those before it that were left out.
+        mark: where a source can be begun again whose samples have no numbers.
+        skipped: how many failed samples have been left out: (in all, right before this point).
+        used: how many samples these batches were cut from, failed ones too.
+        parts: of those that the source's first sample gives that is not used up, and each group put together of them,
+            how many are known already; empty where none are.
+    """
+
+    covers: tuple[tuple[int, int], ...]
+    mark: Any = None
+    skipped: tuple[int, int] = (0, 0)
+    used: int = 0
+    parts: tuple[int, ...] = ()

@@ -1,0 +1,142 @@
+"""What a loader of torch's data sets counts: in `next`, and in words of memory that its workers share with it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+from headrace.drop_in.workers.pool import TorchWorkerPool
+from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
+
+
+class LoaderCounts:
+    """The counters of one loader, over all of its iterators, none of which it keeps.
+
+    Args:
+        step: what making samples is called in reports.
+        workers: how many; 0: batches are made inside `next`.
+    """
+
+    def __init__(self, step: str, workers: int) -> None:
+        self.meters = LoaderMeters()
+        self.bytes = 0
+        self.step, self._workers = step, workers
+        self._ended: Counter[str] = Counter()  # what crews have counted that were closed
+        self._crews: weakref.WeakSet[TorchWorkerPool] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def clock(self) -> Clock:
+        """Of a new iterator, or of another epoch of one."""
+        self.meters.begin()
+        return Clock(self)
+
+    def follow(self, pool: TorchWorkerPool) -> None:
+        """Count what these workers do."""
+        with self._lock:
+            self._crews.add(pool)
+        pool.closing = partial(_fold, weakref.ref(self), weakref.ref(pool))
+
+    def fold(self, pool: TorchWorkerPool) -> None:
+        """These workers are let go of."""
+        with self._lock:
+            if pool in self._crews:
+                self._crews.discard(pool)
+                self._ended.update(pool.counted())
+
+    def stats(self, epoch: int) -> Stats:
+        """A snapshot."""
+        meters = self.meters
+        with self._lock:
+            crews = list(self._crews)
+            done = Counter(self._ended)
+            for pool in crews:
+                done.update(pool.counted())
+        busy_s = dict(meters.busy_s)
+        for name, key in ((self.step, "samples"), ("collate", "collate"), ("start", "start")):
+            if done[key]:
+                busy_s[name] = busy_s.get(name, 0.0) + done[key] / 1e9
+        return Stats(
+            epoch=epoch,
+            elapsed_s=meters.elapsed_s(),
+            fetch=FetchStats(),
+            work=WorkStats(
+                workers=max(1, self._workers), busy_s=busy_s, deaths=done["deaths"], is_inline=not self._workers
+            ),
+            deliver=DeliverStats(
+                batches=meters.batches,
+                samples=meters.samples,
+                bytes=self.bytes,
+                wait_s=meters.wait_s,
+                first_wait_s=meters.first_wait_s,
+                trainer_s=meters.trainer_s,
+            ),
+            shared_bytes=sum(pool.places.nbytes for pool in crews),
+            budget_bytes=0,
+            started_s=None,
+        )
+
+
+def _fold(counts: weakref.ref[LoaderCounts], pool: weakref.ref[TorchWorkerPool]) -> None:
+    found, closing = counts(), pool()
+    if found is not None and closing is not None:
+        found.fold(closing)
+
+
+class Clock:
+    """How long the trainer waits for the batches of one epoch, and what it does between them.
+
+    There may be one of them every few microseconds: what is counted of a batch is kept here until it is given, and
+    each moment is asked for once.
+    """
+
+    def __init__(self, counts: LoaderCounts) -> None:
+        self._counts, self._meters = counts, counts.meters
+        self._asked: float | None = None
+        self._left: float | None = None
+        self._made: float | None = None  # when the batch was, where it is made inside `next`
+        self._collate_s = 0.0  # of that
+
+    def ask(self) -> None:
+        """The trainer asks for a batch, perhaps again."""
+        if self._asked is None:
+            self._asked = perf_counter()
+
+    def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same function, whose time is that of collation."""
+
+        def collate(samples: Any) -> Any:
+            began = perf_counter()
+            try:
+                return collate_fn(samples)
+            finally:
+                self._collate_s += perf_counter() - began
+
+        return collate
+
+    def made(self) -> None:
+        """The batch that was asked for was made inside `next`."""
+        self._made = perf_counter()
+
+    def got(self, samples: int, nbytes: int = 0) -> None:
+        """It has it, or its error."""
+        now = perf_counter()
+        asked = now if self._asked is None else self._asked
+        self._meters.count_next(samples, now - asked, None if self._left is None else asked - self._left)
+        if nbytes:
+            self._counts.bytes += nbytes
+        if self._collate_s or self._made is not None:
+            self._count_made(asked)
+        self._asked, self._left = None, now
+
+    def _count_made(self, asked: float) -> None:
+        busy_s, step = self._meters.busy_s, self._counts.step
+        if self._made is not None:
+            busy_s[step] = busy_s.get(step, 0.0) + self._made - asked - self._collate_s
+        if self._collate_s:
+            busy_s["collate"] = busy_s.get("collate", 0.0) + self._collate_s
+        self._made, self._collate_s = None, 0.0

@@ -1,0 +1,398 @@
+"""The iterator of the torch regime with workers: whole batches, made as torch's workers make them.
+
+Base seed and indices are drawn in the caller's thread, in `iter` and `next`, exactly as torch's loader draws them. No
+thread and no event loop stands between the caller and the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
+
+from headrace.deliver.ahead import Ahead, ahead_of, mover_of
+from headrace.deliver.iterator import BatchOpener
+from headrace.deliver.loops import TaskLock
+from headrace.deliver.slabs import Views
+from headrace.delivery import Delivery
+from headrace.drop_in.counts import LoaderCounts
+from headrace.drop_in.resumable import ResumableIterator
+from headrace.drop_in.starting import Starting
+from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
+from headrace.drop_in.workers.batch_builder import Start, WorkerConfig
+from headrace.drop_in.workers.pool import LOST, TorchWorkerPool
+from headrace.drop_in.workers.records import MadeBatch
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
+from headrace.processes.stopped import PATIENCE
+from headrace.torch_compat import serialize
+from headrace.torch_compat.collate import Spec
+from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.stateful import PackedStates, is_stateful
+
+
+class WorkerIterator(ResumableIterator):
+    """Batches that workers make, each a whole one: batch k is worker k mod n's, as long as batches come in order.
+
+    Args:
+        loader: the torch loader whose data they are; its `workers` says what they are.
+        snapshots: the loader's.
+        starting: gives what starts its workers.
+        counts: the loader's.
+    """
+
+    def __init__(self, loader: Any, snapshots: SnapshotBook, starting: Starting, counts: LoaderCounts) -> None:
+        self._counts = counts
+        self._prepare(loader, snapshots)
+        super().__init__(loader)
+        self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        if self._prefetch_factor <= 0:
+            raise LateOptionError(f"prefetch_factor must be greater than 0, and is {self._prefetch_factor}")
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        config = WorkerConfig(
+            dataset=self._dataset,
+            is_iterable=self._dataset_kind == _DatasetKind.Iterable,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+            base_seed=int(self._base_seed),
+            init_fn=init_fn,
+            num_workers=self._num_workers,
+            shared_seed=self._shared_seed,
+        )
+        self._ahead = ahead_of(loader, mover_of(loader))
+        self._pool = TorchWorkerPool(
+            config, starting.starter(loader, config), self._prefetch_factor * self._num_workers
+        )
+        self._counts.follow(self._pool)
+        places = self._pool.places
+        places.unlock_pages = self._ahead.unlock_pages
+        self._end = weakref.finalize(self, _end, self._pool, self._ahead)
+        self._end.atexit = False
+        views = Views(places.segments, places.give_back, places.retire, self._ahead.lock_pages, self._ahead.depth)
+        self._opener = BatchOpener(views)
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._tasks_lock = TaskLock()
+        self._is_polling = False
+        self._staged: deque[MadeBatch] = deque()
+        try:
+            self._reset(loader, first_iter=True)
+            self._has_begun()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def _workers(self) -> list[Any]:
+        """As torch's iterators have it; people and tests reach for it."""
+        return self._pool.handles
+
+    def _shutdown_workers(self) -> None:
+        """The same."""
+        self.close()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        self._check_process()
+        self._clock = self._counts.clock()
+        if not first_iter:
+            while self._staged:
+                with contextlib.suppress(Exception):
+                    self._taken()[0]()
+            for made in self._arrived.values():
+                self._pool.drop(made)
+        told, point = self._told, self._run.point
+        self._run.lock = self._lock
+        self._sent, self._beyond = point.due, point.beyond
+        self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
+        self._asked_for: dict[int, int] = {}  # how many samples batches are to have
+        self._arrived: dict[int, MadeBatch] = {}
+        self._staged = deque()  # those that were due, and wait for `next`
+        self._arrived_of = [0] * self._num_workers  # how many have arrived, and `next` has not given
+        self._ends: dict[int, PackedStates | None] = {}  # of copies of the data set that ended before all was given
+        self._is_active = [True] * self._num_workers
+        self._loads = [0] * self._num_workers
+        self._turns = itertools.cycle(range(self._num_workers))
+        next(itertools.islice(self._turns, point.turn, point.turn), None)
+        if not first_iter:
+            self._pool.reset(self._shared_seed)
+        elif told is not None and told["copies"] and (self._goes_on or self._persistent_workers):
+            self._pool.go_on(self._starts(told))
+        if point.copies and self._persistent_workers:
+            self._run.ask_now = functools.partial(_ask_now, weakref.ref(self))
+        if point.copies and not self._goes_on:
+            self._run.begun = self._pool.begun
+            self._run.ask_begun = functools.partial(_ask_begun, weakref.ref(self))
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _first_copies(self) -> tuple[WorkerSnapshot, ...]:
+        is_asked = self._dataset_kind == _DatasetKind.Iterable or is_stateful(self._dataset)
+        return (WorkerSnapshot(),) * self._num_workers if is_asked else ()
+
+    def _starts(self, told: StateDict) -> list[Start]:
+        """Where the workers go on."""
+        again: list[list[tuple[Any, int]]] = [[] for _ in range(self._num_workers)]
+        is_finished = told["is_finished"]
+        copies = [copy_of(known) for known in told["copies"]]
+        if self._dataset_kind == _DatasetKind.Iterable:
+            index = next(iter(self._index_sampler))
+            for worker, known in enumerate(copies):
+                if known.blob is not None or not (known.is_over or is_finished):
+                    again[worker].append((index, known.batches - known.known))
+        elif not is_finished:
+            for number, index in self._again:
+                turn, worker = divmod(number, self._num_workers)
+                if copies[worker].known <= turn < copies[worker].batches:
+                    again[worker].append((index, 1))
+        return [
+            Start(known.blob, known.is_over, known.batches, tuple(again[worker]), is_finished)
+            for worker, known in enumerate(copies)
+        ]
+
+    def _try_put_index(self) -> None:
+        """Have one more batch made, if there is one, and a worker for it."""
+        if (every := self._every()) != self._pool.every:
+            self._pool.keep_states(every)
+        try:
+            index = self._next_index()  # type: ignore[no-untyped-call]
+            while is_among(self._sent, self._beyond):  # it was given already
+                self._sent += 1
+                index = self._next_index()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            return
+        most = self._prefetch_factor * self._num_workers
+        for worker in itertools.islice(self._turns, self._num_workers):
+            if self._is_active[worker] and (self._in_order or self._loads[worker] < most // sum(self._is_active)):
+                self._pool.send(self._sent, worker, index)
+                self._under_way[self._sent] = worker
+                if self._auto_collation:
+                    self._asked_for[self._sent] = len(index)
+                self._loads[worker] += 1
+                self._sent += 1
+                return
+
+    def _next_data(self) -> Any:
+        with self._lock:
+            self._check_process()
+            self._clock.ask()
+            while not self._stage():
+                if not self._under_way:
+                    self._run.is_finished = True
+                    if not self._persistent_workers:
+                        self.close()
+                    raise StopIteration
+                self._take_in(self._receive())
+            batch, made = self._taken()
+            given = self._num_yielded
+            try:
+                self._try_put_index()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    batch()  # its place is free again
+                self._receive_from(made, given)
+                raise
+            try:
+                value = batch()
+                given += 1
+            finally:
+                self._receive_from(made, given)
+                self._clock.got(self._samples_of(made), _bytes_of(made))
+            return value
+
+    def _samples_of(self, made: MadeBatch) -> int:
+        """How many samples a batch has, or was to have."""
+        size = self._asked_for.pop(made.batch, 1)
+        if made.result[0] == "slots":
+            return int(made.result[2])
+        return 0 if made.result[0] in ("error", "died") else size
+
+    def _receive_from(self, made: MadeBatch, given: int) -> None:
+        """The trainer has a batch now, or its error."""
+        died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
+        self._arrived_of[made.worker] -= 1
+        if is_map or not died:
+            number = made.batch if is_map else self._run.due  # those of workers that have ended are none
+            self._run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
+        if made.worker in self._ends and not self._arrived_of[made.worker]:
+            self._run.end_copy(made.worker, self._ends.pop(made.worker))
+
+    def _take_in(self, made: MadeBatch) -> None:
+        """Something has come from a worker."""
+        if made.result[0] != "end":
+            self._arrived[made.batch] = made
+            self._arrived_of[made.worker] += 1
+            return
+        self._loads[self._under_way.pop(made.batch)] -= 1
+        if self._is_active[made.worker]:
+            self._is_active[made.worker] = False
+            if self._arrived_of[made.worker]:
+                self._ends[made.worker] = made.blob
+            else:
+                self._run.end_copy(made.worker, made.blob)
+            self._try_put_index()
+
+    def _stage(self) -> bool:
+        """Begin what is done to batches before they are given on, with those that are due; whether there are any."""
+        if self._ahead.depth > 1:  # while the trainer is busy nobody takes in what comes
+            while (made := self._pool.receive(0)) is not None:
+                self._take_in(made)
+        while len(self._staged) < self._ahead.depth:
+            due = next(iter(self._under_way if self._in_order else self._arrived), None)
+            if due not in self._arrived:
+                break
+            del self._under_way[due]
+            made = self._arrived.pop(due)
+            self._staged.append(made)
+            self._ahead.put(functools.partial(_open, self._opener, made))
+        return bool(self._staged)
+
+    def _taken(self) -> tuple[Callable[[], Any], MadeBatch]:
+        """The first of the batches that are staged."""
+        batch = self._ahead.take(0 if self._is_polling else None)
+        made = self._staged.popleft()
+        self._loads[made.worker] -= 1
+        return batch, made
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise LoaderClosedError("the iterator belongs to the process that this one was forked from")
+
+    def _receive(self) -> MadeBatch:
+        """What came of some batch.
+
+        Raises:
+            RuntimeError: nothing came in time.
+            anyio.WouldBlock: nothing has come yet, and this is not to wait.
+            LoaderClosedError: the iterator was closed by another thread.
+        """
+        limit_s = 0 if self._is_polling else self._timeout or math.inf
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                made = self._pool.receive(None if limit_s == math.inf else max(0.0, deadline - time.monotonic()))
+            except EOFError:
+                raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)") from None
+            if made is not None:
+                return made
+            if time.monotonic() >= deadline:
+                if self._is_polling:
+                    raise anyio.WouldBlock
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def try_next(self) -> Any:
+        """The next batch if it is ready.
+
+        Raises:
+            NotReady: it is not; nothing was lost, ask again.
+            StopIteration: the epoch is over.
+        """
+        with self._lock:
+            self._is_polling = True
+            try:
+                return next(self)
+            except anyio.WouldBlock:
+                raise NotReady("no batch is ready yet") from None
+            finally:
+                self._is_polling = False
+
+    def ask_begun(self) -> None:
+        """Wait until it is known in which states workers have begun."""
+        with self._lock:
+            self._pool.ask_begun()
+
+    def ask_now(self) -> list[tuple[PackedStates | None] | None]:
+        """The states in which workers are when they have nothing to do."""
+        with self._lock:
+            return self._pool.ask_now()
+
+    def close(self) -> None:
+        """End the epoch, and the workers."""
+        self._ahead.drain()
+        self._end()
+
+    # The same for `async for`, under any event loop that anyio knows.
+
+    def __aiter__(self) -> WorkerIterator:
+        return self
+
+    async def __anext__(self) -> Any:
+        async with self._tasks_lock.here:
+            began_s = time.monotonic()
+            while True:
+                try:
+                    return self.try_next()  # which looks after the workers, too
+                except NotReady:
+                    pass  # waiting in here would show it in the traceback of a cancellation
+                except StopIteration:
+                    raise StopAsyncIteration from None
+                left_s = began_s + (self._timeout or math.inf) - time.monotonic()
+                with anyio.move_on_after(min(left_s, PATIENCE.each_s)) as scope:
+                    await anyio.wait_readable(self._ahead.fileno() if self._staged else self._pool.fileno())
+                if scope.cancelled_caught and left_s <= PATIENCE.each_s:
+                    raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+
+def _ask_begun(reference: weakref.ref[WorkerIterator]) -> None:
+    """Where the iterator is gone, so are its workers: what they had is not known, or is what a new one begins with."""
+    iterator = reference()
+    if iterator is not None:
+        iterator.ask_begun()
+
+
+def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[PackedStates | None] | None]:
+    iterator = reference()
+    if iterator is None:
+        raise OptionError(LOST)
+    return iterator.ask_now()
+
+
+def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
+    ahead.close()
+    pool.close()
+
+
+def _bytes_of(made: MadeBatch) -> int:
+    kind, *rest = made.result
+    if kind == "inline":
+        return sum(map(len, rest[0]))
+    if kind == "packed":
+        return sum(rest[1])
+    return _spec_of(made.spec).nbytes(rest[1]) if kind == "slots" else 0
+
+
+_spec_of = functools.lru_cache(64)(Spec.loads)
+
+
+def _open(opener: BatchOpener, made: MadeBatch) -> Any:
+    """The batch that a worker has made, or the exception that it has told instead."""
+    kind, *rest = made.result
+    if kind == "inline":
+        return serialize.unpack_parts(*rest)
+    if kind == "object":
+        return rest[0]
+    if kind in ("error", "died"):
+        error = unpack_error(rest[0])
+        if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
+            error.field = error.__cause__.field
+        raise error
+    if kind == "packed":
+        segment, lengths = rest
+        return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
+    segment, count, capacity, columns = rest
+    form = {"columns": tuple(columns), "capacity": capacity, "blob": made.spec}
+    return opener.open(Delivery(made.batch, count, 0, "slots", segment, **form))

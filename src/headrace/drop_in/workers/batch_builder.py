@@ -1,0 +1,413 @@
+"""What a worker of the torch regime does: whole batches, by itself, as torch's workers make them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data._utils.collate import default_collate
+from torch.utils.data.graph_settings import apply_random_seed
+
+from headrace.drop_in.workers.object_table import ObjectTable
+from headrace.forks import PROCESS, Original
+from headrace.torch_compat import serialize, worker_info
+from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
+from headrace.torch_compat.errors import pack_worker_error
+from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
+from headrace.work.randomness import begin_sample
+
+_INLINE_BYTES = 16384  # smaller batches go with the message: a place of their own would cost more than the copy
+_SLOTS_FROM_BYTES = 4096  # samples of fewer bytes are collated by torch: writing them one by one is slower
+
+Result = tuple[Any, ...]
+"""What a worker answers, as it goes over the wire: a kind and its fields.
+
+* "slots": the segment's number, how many samples, how many slots, the columns that are not in slots
+* "packed": the segment's number, the lengths of the pickle and its buffers there
+* "inline": the pickle and its buffers themselves
+* "object": the batch itself, which has stayed in the process
+* "error": an exception; "died": one that is no Exception, by which torch's worker would have died
+* "end": the worker's data set has no more samples
+"""
+
+
+def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
+    """The answer where a user's function has raised."""
+    kind = "error" if isinstance(error, Exception) else "died"
+    return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the workers of one iterator are told; the names are those of torch's loader."""
+
+    dataset: Any
+    is_iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], Any] | None
+    num_workers: int
+    shared_seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a worker goes on.
+
+    Attributes:
+        blob: the states of the data set and its iterator, packed; None where they have none.
+        is_over: the data set has no more samples.
+        made: how many batches of this epoch the worker had made.
+        again: indices of batches that were made after that state, and how often each: they are made, and dropped.
+        is_finished: the epoch was over: the next one is begun.
+    """
+
+    blob: PackedStates | None = None
+    is_over: bool = False
+    made: int = 0
+    again: tuple[tuple[Any, int], ...] = ()
+    is_finished: bool = False
+
+
+class _Ended(Exception):
+    """An iterable data set has no more samples."""
+
+
+class BatchBuilder:
+    """Makes batches.
+
+    Args:
+        number: the worker's number.
+        table: where batches are put for the trainer, whose thread this is; None where the process is the worker's own.
+        place: gives (its number, memory of at least so many bytes) for the batch that is being made.
+        tell_spec: makes the form of samples known in which slots are filled from now on.
+        progress: memory of three numbers: in the first the index of the sample in its batch is told that is begun, -1
+            for none; to the third the nanoseconds are added that the collate function takes.
+        start: where to go on; None: begin.
+
+    Attributes:
+        is_stateful: whether the data set, or what iterates over it, can say its state.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        number: int,
+        *,
+        table: ObjectTable | None,
+        place: Callable[[int], tuple[int, memoryview]],
+        tell_spec: Callable[[bytes], None],
+        progress: memoryview,
+        start: Start | None = None,
+    ) -> None:
+        self._config, self._number, self._table = config, number, table
+        self._original = Original()
+        self._place, self._tell_spec, self._progress = place, tell_spec, progress
+        self._dataset = config.dataset
+        self._failure: Result | None = None
+        self._shared: PackedStates | None = None  # stands for the state of a data set that this worker has no copy of
+        self._has_begun = False  # what is done once has not failed
+        self._index: Any = None
+        self._are_small = False  # the last samples were, so that they are not worth writing one by one
+        self._spec: Spec | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._is_over = self._has_told_end = False
+        self._made = 0
+        self._collates_plainly = config.collate_fn is default_collate
+        self.is_stateful = False
+        self._begin(start)
+
+    def reset(self, shared_seed: int | None) -> None:
+        """Begin another epoch with the same data set."""
+        if self._has_begun:
+            self._failure = None
+            with self._kept_error():
+                self._seed_pipes(shared_seed)
+                self._open()
+
+    def make(self, index: Any) -> Result:
+        """The batch of an index, or of the next samples; whatever goes wrong is in the answer."""
+        if self._failure is not None:
+            return self._failure
+        self._index = index
+        try:
+            if self._is_over:
+                return ("end",)
+            if not self._config.auto_collation:
+                return self._pack(self._collate(self._one(index)))
+            if self._collates_plainly and not self._are_small and not is_extended():
+                return self._into_slots(index)
+            samples = self._fetched(index)
+            self._are_small = self._collates_plainly and _is_small(samples)
+            return self._pack(self._collate(samples))
+        except _Ended:
+            return ("end",)
+        except BaseException as error:
+            self._check_process(error)
+            return self._failed(error)
+        finally:
+            self._progress[0] = -1
+
+    def state(self) -> PackedStates | None:
+        """The states of this worker's copy of the data set and of its iterator; None where they have none."""
+        if self._shared is not None:
+            return self._shared
+        return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
+
+    def state_after(self, result: Result, every: int) -> tuple[PackedStates | None, bool] | None:
+        """What is to be told with a result: the states, and whether the data set is over; None: nothing.
+
+        Args:
+            every: states are told after so many batches; 0: only where the data set is over.
+        """
+        if result[0] == "end":
+            is_due, self._has_told_end = not self._has_told_end, True
+        else:
+            self._made += 1
+            is_due = self._is_over or (every > 0 and self._made % every == 0)
+        is_due = is_due and self._has_begun
+        return (self.state(), self._is_over) if is_due and (self.is_stateful or self._is_over) else None
+
+    def _begin(self, start: Start | None) -> None:
+        config = self._config
+        with self._kept_error():
+            if self._table is not None and _needs_a_copy(self._dataset):
+                self._copy_dataset()
+            set_info = worker_info.set_in_process if self._table is None else worker_info.set_in_thread
+            set_info(self._number, config.num_workers, config.base_seed, self._dataset)
+            if self._seed_pipes(config.shared_seed):
+                set_info(self._number, config.num_workers, config.base_seed, self._dataset)
+            begin_sample(config.base_seed, self._number, everywhere=False)  # for `hr.rng()`
+            if config.init_fn is not None:
+                config.init_fn(self._number)
+            self._has_begun = True
+            if start is None:
+                self._open()
+            else:
+                self._go_on(start)
+
+    def _copy_dataset(self) -> None:
+        """Each thread shards its own, and has its own state; one that cannot be copied is shared, and has none."""
+        try:
+            self._dataset = serialize.copied(self._dataset)
+        except Exception as error:
+            if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+                raise
+            note = (
+                "the data set cannot be copied for each thread: all use the one there is, and it has no state for each"
+            )
+            self._shared = failed(error, note)
+
+    def _go_on(self, start: Start) -> None:
+        if self._shared is not None and start.blob is not None:
+            unpacked_states(self._shared)  # raises
+        states = unpacked_states(start.blob)
+        load(self._dataset, states, "dataset")
+        self._open()
+        load(self._iterator, states, "iterator")
+        self._is_over, self._made = start.is_over, start.made
+        for index, times in start.again:
+            for _ in range(times):
+                with contextlib.suppress(Exception):  # it was told when the batch was made first
+                    self._collate(self._fetched(index) if self._config.auto_collation else self._one(index))
+        if start.is_finished:
+            self._open()
+
+    def _seed_pipes(self, shared_seed: int | None) -> bool:
+        if not isinstance(self._dataset, IterDataPipe):
+            return False
+        generator = torch.Generator()
+        generator.manual_seed(shared_seed or 0)
+        self._dataset = apply_random_seed(self._dataset, generator)
+        return True
+
+    def _open(self) -> None:
+        self._is_over = self._has_told_end = False
+        self._made = 0
+        self._iterator = None
+        if self._config.is_iterable:
+            self._iterator = iter(self._dataset)
+        self.is_stateful = is_stateful(self._dataset) or is_stateful(self._iterator)
+
+    @contextlib.contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """What goes wrong is the answer to every task from now on."""
+        try:
+            yield
+        except BaseException as error:
+            self._original.check("worker_init_fn or __iter__", error)
+            self._failure = self._failed(error)
+        self._original.check("worker_init_fn or __iter__")
+
+    def _failed(self, error: BaseException) -> Result:
+        return failed_by(error, self._number, in_thread=self._table is not None)
+
+    def _check_process(self, error: BaseException | None = None) -> None:
+        """Nothing goes on in a process that the data set has forked, and that has returned from there."""
+        if PROCESS.forks != self._original.forks:
+            many = self._config.auto_collation and getattr(self._dataset, "__getitems__", None)
+            name = "__getitems__" if many else "__getitem__"
+            if self._iterator is not None:
+                name = "__iter__ or __next__"
+            self._original.check(f"{type(self._dataset).__qualname__}.{name}", error)
+
+    # Samples.
+
+    def _one(self, key: Any) -> Any:
+        if self._iterator is None:
+            self._progress[0] = 0
+            return _item(self._dataset, key)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._is_over = True
+            raise _Ended from None
+
+    def _samples(self, index: Any) -> Iterator[Any]:
+        dataset, progress = self._dataset, self._progress
+        if self._iterator is not None:
+            for _ in index:
+                try:
+                    sample = next(self._iterator)
+                except StopIteration:
+                    self._is_over = True
+                    return
+                self._check_process()
+                yield sample
+        else:
+            for k, key in enumerate(index):
+                progress[0] = k
+                sample = _item(dataset, key)
+                self._check_process()
+                yield sample
+
+    def _fetched(self, index: Any) -> Any:
+        """What the collate function is given: a list of samples, or whatever `__getitems__` gives."""
+        if self._iterator is not None:
+            return self._complete(list(self._samples(index)), index)
+        dataset, progress = self._dataset, self._progress
+        if getattr(dataset, "__getitems__", None):
+            return _items(dataset, index)
+        samples: list[Any] = []
+        key, forks = None, self._original.forks
+        try:
+            for k, key in enumerate(index):
+                progress[0] = k
+                samples.append(dataset[key])
+                if PROCESS.forks != forks:
+                    self._check_process()
+        except StopIteration as error:
+            raise _stopped(key) from error
+        return samples
+
+    # Batches.
+
+    def _collate(self, samples: Any) -> Any:
+        self._progress[0] = -1
+        self._check_process()
+        began = time.perf_counter_ns()
+        try:
+            return plain_collate(samples) if self._collates_plainly else self._config.collate_fn(samples)
+        except StopIteration as error:
+            which = "" if self._iterator is not None else f" for the samples {self._index!r:.200}"
+            raise RuntimeError(f"collate_fn raised StopIteration{which}") from error
+        finally:
+            self._progress[2] += time.perf_counter_ns() - began
+
+    def _into_slots(self, index: Any) -> Result:
+        """Each sample straight into its place in the batch, if they are large and of one form."""
+        if self._iterator is None and getattr(self._dataset, "__getitems__", None):
+            items = _items(self._dataset, index)
+            if type(items) is not list:
+                self._are_small = True
+                return self._pack(self._collate(items))
+            samples = iter(items)
+        else:
+            samples = self._samples(index)
+        waiting = list(itertools.islice(samples, 1))
+        spec = self._spec_of(waiting[0]) if waiting else None
+        if spec is None:
+            self._are_small = _is_small(waiting)
+            return self._pack(self._collate(self._complete([*waiting, *samples], index)))
+        capacity = len(index)
+        segment, view = self._place(spec.nbytes(capacity))
+        slots = Slots(spec, view, 0, capacity)
+        slots.waiting, waiting = waiting, []
+        try:
+            slots.fill(samples)
+        except Mismatch:
+            self._spec = None
+            made = [*slots.written(), *slots.waiting, *samples]
+            return self._pack(self._collate(self._complete(made, index)))
+        if self._iterator is not None and self._config.drop_last and slots.count < capacity:
+            raise _Ended
+        return "slots", segment, slots.count, capacity, slots.columns
+
+    def _complete(self, samples: list[Any], index: Any) -> list[Any]:
+        """The samples of a batch, if it is one: an iterable data set may have ended before."""
+        if self._iterator is not None and (not samples or (self._config.drop_last and len(samples) < len(index))):
+            raise _Ended
+        return samples
+
+    def _spec_of(self, sample: Any) -> Spec | None:
+        if self._spec is None or not self._spec.fits(sample):
+            self._spec = None if _is_small([sample]) else Spec.of(sample)
+            if self._spec is not None:
+                self._tell_spec(self._spec.dumps())
+        return self._spec
+
+    def _pack(self, batch: Any) -> Result:
+        self._original.check("collate_fn")
+        if self._table is not None:
+            return "object", self._table.put(batch)
+        try:
+            parts = serialize.pack(batch)
+        except Exception as error:
+            which = "" if self._iterator is not None else f" of the samples {self._index!r:.100}"
+            told = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
+            error.add_note(told)
+            raise
+        self._original.check("a function that pickles a part of the batch")
+        size = serialize.packed_size(parts)
+        if size <= _INLINE_BYTES:
+            return "inline", [bytes(part) for part in parts]
+        segment, view = self._place(size)
+        return "packed", segment, serialize.write(parts, view)
+
+
+def _needs_a_copy(dataset: Any) -> bool:
+    return isinstance(dataset, IterDataPipe | MapDataPipe) or is_stateful(dataset)
+
+
+def _item(dataset: Any, key: Any) -> Any:
+    try:
+        return dataset[key]
+    except StopIteration as error:
+        raise _stopped(key) from error
+
+
+def _stopped(key: Any) -> RuntimeError:
+    return RuntimeError(f"dataset[{key!r}] raised StopIteration")
+
+
+def _items(dataset: Any, keys: Sequence[Any]) -> Any:
+    try:
+        return dataset.__getitems__(keys)
+    except StopIteration as error:
+        raise RuntimeError(f"dataset.__getitems__({keys!r:.200}) raised StopIteration") from error
+
+
+def _is_small(samples: Any) -> bool:
+    """Whether samples are like these of so few bytes, or come in such a way, that they are better collated by torch."""
+    if type(samples) is not list or not samples or type(samples[0]) in (int, float, bool, str, bytes):
+        return True
+    spec = Spec.of(samples[0])
+    return spec is not None and spec.sample_bytes < _SLOTS_FROM_BYTES

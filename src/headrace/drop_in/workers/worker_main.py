@@ -1,0 +1,226 @@
+"""A worker of the torch regime: waits for tasks on its socket, answers them in turn, ends with the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from headrace.drop_in.workers.batch_builder import BatchBuilder, Result, Start, WorkerConfig, failed_by
+from headrace.drop_in.workers.object_table import ObjectTable
+from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
+from headrace.processes.wire import BlockingWire
+from headrace.torch_compat import serialize
+
+# Of shared memory for each worker: the task it is at, the index of the sample in it, and nanoseconds that it has spent
+# so far in making batches, in the collate function among that, and in beginning.
+WORDS = 5
+_SEGMENTS_AT_MOST = 2**20  # that one worker makes, for their numbers to be its own
+
+
+class BatchServer:
+    """The worker's end of a connection.
+
+    Args:
+        sock: connected to the trainer's side.
+        number: the worker's number.
+        start: how many times a worker with this number was started before: its segments' numbers follow from both.
+        config: what it works on, where that need not come over the wire.
+        table: where batches are put for the trainer, whose thread this is; None where the process is the worker's own.
+    """
+
+    def __init__(
+        self, sock: socket.socket, number: int, start: int, config: WorkerConfig | None, table: ObjectTable | None
+    ) -> None:
+        self._wire = BlockingWire(sock)
+        self._number, self._config, self._table = number, config, table
+        self._builder: BatchBuilder | None = None
+        self._start: Start | None = None
+        self._epoch = 0
+        self._every = 0
+        self._has_told_start = False
+        self._refusal: Result | None = None  # the answer to every task, where there is no maker
+        self._descriptors: list[int] = []
+        self._segments: dict[int, memoryview] = {}
+        self._given: tuple[int, ...] | None = None  # the place for the batch that is being made
+        self._numbers = itertools.count((number * 1024 + start) * _SEGMENTS_AT_MOST + 1)
+        self._words = memoryview(bytearray(8 * (1 + WORDS))).cast("q")
+        self._first_word = 0
+
+    def serve(self, is_wanted: Callable[[], bool] | None = None) -> None:
+        """Answer until the other end is gone, or `is_wanted`, asked each second, says no."""
+        while True:
+            try:
+                kind, *rest = self._wire.receive(is_wanted)
+                getattr(self, f"_on_{kind}")(*rest)
+            except (EOFError, ConnectionError):
+                self._builder = None  # which knows us: a thread's memory is not to wait for the collector
+                return
+
+    # Messages.
+
+    def _on_words(self, size: int, first: int) -> None:
+        """Shared memory of all workers: its first word says whether they are to end, our own begin at `first`."""
+        self._words = self._map(size).cast("q")
+        self._first_word = first
+
+    def _on_descriptors(self, count: int) -> None:
+        """Of what the job shares with the trainer."""
+        self._descriptors += [self._wire.take_descriptor() for _ in range(count)]
+
+    def _on_job(self, size: int, lengths: tuple[int, ...]) -> None:
+        view = self._map(size, privately=True)
+
+        def load() -> None:
+            try:
+                self._config = serialize.unpack_in_worker(view, lengths, self._descriptors)
+            except Exception as error:
+                error.add_note(
+                    "What the trainer has sent cannot be put together again in a worker; with "
+                    'multiprocessing_context="fork" workers inherit it, and nothing is sent.'
+                )
+                raise
+
+        began = time.perf_counter_ns()
+        self._guarded(load)
+        self._words[self._first_word + 4] += time.perf_counter_ns() - began
+        close_all(self._descriptors)
+
+    def _on_start(self, epoch: int, start: Start | None) -> None:
+        """The number of the iterator's epoch, and where the worker goes on in it."""
+        self._epoch, self._start = epoch, start
+
+    def _on_every(self, every: int) -> None:
+        """After so many batches the state is to be told with what was made; 0: never."""
+        self._every = every
+
+    def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
+        self._epoch, self._has_told_start = epoch, False
+        if self._builder is not None:
+            self._builder.reset(shared_seed)
+            self._tell_start()
+        elif self._start is not None:
+            self._start = replace(self._start, is_finished=True)
+
+    def _on_tell(self) -> None:
+        """Somebody wants to know the state in which this worker is now."""
+        self._begin_once()
+        self._wire.send(("told", None if self._builder is None else self._builder.state()))
+
+    def _on_begin(self) -> None:
+        """Somebody wants to know the state in which this worker begins."""
+        self._begin_once()
+        if not self._has_told_start:
+            self._wire.send(("begun", self._epoch, None))
+
+    def _on_segment(self, number: int, size: int) -> None:
+        self._segments[number] = self._map(size)
+
+    def _on_forget(self, number: int) -> None:
+        self._segments.pop(number, None)
+
+    def _on_make(self, task: int, index: Any, place: tuple[int, ...] | None) -> None:
+        if self._words[0]:  # nobody waits for it any more
+            raise EOFError
+        self._words[self._first_word] = task
+        self._begin_once()
+        if self._builder is None:
+            assert self._refusal is not None
+            result = self._refusal
+        else:
+            self._given = place
+            began = time.perf_counter_ns()
+            result = self._builder.make(serialize.unpack_bytes(index) if isinstance(index, bytes) else index)
+            self._words[self._first_word + 2] += time.perf_counter_ns() - began
+        self._words[self._first_word] = 0
+        state = None if self._builder is None else self._builder.state_after(result, self._every)
+        self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
+
+    # What the maker needs.
+
+    def _begin_once(self) -> None:
+        if self._builder is None and self._refusal is None:
+            began = time.perf_counter_ns()
+            self._guarded(self._begin)
+            self._words[self._first_word + 4] += time.perf_counter_ns() - began
+
+    def _begin(self) -> None:
+        assert self._config is not None
+        self._builder = BatchBuilder(
+            self._config,
+            self._number,
+            table=self._table,
+            place=self._place,
+            tell_spec=lambda spec: self._wire.send(("spec", spec)),
+            progress=self._words[self._first_word + 1 :],
+            start=self._start,
+        )
+        self._tell_start()
+
+    def _tell_start(self) -> None:
+        """The state in which the worker begins an epoch: while there is none, nobody waits for it."""
+        assert self._builder is not None
+        assert self._config is not None
+        if self._builder.is_stateful or self._config.is_iterable:
+            self._wire.send(("begun", self._epoch, self._builder.state()))
+            self._has_told_start = True
+
+    def _place(self, size: int) -> tuple[int, memoryview]:
+        if self._given is not None and self._given[1] >= size:
+            return self._given[0], self._segments[self._given[0]]
+        segment = Segment.create(max(size, 1), next(self._numbers))
+        self._wire.send(("segment", segment.number, segment.size), [segment.fd])
+        self._segments[segment.number] = segment.view
+        segment.close()
+        return segment.number, self._segments[segment.number]
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        """What goes wrong before there is a maker is the answer to every task."""
+        try:
+            do()
+        except BaseException as error:
+            self._refusal = failed_by(error, self._number, in_thread=self._table is not None)
+
+    def _map(self, size: int, *, privately: bool = False) -> memoryview:
+        fd = self._wire.take_descriptor()
+        try:
+            return mapped_privately(fd, size) if privately else mapped(fd, size)
+        finally:
+            os.close(fd)
+
+
+def main(sock: socket.socket, number: int, start: int) -> None:
+    """Serve as a process that the fork server has forked."""
+    _begin_process()
+    BatchServer(sock, number, start, None, None).serve()
+
+
+def main_of_context(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
+    """Serve as a process that a multiprocessing context has started from the trainer."""
+    _begin_process()
+    parent = os.getppid()
+    # A sibling may hold the other end of our socket open.
+    BatchServer(sock, number, start, config, None).serve(lambda: os.getppid() == parent)
+
+
+def main_of_thread(sock: socket.socket, number: int, start: int, config: WorkerConfig, table: ObjectTable) -> None:
+    """Serve as a thread of the trainer's process."""
+    with contextlib.closing(sock):
+        BatchServer(sock, number, start, config, table).serve()
+
+
+def _begin_process() -> None:
+    import torch
+    from torch.utils.data._utils import signal_handling
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers: Any = signal_handling
+    handlers._set_worker_signal_handlers()  # they tell of a bus error or a segmentation fault
+    torch.set_num_threads(1)
+    keep_freed_memory()

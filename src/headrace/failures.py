@@ -1,0 +1,101 @@
+"""What stands in the place of samples: errors on their way, and samples that are made already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+_SHOWN_MOST = 200  # characters of a key
+
+
+class Scope(Enum):
+    """Whose failure an error is."""
+
+    SAMPLE = "sample"  # a single one's: it may be left out
+    MORE = "more"  # no single sample's, such as a source's end before its time: it is always raised
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an error was raised, as far as that is known.
+
+    Attributes:
+        stage: what failed, such as "map(augment)".
+        position: of the sample in the epoch.
+        key: of the sample, as it is shown.
+        url: of its shard, without secrets.
+        worker: the number of the worker process.
+        caught: what torch's loader says of an exception that came of a user's function in a worker.
+    """
+
+    stage: str = ""
+    position: int | None = None
+    key: str = ""
+    url: str = ""
+    worker: int | None = None
+    caught: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its sample is called: by its key, or else by the address of its shard."""
+        return self.key or self.url
+
+    @property
+    def note(self) -> str:
+        """The same in words, for the exception itself."""
+        told = (
+            ("stage:", self.stage or None),
+            ("sample", None if self.position is None else f"{self.position} of the epoch"),
+            ("key", self.key or None),
+            ("url", self.url or None),
+            ("worker", self.worker),
+        )
+        return "; ".join(f"{what} {value}" for what, value in told if value is not None)
+
+
+NOWHERE = Origin()
+
+
+def shown(key: object) -> str:
+    """A key as `Origin` has it."""
+    return f"{key!r:.{_SHOWN_MOST}}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackedError:
+    """An exception as bytes.
+
+    Attributes:
+        blob: what `headrace.torch_compat.errors.unpack_error` makes it of.
+        origin: where it was raised.
+        scope: whose failure it is.
+    """
+
+    blob: bytes
+    origin: Origin = NOWHERE
+    scope: Scope = Scope.SAMPLE
+
+    def widened(self) -> PackedError:
+        """The same as no single sample's."""
+        return replace(self, scope=Scope.MORE)
+
+
+class ErrorPacker(Protocol):
+    """Packs exceptions."""
+
+    def __call__(self, error: BaseException, origin: Origin = ..., /) -> PackedError: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Stands in the place of a sample that could not be made."""
+
+    error: PackedError
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
+
+    value: Any

@@ -1,0 +1,191 @@
+"""Time limits of all requests of one reader, by one timer: a timer for each would cost as much as a read does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from headrace.options import FetchOptions
+from headrace.types import Fills
+
+RATE_WINDOW_S = 30.0
+_LEAST_S = 0.001
+
+
+class TransferProgress(Protocol):
+    """Something that others get on with.
+
+    Attributes:
+        succeeded_at: when somebody did last.
+    """
+
+    succeeded_at: float
+
+
+class Watched:
+    """What the watch sees of a read, and how it ends it: by cancelling the task, as `asyncio.timeout` does.
+
+    Attributes:
+        position: the byte of the object that was reached.
+        body: what is being read, where it `Fills`: what it has received comes on top.
+        waits_for: what it waits for before it goes on, where that is not the store; the time in which that went
+            forward does not count.
+        stopped_by: why it was ended; None while it goes on.
+        paused_s: seconds that do not count.
+    """
+
+    __slots__ = (
+        "_cancelling", "_from", "_seen", "_since", "_task", "_window_at", "_window_from",
+        "began", "body", "paused_s", "position", "stopped_by", "waits_for",
+    )  # fmt: skip
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.body: Fills | None = None
+        self.waits_for: TransferProgress | None = None
+        self.stopped_by: str | None = None
+        self.began = self.paused_s = 0.0
+
+    def start_now(self, now: float) -> None:
+        """The task that runs now is the one to end, and time counts from now on."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self.began = now
+
+    def look(self, now: float) -> None:
+        """Begin to measure anew: a request begins, or goes on after a pause."""
+        self._since = now
+        self._from = self._seen = self.reached
+
+    @property
+    def reached(self) -> int:
+        """The byte that was reached by now."""
+        body = self.body
+        return self.position if body is None else self.position + body.received + getattr(body, "skipped", 0)
+
+    def time_s(self, options: FetchOptions) -> float:
+        """Seconds for all of it, attempts and waits included."""
+        raise NotImplementedError
+
+    def interrupt(self, why: str) -> None:
+        """End what the task is waiting for, unless that was done already."""
+        if self.stopped_by is None:
+            self.stopped_by = why
+            self._task.cancel()
+
+    def settle(self) -> str | None:
+        """Why it was ended, if it was by `interrupt` alone; to be called once the task goes on after that.
+
+        None: it was not, or somebody else has cancelled the task too, and the cancellation must go on.
+        """
+        why, self.stopped_by = self.stopped_by, None
+        return why if why is not None and self._task.uncancel() <= self._cancelling else None
+
+    def judge(self, now: float, options: FetchOptions) -> str | None:
+        """Which limit it has broken, in words."""
+        reached = self.reached
+        waits_for = self.waits_for
+        if waits_for is not None:
+            if waits_for.succeeded_at > self._since:
+                self.paused_s += now - self._since
+                self._since = now
+        elif reached != self._seen:
+            if self._seen == self._from:
+                self._window_at, self._window_from = now, reached
+            self._seen, self._since = reached, now
+        elif reached == self._from:
+            if now - self._since >= options.first_byte_timeout_s:
+                return f"no first byte within {options.first_byte_timeout_s:g} seconds"
+        elif now - self._since >= options.stall_timeout_s:
+            return f"no byte for {options.stall_timeout_s:g} seconds"
+        if waits_for is None and reached != self._from and now - self._window_at >= RATE_WINDOW_S:
+            if reached - self._window_from < options.min_rate_bytes_s * (now - self._window_at):
+                return f"fewer than {options.min_rate_bytes_s} bytes a second for {RATE_WINDOW_S:g} seconds"
+            self._window_at, self._window_from = now, reached
+        if now - self.began - self.paused_s >= self.time_s(options):
+            return f"not all within {self.time_s(options):g} seconds"
+        return None
+
+
+class Hedged(Protocol):
+    """A host whose late requests get a second one."""
+
+    def hedge(self, now: float) -> float:
+        """Make those that are due; gives when to look again, infinity where nothing is asked for."""
+        ...
+
+
+class DeadlineTimer:
+    """The one timer. It runs only while there is something to watch.
+
+    Args:
+        options: the limits.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, options: FetchOptions, clock: Callable[[], float]) -> None:
+        self._options, self._clock = options, clock
+        self._watched: dict[Watched, None] = {}
+        self._hosts: dict[Hedged, None] = {}
+        limits = (options.first_byte_timeout_s, options.stall_timeout_s, options.total_timeout_s)
+        self._each_s = min(1.0, min(limits) / 8.0)
+        self._look_at = self._due = 0.0
+        self._was_late = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, watched: Watched, now: float) -> None:
+        """Watch from now on."""
+        watched.look(now)
+        self._watched[watched] = None
+        if self._timer is None:
+            self._look_at = now + self._each_s
+            self._arm(now, self._look_at)
+
+    def end(self, watched: Watched) -> None:
+        """Watch no more."""
+        self._watched.pop(watched, None)
+
+    def hedge(self, endpoint: Hedged, now: float, due: float) -> None:
+        """Have `endpoint.hedge` called at `due`, or before."""
+        self._hosts[endpoint] = None
+        if due < self._due or self._timer is None:
+            self._arm(now, due)
+
+    def close(self) -> None:
+        """End the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, now: float, due: float) -> None:
+        self.close()
+        self._due = max(due, now + _LEAST_S)
+        self._timer = asyncio.get_running_loop().call_later(self._due - now, self._tick)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._timer = None
+        if now >= self._look_at:
+            # After a loop that stood still (a stopped process, a long callback) bytes may lie in the sockets: they are
+            # read first.
+            self._was_late = now - self._look_at > self._each_s and not self._was_late
+            self._look_at = now + self._each_s
+            if not self._was_late:
+                self._judge(now)
+        due = self._look_at
+        for endpoint in list(self._hosts):
+            again = endpoint.hedge(now)
+            if again == float("inf"):
+                del self._hosts[endpoint]
+            due = min(due, again)
+        if self._watched:
+            self._arm(now, due)
+
+    def _judge(self, now: float) -> None:
+        for watched in list(self._watched):
+            why = watched.judge(now, self._options)
+            if why is not None:
+                watched.interrupt(why)

@@ -1,0 +1,233 @@
+"""One host as a reader knows it: how much it takes, how fast it is, and what is being asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import StorageError, ThrottledError
+from headrace.fetch.meter import Meter
+from headrace.fetch.panics import panic_in
+from headrace.fetch.policy.hedge import Hedges
+from headrace.fetch.policy.limits import ConcurrencyLimit
+from headrace.fetch.policy.range_request import RangeRequest
+from headrace.fetch.policy.retry import RetryBudget
+from headrace.fetch.policy.semaphore import Semaphore
+from headrace.fetch.stores.registry import is_local
+from headrace.options import FetchOptions
+from headrace.types import Answer, Store
+
+ReadFailure = StorageError | OSError
+
+_WON = "the second request was answered first"
+_NEVER = float("inf")
+
+
+class Endpoint:
+    """One store: requests to it, with their second ones, and what their ends teach.
+
+    Args:
+        store: whom to ask.
+        everyone: the gate of all the reader's requests.
+        bound: requests at once while all is well.
+        options: how many second requests may be made.
+        meter: where to count.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        everyone: Semaphore,
+        bound: int,
+        options: FetchOptions,
+        meter: Meter,
+        clock: Callable[[], float],
+    ) -> None:
+        self.store = store
+        self._go_on: Any = getattr(store, "go_on", None)  # see `WebStore`; others know ranges, or are no servers
+        self.level = ConcurrencyLimit(bound, clock)
+        self.retry_budget = RetryBudget(clock)
+        is_far = not is_local(store)  # a disk is not made faster by being asked twice
+        self.hedges = Hedges(options.hedge_share) if options.hedge_share and is_far else None
+        self.succeeded_at = clock()
+        self._everyone, self._meter, self._clock = everyone, meter, clock
+        self._hedged: dict[HedgedRequest, None] = {}
+        self._seconds: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost when it is forgotten."""
+        return not self.level.inside and self.level.is_free
+
+    def try_enter(self) -> bool:
+        """Be among the requests under way, if that needs no waiting."""
+        everyone = self._everyone
+        if not everyone.has_room or not self.level.try_enter():
+            return False
+        everyone.inside += 1
+        return True
+
+    async def enter(self, *, again: bool = False) -> None:
+        """Be among the requests under way."""
+        await self.level.enter(again=again)
+        try:
+            await self._everyone.enter(again=again)
+        except asyncio.CancelledError:
+            self.level.leave()
+            raise
+
+    def leave(self) -> None:
+        """A request has ended."""
+        self.level.leave()
+        self._everyone.leave()
+
+    def succeeded(self, *, again: bool) -> None:
+        """A request was answered in full, at once or after attempts that failed."""
+        self.succeeded_at = now = self._clock()
+        self.level.succeeded(now)
+        self.retry_budget.give(1.0 if again else 0.1)
+
+    def failed(self, error: ReadFailure, began: float) -> ReadFailure:
+        """A request that began at `began` failed; gives the error back."""
+        throttled = isinstance(error, ThrottledError)
+        if throttled or isinstance(error, TimeoutError):
+            self.level.overloaded(began, throttled=throttled)
+            meter = self._meter
+            meter.throttled += throttled
+            meter.level = int(self.level.limit)
+            meter.lowest_level = min(meter.lowest_level or meter.level, meter.level)
+        return error
+
+    async def ask(self, path: str, request: RangeRequest, began: float) -> Answer:
+        """The answer for what is missing of `request`, or for a second request that was faster."""
+        if self.hedges is None:
+            return await self._get(path, request)
+        hedged = HedgedRequest(path, request, began)
+        self._hedged[hedged] = None
+        try:
+            answer = await self._get(path, request)
+        except asyncio.CancelledError:
+            if request.stopped_by != _WON or request.settle() is None:
+                raise
+            answer = hedged.take()
+            self._meter.hedges_won += 1
+        except (StorageError, OSError) as error:
+            if hedged.second is None or not hedged.is_asked_again:
+                raise  # the second request may be waiting for our own place
+            hedged.first_failed = True
+            await asyncio.wait([hedged.second])
+            if hedged.answer is None:
+                if isinstance(hedged.failure, StorageError) and hedged.failure.retry_after_s:
+                    raise hedged.failure from error  # of the two the one that says when to come back
+                raise
+            self.failed(error, began)
+            answer = hedged.take()
+            self._meter.hedges_won += 1
+        finally:
+            self._hedged.pop(hedged, None)
+            if hedged.second is not None:
+                hedged.second.cancel()
+                hedged.second = hedged.failure = None
+                await hedged.dispose()
+        self.hedges.learn(self._clock() - began)
+        return answer
+
+    def due(self, began: float) -> float:
+        """When a request that began at `began` is late."""
+        return _NEVER if self.hedges is None else began + self.hedges.delay_s
+
+    def hedge(self, now: float) -> float:
+        """Make the second requests that are due; gives when to look again."""
+        assert self.hedges is not None
+        late = []
+        again = _NEVER
+        for hedged in self._hedged:
+            again = self.due(hedged.began)
+            if again > now:
+                break
+            late.append(hedged)
+            again = now + self.hedges.delay_s
+        for hedged in late:
+            if not self.level.is_free or not self.hedges.take():
+                break
+            del self._hedged[hedged]
+            hedged.second = asyncio.get_running_loop().create_task(self._ask_again(hedged))
+            self._seconds.add(hedged.second)
+            hedged.second.add_done_callback(self._seconds.discard)
+        return again
+
+    async def aclose(self) -> None:
+        """Wait until the second requests that lost are gone, and end the timers."""
+        self.level.close()
+        self.retry_budget.close()
+        for second in self._seconds:
+            second.cancel()
+        await asyncio.gather(*self._seconds, return_exceptions=True)
+
+    async def _get(self, path: str, request: RangeRequest) -> Answer:
+        if request.rest is not None and self._go_on is not None:
+            start, stop = request.asked_start, request.asked_stop
+            answer: Answer = await self._go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
+            return answer
+        return await self.store.get(path, request.asked_start, request.asked_stop, if_match=request.if_match)
+
+    async def _ask_again(self, hedged: HedgedRequest) -> None:
+        request, meter = hedged.request, self._meter
+        if not self.try_enter():
+            await self.enter(again=True)
+        hedged.is_asked_again = True
+        began = self._clock()
+        meter.begin(began)
+        meter.hedges += 1
+        try:
+            hedged.answer = await self._get(hedged.path, request)
+        except (StorageError, OSError) as error:
+            hedged.failure = self.failed(error, began)
+            return
+        except BaseException as error:
+            panic = panic_in(error, request.url, self.store)
+            if panic is None:
+                raise
+            hedged.failure = self.failed(panic, began)
+            return
+        finally:
+            meter.end(self._clock())
+            self.leave()
+        if hedged.second is None:
+            await hedged.dispose()
+        elif not hedged.first_failed:
+            request.interrupt(_WON)
+
+
+class HedgedRequest:
+    """A request whose first byte has not come yet, and its second one."""
+
+    __slots__ = ("answer", "began", "failure", "first_failed", "is_asked_again", "path", "request", "second")
+
+    def __init__(self, path: str, request: RangeRequest, began: float) -> None:
+        self.path, self.request, self.began = path, request, began
+        self.second: asyncio.Task[None] | None = None
+        self.answer: Answer | None = None
+        self.failure: ReadFailure | None = None
+        self.first_failed = self.is_asked_again = False
+
+    def take(self) -> Answer:
+        """The second request's answer, which is the one that counts."""
+        answer, self.answer = self.answer, None
+        assert answer is not None
+        return answer
+
+    async def dispose(self) -> None:
+        """Nobody wants the second request's answer."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            await close(answer)
+
+
+async def close(answer: Answer) -> None:
+    """Read no more of it."""
+    aclose = getattr(answer.chunks, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -1,0 +1,212 @@
+"""One range on its way: what was asked for, what is known of the object, how far it got, and where the bytes go."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, cast
+
+import numpy as np
+
+from headrace.errors import BadResponseError, ObjectChangedError, ShortReadError, StorageError
+from headrace.fetch.meter import Meter
+from headrace.fetch.policy.deadlines import Watched
+from headrace.fetch.rest import Rest
+from headrace.options import FetchOptions
+from headrace.protocols import Span
+from headrace.running import Charges
+from headrace.types import Answer, Buffer, Fills
+
+_MOST_UNTOLD_BYTES = 2**30  # of a body whose length nobody says: it may have no end
+
+
+class RangeRequest(Watched):
+    """One range: every answer is checked against it, and continues it at the byte reached.
+
+    Args:
+        target: where the bytes go; None: into memory of its own, see `result`.
+        etag: the version that the bytes must be of.
+        charge: called once, with the number of bytes that come, and awaited.
+        most: of a longer object no more bytes than these are read, if the others can be asked for in ranges.
+        rest: where a store may keep what follows, for the next goal.
+
+    Attributes:
+        asked_stop: where the range ends; that is known from the first answer on, unless the store does not say.
+        size: of the object, as far as it is known.
+        in_order: the store sends the whole for every part.
+        skipped: bytes that had to come before those that were wanted.
+        is_inside: it counts among the host's requests under way.
+    """
+
+    __slots__ = (
+        "_buffer", "_first", "_is_open", "_most", "_pieces", "_room",
+        "asked_stop", "charge", "etag", "in_order", "is_inside", "ranged", "rest", "size", "skipped",
+        "start", "stop", "url",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        url: str,
+        start: int | None,
+        stop: int | None,
+        *,
+        target: memoryview | None = None,
+        etag: str | None = None,
+        charge: Charges | None = None,
+        most: int | None = None,
+        rest: Rest | None = None,
+    ) -> None:
+        super().__init__(start or 0)
+        self.rest, self.in_order, self.skipped = rest, False, 0
+        self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
+        self._most = most
+        self.ranged = start is not None or stop is not None
+        self.asked_stop = stop
+        self.size: int | None = None
+        self.is_inside = True
+        self._is_open = False
+        self._first = start or 0
+        self._pieces: list[Buffer] = []
+        self._buffer: io.BytesIO | None = None
+        # numpy copies without the GIL; a slice assignment to the memoryview would hold it.
+        self._room: Any = None if target is None else np.frombuffer(target, np.uint8)
+
+    @property
+    def asked_start(self) -> int | None:
+        return self.position if self.ranged or self.position else None
+
+    @property
+    def if_match(self) -> str | None:
+        # RFC 9110 §13.1.1: a weak validator never matches; the answer's ETag is compared in `accept` all the same.
+        return None if self.etag is None or self.etag.startswith("W/") else self.etag
+
+    def time_s(self, options: FetchOptions) -> float:
+        """Seconds for all attempts; what is longer than one range gets as much more time."""
+        wanted = (self.reached if self.asked_stop is None else self.asked_stop) - (self.start or 0)
+        skipped = self.skipped + getattr(self.body, "skipped", 0)
+        return options.total_timeout_s * max(1.0, (wanted + skipped) / options.range_bytes)
+
+    def accept(self, answer: Answer) -> None:
+        """Take up what the answer says of the object, if it is the one that was asked for."""
+        size, etag = answer.size, answer.etag
+        if self.etag is not None and etag is not None and etag != self.etag:
+            raise ObjectChangedError(f"the object changed: its ETag was {self.etag}, now {etag}", url=self.url)
+        if self.size is not None and size is not None and size != self.size:
+            # Of an object that changed the store would have said so, given If-Match: one of the sizes is a lie.
+            kind = ObjectChangedError if self.if_match is None else BadResponseError
+            raise kind(f"the object's size was {self.size}, now it is {size}", url=self.url)
+        first, last = self.position, self.asked_stop
+        if size is not None:
+            first = min(first, size)
+            last = size if last is None else max(first, min(last, size))
+        self._is_open = answer.stop is None and size is None
+        if answer.start != first or not (self._is_open or answer.stop == last or (last is None and size is None)):
+            raise BadResponseError(
+                f"asked for bytes {first} to {'the end' if last is None else last} of "
+                f"{'?' if size is None else size}, the answer is {answer.start} to {answer.stop}",
+                url=self.url,
+            )
+        self.etag, self.in_order = self.etag or etag, answer.in_order
+        self.size = size if self.size is None else self.size
+        self.position, self.asked_stop = first, answer.stop if last is None else last
+        self._first = min(self._first, first)
+        if self._most is not None and answer.gives_ranges and self.asked_stop is not None:
+            self.asked_stop = min(self._most, self.asked_stop)
+
+    async def receive(self, answer: Answer, meter: Meter) -> None:
+        """Put the answer's body in its place, all of it or up to where it fails."""
+        if self.position == self.asked_stop:
+            return
+        chunks = answer.chunks
+        if hasattr(chunks, "read_into") and self._open_room():
+            await self._fill(cast("Fills", chunks), meter)
+            return
+        async for piece in chunks:
+            size = len(piece)
+            if self.asked_stop is not None and self.position + size > self.asked_stop:
+                if self.asked_stop != self._most:
+                    start = self.start or 0
+                    raise BadResponseError(f"the body is longer than bytes {start} to {self.asked_stop}", url=self.url)
+                size = self.asked_stop - self.position
+            if self._room is None:
+                self._pieces.append(piece if size == len(piece) else memoryview(piece)[:size])
+            else:
+                at = self.position - self._first
+                np.copyto(self._room[at : at + size], np.frombuffer(piece, np.uint8)[:size])
+            self.position += size
+            meter.bytes += size
+            if self.asked_stop is None and self.position > _MOST_UNTOLD_BYTES:
+                raise BadResponseError(
+                    "more than 1 GiB came, and the store does not say how much there is", url=self.url
+                )
+            if self.position == self.asked_stop == self._most:
+                return
+
+    def check_end(self) -> None:
+        """Whether a body that has ended was all of it."""
+        if self._is_open and (self.asked_stop is None or self.position < self.asked_stop):
+            self.size = self.asked_stop = self.position
+        if self.asked_stop is not None and self.position < self.asked_stop:
+            raise ShortReadError(f"the body ended at byte {self.position}, not {self.asked_stop}", url=self.url)
+
+    def result(self) -> bytes:
+        """The bytes, where no target was given; once."""
+        if self._buffer is not None:
+            self._room = None  # as long as it is there, `getvalue` copies
+            return self._buffer.getvalue()
+        pieces = self._pieces
+        return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
+
+    def data(self) -> memoryview:
+        """What lies in the target."""
+        return memoryview(self._room)[: self.position - self._first]
+
+    def span(self) -> Span:
+        """What was read.
+
+        Raises:
+            BadResponseError: the store did not say how long the object is.
+        """
+        if self.size is None:
+            raise BadResponseError("the answer does not say how long the object is", url=self.url)
+        return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order)
+
+    def _open_room(self) -> bool:
+        """Whether there is room for a body that fills it; it is made as soon as its size is known."""
+        if self._room is None and not self._pieces and self.asked_stop is not None:
+            self._buffer = room_for(self.asked_stop - self.position, self.url)
+            self._room = np.frombuffer(self._buffer.getbuffer(), np.uint8)
+            self._first = self.position
+        return self._room is not None
+
+    async def _fill(self, body: Fills, meter: Meter) -> None:
+        end = None if self.asked_stop is None else self.asked_stop - self._first
+        target = memoryview(self._room)[self.position - self._first : end]
+        got = 0
+        self.body = body
+        try:
+            got = await body.read_into(target)
+        except ShortReadError:
+            got = body.received
+            if got < len(target):
+                raise  # and otherwise only the end of the body is missing, not a byte of it
+        except BaseException:
+            got = body.received
+            raise
+        finally:
+            self.body = None
+            self.skipped += getattr(body, "skipped", 0)
+            got = min(got, len(target))
+            self.position += got
+            meter.bytes += got
+
+
+def room_for(size: int, url: str) -> io.BytesIO:
+    """Memory for `size` bytes, not touched yet, that becomes `bytes` without a copy: `getvalue` gives it away.
+
+    Raises:
+        StorageError: there is not so much memory.
+    """
+    try:
+        return io.BytesIO(bytes(size))
+    except (MemoryError, OverflowError):
+        raise StorageError(f"the store announces {size} bytes, and memory does not hold them", url=url) from None

@@ -1,0 +1,117 @@
+"""What is still to come of an answer that has more than was asked for: the next read goes on with it."""
+
+from __future__ import annotations
+
+from headrace.errors import BadResponseError, ObjectChangedError
+from headrace.fetch.web.body import Body
+from headrace.types import Answer, Buffer
+
+_SKIPPED_BYTES = 256 * 1024
+
+
+class Rest:
+    """The open answer of a server that gives objects as a whole only, for who reads one object from begin to end.
+
+    Each part is taken off the same body, so that the server sends every byte once. Where the connection broke, or what
+    is asked for lies before, the object is asked for anew, and what comes before the part is thrown away.
+    """
+
+    def __init__(self) -> None:
+        self._body: Body | None = None
+        self._at = 0
+        self._size: int | None = None
+        self._etag: str | None = None
+        self._modified: str | None = None
+
+    def go_on(self, start: int, stop: int, name: str) -> Answer | None:
+        """Bytes [start, stop) of the answer that is open; None: there is none, or it is beyond them already."""
+        body, self._body = self._body, None
+        if body is None:
+            return None
+        if start < self._at:
+            body.abort()
+            return None
+        return self._part(body, start, stop, name)
+
+    def begin(
+        self, body: Body, start: int, stop: int, name: str, *, size: int | None, etag: str | None, modified: str | None
+    ) -> Answer:
+        """Bytes [start, stop) of an answer that has come anew; `modified` is its version where it has no ETag.
+
+        Raises:
+            ObjectChangedError: the answer before was another version.
+        """
+        if self._modified not in (None, modified):
+            reason = f"the object changed: it was last modified {self._modified}, now {modified}"
+            raise ObjectChangedError(reason, url=name)
+        self._at, self._size, self._etag, self._modified = 0, size, etag, modified
+        return self._part(body, start, stop, name)
+
+    def keep(self, body: Body, at: int) -> None:
+        """Have `body` for the next part: it has been read up to `at`."""
+        self.release()
+        if body.is_open:
+            self._body, self._at = body, at
+
+    def release(self) -> None:
+        """Nobody reads on."""
+        body, self._body = self._body, None
+        if body is not None:
+            body.abort()
+
+    def _part(self, body: Body, start: int, stop: int, name: str) -> Answer:
+        end = stop if self._size is None else min(stop, self._size)
+        part = _Part(self, body, start - self._at, start, end, name)
+        return Answer(start, None if self._size is None else end, self._size, self._etag, part, in_order=True)
+
+
+class _Part:
+    """Bytes [start, stop) of a body, in front of which `skip` bytes are thrown away; it `Fills`."""
+
+    def __init__(self, rest: Rest, body: Body, skip: int, start: int, stop: int, name: str) -> None:
+        self._rest, self._body, self._name = rest, body, name
+        self._to_skip, self._left, self._stop = skip, stop - start, stop
+        self._before = self._base = body.received  # what it had received before this part, and before what is wanted
+
+    @property
+    def received(self) -> int:
+        """See `Fills`."""
+        return 0 if self._to_skip else self._body.received - self._base
+
+    @property
+    def skipped(self) -> int:
+        """Bytes that came and were thrown away, so far."""
+        return (self._body.received if self._to_skip else self._base) - self._before
+
+    async def read_into(self, target: memoryview) -> int:
+        """See `Fills`."""
+        await self._skip()
+        count = await self._body.read_into(target[: self._left])
+        self._left -= count
+        if not self._left:
+            self._rest.keep(self._body, self._stop)
+        return count
+
+    async def aclose(self) -> None:
+        """See `Fills`."""
+        if self._left:
+            await self._body.aclose()
+
+    def __aiter__(self) -> _Part:
+        return self
+
+    async def __anext__(self) -> Buffer:
+        piece = bytearray(min(_SKIPPED_BYTES, self._left))
+        count = await self.read_into(memoryview(piece)) if piece else 0
+        if not count:
+            raise StopAsyncIteration
+        return memoryview(piece)[:count]
+
+    async def _skip(self) -> None:
+        room = memoryview(bytearray(min(self._to_skip, _SKIPPED_BYTES)))
+        while self._to_skip:
+            count = await self._body.read_into(room[: self._to_skip])
+            if not count:
+                raise BadResponseError(f"the whole ended {self._to_skip} bytes before the part", url=self._name)
+            self._base = self._body.received
+            self._to_skip -= count

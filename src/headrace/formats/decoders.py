@@ -1,0 +1,82 @@
+"""Decoders that others have added."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from headrace.errors import OptionError
+from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
+from headrace.formats.images import SPECS as IMAGE_SPECS
+
+WHAT_BY_EXTENSION = {
+    **dict.fromkeys(("cls", "index", "id"), "int"),
+    **dict.fromkeys(("txt", "text", "transcript"), "text"),
+    **{name: name for name in ("json", "npy", "npz")},
+}
+NAMES = ("bytes", "int", "text", "json", "npy", "npz", *IMAGE_SPECS)
+_OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"})
+_EXTENSION = re.compile(r"[a-z0-9_+-]+")
+
+GROUP = "headrace.decoders"
+
+_registered: dict[str, Callable[[bytes], Any]] = {}
+
+
+def register_decoder(extension: str, decode: Callable[[bytes], Any]) -> None:
+    """Have `.decode()` give `decode(data)` for fields with this extension, in streams that are made from now on.
+
+    `.decode(field="extension")` names it for any other field; with "gz" behind the extension the bytes are unpacked
+    before. It goes to the workers with the streams: nothing has to be registered there. A second registration wins over
+    the first. A package that is installed can name its function as an entry point of the group `headrace.decoders`,
+    under the extension, instead. `headrace.testing.DecoderContract` tests a decoder.
+
+    Args:
+        extension: the last part of a field's name, in lower case; none that headrace decodes itself (json, npy, …).
+        decode: gives the value of a field's bytes, and raises where they are damaged: that is a DecodeError then, with
+            the field and the sample's key. It must not run what the data say.
+
+    Raises:
+        OptionError: the extension is none, or one of headrace's own; or `decode` cannot be called.
+
+    Example:
+        >>> register_decoder("hex", lambda data: int(data, 16))
+    """
+    if not _EXTENSION.fullmatch(str(extension)) or str(extension) != extension:
+        raise OptionError(f"extension={extension!r} must be of a-z, 0-9, '_', '+' and '-': the last part of a name")
+    if extension in _OWN:
+        raise OptionError(f"extension={extension!r} is one of headrace's own ({', '.join(sorted(_OWN))})")
+    if not callable(decode):
+        raise OptionError(f"decode={decode!r}: a function of bytes is needed")
+    _registered[extension] = decode
+
+
+def registered_decoders() -> dict[str, Callable[[bytes], Any]]:
+    """Those that others have added, by extension; what is installed is imported when it is first used."""
+    return {**_installed(), **_registered}
+
+
+class InstalledDecoder:
+    """What a package names as an entry point; it is imported where it is first called, which is in a worker."""
+
+    def __init__(self, entry: EntryPoint) -> None:
+        self._entry = entry.name, entry.value
+        self._decode: Callable[[bytes], Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        name, value = self._entry
+        return InstalledDecoder, (EntryPoint(name, value, GROUP),)
+
+    def __call__(self, data: bytes) -> Any:
+        if self._decode is None:
+            self._decode = EntryPoint(*self._entry, GROUP).load()
+        return self._decode(data)
+
+
+@functools.cache
+def _installed() -> dict[str, Callable[[bytes], Any]]:
+    found = entry_points(group=GROUP)
+    return {entry.name: InstalledDecoder(entry) for entry in found if entry.name not in _OWN}

@@ -1,0 +1,138 @@
+"""What a container of samples tells of itself: the seam for whoever adds a format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from headrace.errors import OptionError, masked
+from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.protocols import Reads
+from headrace.rows import Rows
+
+
+class Scanner(Protocol):
+    """Finds the samples of a shard in successive buffers of it; it pickles between calls, and holds no bytes.
+
+    Attributes:
+        error: the damage that was found; nothing is read after it. Samples before it were given.
+        done: all was read, or `error` is set.
+        low: the lowest offset whose bytes are still needed, for samples not yet given or to read on.
+    """
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def low(self) -> int: ...
+
+    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
+        """The samples that became complete with `buffer`, the part of the shard at `offset`.
+
+        Damage does not raise: the samples before it are given, and `error` is set.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEntry:
+    """A shard, and what its data set says of it.
+
+    Attributes:
+        samples: how many it has; None: not said.
+        about: whatever `Format.listed` found that `Format.index` needs; it must pickle.
+        shares_blocks: whether many of its samples lie in one block: they are read together then, where that can be.
+    """
+
+    url: str
+    samples: int | None = None
+    about: Any = None
+    shares_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is opened at once: one sample, or many that lie together.
+
+    Attributes:
+        url: the shard's address, secrets hidden.
+        members: what the format has called each of its members in `Rows.fields`.
+        limits: how much it may ask for.
+    """
+
+    url: str
+    members: tuple[str, ...]
+    limits: Limits = DEFAULTS
+
+
+class Format(Protocol):
+    """A container of samples. Inherit it: what a format does not need is here.
+
+    A shard's samples are told in one of two ways. A `scanner` finds them while the shard is read from its start: then
+    it can be streamed without an index, can be compressed as a whole, and `headrace index` makes its index. Or `index`
+    knows them from a footer, or from a table beside them: then samples have numbers from the start.
+
+    Either way they are rows of a table. A sample's members are byte ranges of the shard. Many samples may share the
+    members of one block: its bytes are read once, and `open_block` opens them once in a worker.
+
+    Methods are called in several threads and processes: a format keeps nothing between calls. It goes to the workers by
+    pickle, one of a module as its class.
+
+    Attributes:
+        name: as in `hr.stream(…, format=name)`.
+        suffixes: of names, in lower case, with the dot.
+        catalogue: the name of the file that says which shards a folder has; None: there is none.
+        fields_are_members: whether samples are their members as bytes, and need not be opened.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    catalogue: ClassVar[str | None] = None
+    fields_are_members: ClassVar[bool] = False
+
+    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+        """How sure it is that an object is of this format, from 0 to 1, by its name and its first bytes."""
+        return 0.0
+
+    def scanner(self, url: str, limits: Limits) -> Scanner | None:  # noqa: ARG002
+        """What finds the samples of a shard while it is read; None: they are not found so."""
+        return None
+
+    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:  # noqa: ARG002
+        """The shards that the catalogue at `url` names, whose bytes are `data`.
+
+        Raises:
+            FormatError, LimitError: it is damaged.
+        """
+        return ()
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
+        """Where the samples of a shard lie, where no scanner finds them.
+
+        Raises:
+            FormatError, LimitError: it is damaged.
+            StorageError: it could not be read.
+        """
+        raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Any]:
+        """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
+
+        Args:
+            bodies: the bytes of each member.
+
+        Raises:
+            ValueError: it is damaged; the message says how. That is a DecodeError of each sample then.
+        """
+        return [dict(zip(block.members, bodies, strict=True))]
+
+
+def packing_of(form: Format, url: str) -> str | None:
+    """How a shard is compressed as a whole; None where it is not, or where that is the format's own business."""
+    return None if type(form).scanner is Format.scanner else kind_of(url)

@@ -1,0 +1,251 @@
+"""Columns of MDS samples: from their bytes to values, as their encodings say. No pickle is ever read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.plain import decode_json, decode_text
+
+_SCALARS = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64"),
+    )
+}
+# how an array says its dtype, and that of its dimensions
+_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
+    64: "uint64",
+    65: "int64",
+    66: "float64",
+}
+_DIMENSIONS_MOST = 64
+_DIGITS_MOST = 4300
+_U32 = struct.Struct("<I")
+_PIL = struct.Struct("<III")
+_IMAGE_LISTS = ("list[jpeg]", "list[png]", "list[pil]")
+_MODE_MOST = 16
+_COLUMNS_MOST = 1000
+
+
+class MdsColumn(NamedTuple):
+    """A column of a sample.
+
+    Attributes:
+        size: bytes of each value; None: they differ.
+        decode: gives the value of its bytes.
+    """
+
+    name: str
+    encoding: str
+    size: int | None
+    decode: Callable[[bytes], Any]
+
+
+@lru_cache(maxsize=64)
+def columns_of(text: str, limits: Limits = DEFAULTS) -> tuple[MdsColumn, ...]:
+    """The columns that a JSON of [[name, encoding, size], …] describes, as `described` writes it.
+
+    Raises:
+        ValueError: it describes none that is read here.
+    """
+    return tuple(_column(name, encoding, size, limits) for name, encoding, size in json.loads(text))
+
+
+def described(names: Any, encodings: Any, sizes: Any) -> str:
+    """The columns of a shard as JSON, for `columns_of`.
+
+    Raises:
+        ValueError: they are none, or of an encoding that is not read here.
+    """
+    lists = [names, encodings, sizes]
+    if not all(isinstance(one, list) and len(one) == len(names) for one in lists) or len(names) > _COLUMNS_MOST:
+        raise ValueError("its columns' names, encodings and sizes are not lists of one length")
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ValueError("its columns' names are none")
+    text = json.dumps(list(zip(*lists, strict=True)), separators=(",", ":"))
+    columns_of(text)
+    return text
+
+
+def _column(name: str, encoding: Any, size: Any, limits: Limits) -> MdsColumn:
+    if name.startswith("__"):
+        raise ValueError(f"column {name!r} begins with '__'; such names are taken")
+    if size is not None and (type(size) is not int or not 0 <= size <= limits.member_bytes):
+        raise ValueError(f"column {name!r} has values of {str(size)[:40]} bytes")
+    decode = _decoder(encoding, limits) if isinstance(encoding, str) else None
+    if encoding == "pkl":
+        raise ValueError(f"column {name!r} is pickled: to read it would run what the data say, and that is not done")
+    if decode is None:
+        raise ValueError(f"column {name!r} has the encoding {str(encoding)[:80]!r}, which is not known")
+    return MdsColumn(name, encoding, size or None, decode)  # a size of 0 is none: the bytes have it then
+
+
+def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
+    """How many bytes each column of a sample has, and the sizes before them as the last one.
+
+    Raises:
+        ValueError: that is not as many as there are.
+    """
+    head = 4 * sum(column.size is None for column in columns)
+    if len(data) < head:
+        raise ValueError(f"it has {len(data)} bytes, and the sizes of its columns take {head}")
+    said = iter(struct.unpack_from(f"<{head // 4}I", data))
+    sizes = [next(said) if column.size is None else column.size for column in columns]
+    if head + sum(sizes) != len(data):
+        raise ValueError(f"its columns have {sum(sizes)} bytes, and {len(data) - head} follow their sizes")
+    return [*sizes, head]
+
+
+def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, Any]:
+    """The sample whose bytes are `data`.
+
+    Raises:
+        ValueError: it is damaged; the message names the column.
+    """
+    *sizes, at = sizes_of(columns, data)
+    sample = {}
+    for column, size in zip(columns, sizes, strict=True):
+        try:
+            sample[column.name] = column.decode(data[at : at + size])
+        except Exception as error:
+            why = str(error)[:500] or type(error).__name__
+            raise ValueError(f"column {column.name!r} does not decode as {column.encoding}: {why}") from error
+        at += size
+    return sample
+
+
+def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], Any] | None:
+    name, _, more = encoding.partition(":")
+    if name in ("bytes", "jpeg", "png"):
+        return bytes  # images are decoded where the user says how
+    if encoding in _SCALARS:
+        return partial(_scalar, _SCALARS[encoding])
+    if name == "ndarray":
+        return _array_decoder(more)
+    if encoding in _IMAGE_LISTS:
+        return partial(_list, partial(_pil, limits) if "pil" in encoding else bytes)
+    plain: dict[str, Callable[[bytes], Any]] = {
+        "str": decode_text,
+        "int": _int,
+        "str_int": _str_int,
+        "str_float": _str_float,
+        "str_decimal": _str_decimal,
+        "json": decode_json,
+        "pil": partial(_pil, limits),
+        "jpeg_array": _image_array,
+        "jpegarray": _image_array,
+    }
+    return plain.get(encoding)
+
+
+def _scalar(dtype: np.dtype[Any], data: bytes) -> Any:
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"it has {len(data)} bytes")
+    return np.frombuffer(data, dtype)[0]
+
+
+def _int(data: bytes) -> int:
+    return int(_scalar(_SCALARS["int64"], data))
+
+
+def _short(data: bytes) -> str:
+    if len(data) > _DIGITS_MOST:
+        raise ValueError(f"it has {len(data)} digits, over the limit of {_DIGITS_MOST}")
+    return str(data, "ascii")
+
+
+def _str_int(data: bytes) -> int:
+    return int(_short(data))
+
+
+def _str_float(data: bytes) -> float:
+    return float(_short(data))
+
+
+def _str_decimal(data: bytes) -> Decimal:
+    return Decimal(_short(data))
+
+
+def _array_decoder(more: str) -> Callable[[bytes], Any] | None:
+    """What decodes `ndarray:dtype:shape`, of which either may be missing; None where that says nothing."""
+    dtype, _, said = more.partition(":")
+    if dtype and dtype not in _SCALARS:
+        return None
+    sizes = said.split(",") if said else []
+    if not all(size.isascii() and size.isdigit() and 0 < int(size[:18]) < 2**53 for size in sizes):
+        return None
+    return partial(_array, _SCALARS[dtype] if dtype else None, tuple(map(int, sizes)) if sizes else None)
+
+
+def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes) -> Any:
+    at = 0
+    if dtype is None:
+        if not data or data[0] not in _DTYPES:
+            raise ValueError(f"its dtype is {data[:1]!r}")
+        dtype, at = _SCALARS[_DTYPES[data[0]]], 1
+    if shape is None:
+        count, width = (data[at] >> 2, 1 << (data[at] & 3)) if at < len(data) else (_DIMENSIONS_MOST, 1)
+        end = at + 1 + count * width
+        if count >= _DIMENSIONS_MOST or end > len(data):
+            raise ValueError("its shape is cut off")
+        shape = tuple(np.frombuffer(data, f"<u{width}", count, at + 1).tolist())
+        at = end
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes != len(data) - at:
+        raise ValueError(f"its shape {list(shape)} takes {nbytes} bytes, and {len(data) - at} follow")
+    return np.frombuffer(data, dtype, offset=at).reshape(shape).copy()
+
+
+def _pil(limits: Limits, data: bytes) -> Any:
+    from PIL import Image
+
+    if len(data) < _PIL.size:
+        raise ValueError("it is cut off")
+    width, height, length = _PIL.unpack_from(data)
+    if width * height > limits.pixels or length > _MODE_MOST:
+        raise ValueError(f"it says {width} x {height} pixels and a mode of {length} letters, over the limit")
+    end = _PIL.size + length
+    return Image.frombytes(str(data[_PIL.size : end], "ascii"), (width, height), data[end:])
+
+
+def _list(decode: Callable[[bytes], Any], data: bytes) -> list[Any]:
+    """Values with a word that means nothing, their number and their sizes before them."""
+    return [decode(one) for one in _image_array(data[4:])] if len(data) >= 8 else _cut_off()
+
+
+def _image_array(data: bytes) -> list[bytes]:
+    """Bytes with their number and their sizes before them."""
+    (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
+    if 4 + 4 * count > len(data):
+        raise ValueError(f"it says {count} values, and has {len(data)} bytes")
+    sizes = struct.unpack_from(f"<{count}I", data, 4)
+    at = 4 + 4 * count
+    if at + sum(sizes) != len(data):
+        raise ValueError(f"its values have {sum(sizes)} bytes, and {len(data) - at} follow")
+    values = []
+    for size in sizes:
+        values.append(data[at : at + size])
+        at += size
+    return values
+
+
+def _cut_off() -> Any:
+    raise ValueError("it is cut off")

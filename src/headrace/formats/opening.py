@@ -1,0 +1,107 @@
+"""Samples that lie in blocks, opened where they are worked on: once, and kept while rows of them are wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+from headrace.errors import DecodeError, StageError, masked
+from headrace.formats.format import Block, Format
+from headrace.formats.limits import Limits
+
+BLOCK = "__block__"
+"""Under this name lies, until a sample is opened, what it is a row of."""
+
+_HELD_BYTES = 256 * 2**20  # of blocks as they were read
+_WHY_MOST = 500
+
+
+class SharedBlock:
+    """A block that several samples are rows of, not opened yet; it lives as long as the task that they are of.
+
+    Args:
+        number: no other block of this process has it; 0: it is opened for one row alone.
+        row: of the sample.
+        members: gives the bytes of the block's members, by what the format calls these.
+    """
+
+    __slots__ = ("members", "number", "row")
+
+    def __init__(self, number: int, row: int, members: Callable[[], dict[str, bytes]]) -> None:
+        self.number, self.row, self.members = number, row, members
+
+
+class Opener:
+    """The first step of a stream whose samples are no plain members: from the bytes of its block to a sample.
+
+    Blocks that many samples share are opened once in a process, and kept until too many others were opened since.
+    """
+
+    def __init__(self, form: Format, limits: Limits) -> None:
+        self.format, self.limits = form, limits
+        self._opened: OrderedDict[int, tuple[int, Sequence[Any] | Exception]] = OrderedDict()
+        self._held_bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Opener, (self.format, self.limits)
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """The sample, with its key and its shard's address.
+
+        Raises:
+            DecodeError: it is damaged.
+            FormatError, LimitError: its block is.
+        """
+        key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
+        try:
+            if shared is None:
+                members = {name: body for name, body in sample.items() if name not in ("__key__", "__url__")}
+                fields = self._open(url, members)[0]
+            else:
+                fields = self._rows(url, shared)[shared.row]
+            taken = next((name for name in fields if name.startswith("__")), None)
+            if taken is not None:
+                raise ValueError(f"its field {taken!r} begins with '__'; such names are taken")
+        except StageError as error:
+            error.key, error.url = key, error.url or url
+            raise
+        except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
+            why = str(error)[:_WHY_MOST] or type(error).__name__
+            told = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {why}"
+            raise DecodeError(told, key=key, url=url) from error
+        return {"__key__": key, "__url__": url, **fields}
+
+    def _open(self, url: str, members: dict[str, bytes]) -> Sequence[Any]:
+        return self.format.open_block(Block(url, tuple(members), self.limits), list(members.values()))
+
+    def _rows(self, url: str, shared: SharedBlock) -> Sequence[Any]:
+        with self._lock:  # other threads that want the same block wait for it
+            if shared.number and shared.number in self._opened:
+                self._opened.move_to_end(shared.number)
+                rows = self._opened[shared.number][1]
+            else:
+                rows = self._newly(url, shared)
+        if isinstance(rows, Exception):
+            raise deepcopy(rows)  # each sample adds notes about itself
+        return rows
+
+    def _newly(self, url: str, shared: SharedBlock) -> Sequence[Any] | Exception:
+        members = shared.members()
+        rows: Sequence[Any] | Exception
+        try:
+            rows = self._open(url, members)
+        except Exception as error:
+            rows = error.with_traceback(None)  # a frame would keep the bytes alive
+            rows.__cause__ = rows.__context__ = None
+        nbytes = sum(map(len, members.values()))
+        if shared.number:
+            self._opened[shared.number] = nbytes, rows
+            self._held_bytes += nbytes
+        while self._held_bytes > _HELD_BYTES and len(self._opened) > 1:
+            _, (oldest, _) = self._opened.popitem(last=False)
+            self._held_bytes -= oldest
+        return rows

@@ -1,0 +1,106 @@
+"""The formats that are known: headrace's own, and those that others have added."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+from headrace.errors import OptionError, masked
+from headrace.formats.compression.decompressor import path_of, without_compression
+from headrace.formats.format import Format
+from headrace.formats.json_lines import JSON_LINES
+from headrace.formats.mds.format import MDS
+from headrace.formats.tar.format import TAR
+
+_OWN: dict[str, Format] = {own.name: own for own in (TAR, JSON_LINES, MDS)}
+_NAME = re.compile(r"[a-z0-9_+-]+")
+_SUFFIX = re.compile(r"(\.[a-z0-9_+-]+)+")
+SNIFFED_BYTES = 4096
+
+_registered: dict[str, Format] = {}
+
+
+def register_format(format: Format) -> None:  # noqa: A002 (the name that the field uses)
+    """Have `hr.stream` read shards of this format, in streams that are made from now on.
+
+    It is chosen by a name's suffix, by `format=`, or by `sniff` where neither says anything. It goes to the workers
+    with the streams. A second registration of a name wins over the first, and any over an installed package's, which
+    can name its format as an entry point of the group `headrace.formats` instead. `headrace.testing.FormatContract`
+    tests a format.
+
+    Args:
+        format: an instance; see `headrace.formats.format.Format`.
+
+    Raises:
+        OptionError: its name or a suffix is none, or one of headrace's own.
+    """
+    _registered[_checked(format).name] = format
+
+
+def known_formats() -> dict[str, Format]:
+    """All formats by name."""
+    return {**_installed(), **_registered, **_OWN}
+
+
+def format_named(name: Any) -> Format:
+    """The format that `format=name` means.
+
+    Raises:
+        OptionError: there is none.
+    """
+    known = known_formats()
+    if name not in tuple(known):
+        names = " and ".join([", ".join(map(repr, [*known][:-1])), repr([*known][-1])])
+        raise OptionError(f"format={name!r} is not known; {names} are")
+    return known[name]
+
+
+def format_of(urls: Iterable[str]) -> Format | None:
+    """The format that the names of shards say; None where they say none.
+
+    Raises:
+        OptionError: they say several, or some say none.
+    """
+    known = known_formats().values()
+    endings = {suffix: one for one in known for suffix in one.suffixes}
+    found: Format | None = None
+    first = ""
+    for url in urls:
+        path = without_compression(path_of(url).lower())
+        # the longest suffix that fits: a format may be more special than another
+        one = endings.get(max((suffix for suffix in endings if path.endswith(suffix)), key=len, default=""))
+        if first and one is not found:
+            said = f"{masked(url)} says {one.name}" if one is not None else f"{masked(url)} does not say its format"
+            said_first = f"{masked(first)} {'says ' + found.name if found is not None else 'does not'}"
+            raise OptionError(f"{said}, and {said_first}: all shards of a stream are of one format, or give format=")
+        found, first = one, url
+    return found
+
+
+def sniffed(url: str, head: bytes) -> Format | None:
+    """The format that is surest of an object by its first bytes; None where none is."""
+    name = path_of(url).rpartition("/")[2]
+    sure = {one.name: one.sniff(name, head) for one in known_formats().values()}
+    best = max(sure, key=lambda name: sure[name])
+    return known_formats()[best] if sure[best] > 0 else None
+
+
+def _checked(one: Format) -> Format:
+    if one.name in _OWN or not _NAME.fullmatch(one.name):
+        raise OptionError(f"the format {one.name!r} must be called by a-z, 0-9, '_', '+' and '-', and not as ours are")
+    taken = [suffix for own in _OWN.values() for suffix in own.suffixes]
+    for suffix in one.suffixes:
+        if not _SUFFIX.fullmatch(suffix) or suffix in taken or without_compression(f"x{suffix}") != f"x{suffix}":
+            raise OptionError(
+                f"the suffix {suffix!r} of {one.name} must be like '.rec', and none of {', '.join(taken)}"
+            )
+    return one
+
+
+@functools.cache
+def _installed() -> dict[str, Format]:
+    loaded = (entry.load() for entry in entry_points(group="headrace.formats"))
+    return {one.name: _checked(one) for one in (one() if isinstance(one, type) else one for one in loaded)}

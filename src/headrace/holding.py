@@ -1,0 +1,220 @@
+"""Loops that take batches before they train on them: how many of those they hold when a state is asked for."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+import weakref
+from types import FrameType
+from typing import Any, NamedTuple
+
+
+class HeldBatches(NamedTuple):
+    """What a loop holds.
+
+    Attributes:
+        batches: how many it has taken and not handed on.
+        is_over: whether it has handed on the last one of its epoch, and begins another one when it goes on.
+    """
+
+    batches: int = 0
+    is_over: bool = False
+
+
+class Holder:
+    """A loop that trains on each batch before it takes the next one.
+
+    Attributes:
+        epoch: which one it begins, where it says so only later.
+    """
+
+    epoch: int | None = None
+
+    def held(self, *, was_told: bool) -> HeldBatches:  # noqa: ARG002
+        """What it holds now.
+
+        Args:
+            was_told: whether it was told that there is no more.
+        """
+        return HeldBatches()
+
+
+class Unknown(Holder):
+    """A loop of a framework that takes batches ahead, in a release where nobody knows how many it holds.
+
+    Args:
+        framework: its name.
+    """
+
+    def __init__(self, framework: str) -> None:
+        self._framework, self._has_warned = framework, False
+
+    def held(self, *, was_told: bool) -> HeldBatches:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{self._framework} iterates over this loader in a way that is not known here. If it takes batches "
+                "before it trains on them, this state counts them as trained on, and who goes on from it never gets "
+                "them: ask for state_dict(batches=n), n being how many batches of the epoch were trained on",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return super().held(was_told=was_told)
+
+
+class OfLightning(Holder):
+    """Lightning's loop. It takes a batch ahead of loaders without a length, and knows which batch is the last one.
+
+    Args:
+        fetcher: what takes its batches.
+        loaders: all that it goes through together; they have a length or not.
+        epoch: see `Holder`.
+    """
+
+    def __init__(self, fetcher: Any, loaders: Any, *, epoch: int | None) -> None:
+        self.epoch = epoch
+        self._fetcher = weakref.ref(fetcher)
+        self._ahead = 0 if _is_counted(loaders) else getattr(fetcher, "prefetch_batches", 0)
+
+    @staticmethod
+    def is_known(fetcher: Any, loaders: Any) -> bool:
+        """Whether it is as those that were tried."""
+        has_batches = hasattr(fetcher, "batches") or not hasattr(fetcher, "prefetch_batches")
+        return loaders is not None and has_batches and hasattr(fetcher, "iterator") and hasattr(fetcher, "done")
+
+    def held(self, *, was_told: bool) -> HeldBatches:
+        fetcher = self._fetcher()
+        if fetcher is None or fetcher.iterator is None:  # it has ended, and let go of what it held
+            return HeldBatches(0 if was_told else self._ahead, was_told)
+        return HeldBatches(len(getattr(fetcher, "batches", ())), bool(fetcher.done))
+
+
+class OfAccelerate(Holder):
+    """The loop over a loader that Accelerate has prepared: it has always taken one batch more, but for the last one.
+
+    Args:
+        shard: Accelerate's loader.
+
+    Attributes:
+        begun: the number of the epoch, as Accelerate counts them.
+    """
+
+    def __init__(self, shard: Any) -> None:
+        self._shard = weakref.ref(shard)
+        self.begun = int(shard.iteration)
+
+    def held(self, *, was_told: bool) -> HeldBatches:
+        shard = self._shard()
+        is_last = was_told if shard is None else bool(shard.end_of_dataloader)
+        return HeldBatches(0 if is_last else 1, is_last and was_told)
+
+    @staticmethod
+    def is_known(shard: Any) -> bool:
+        """Whether it is as those that were tried."""
+        return hasattr(shard, "iteration") and hasattr(shard, "end_of_dataloader")
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that a state goes on with."""
+        shard = self._shard()
+        return self.begun + (shard is not None and bool(shard.end_of_dataloader))
+
+
+def holder_of() -> Holder:
+    """The loop that asks a loader for an iterator now, as far as it is one that is known."""
+    framework = _framework()
+    fetchers = _known("loops.fetchers", "_DataFetcher")
+    shards = _known("data_loader", "DataLoaderShard") + _known("data_loader", "DataLoaderDispatcher")
+    together = _known("utilities.combined_loader", "_ModeIterator")
+    others = _known("loops.evaluation_loop", "_EvaluationLoop") + _known("loops.prediction_loop", "_PredictionLoop")
+    frame, fetcher, loaders = (sys._getframe(1) if fetchers or shards else None), None, None
+    for _ in range(_FRAMES_MOST):
+        if frame is None:
+            break
+        found = frame.f_locals.get("self")
+        if isinstance(found, fetchers):
+            fetcher = found
+        elif isinstance(found, together):
+            loaders = found
+        elif fetcher is not None:
+            progress = getattr(found, "epoch_progress", None)  # of the loop that has begun the fetcher, if it trains
+            epoch = None if progress is None else int(progress.current.processed)
+            is_known = OfLightning.is_known(fetcher, loaders) and (progress is not None or isinstance(found, others))
+            return OfLightning(fetcher, loaders, epoch=epoch) if is_known else Unknown("lightning.pytorch")
+        elif issubclass(type(found), shards):  # it says that its class is another one
+            return OfAccelerate(found) if OfAccelerate.is_known(found) else Unknown("accelerate")
+        frame = frame.f_back
+    return Holder() if framework is None else Unknown(framework)
+
+
+def goes_on_from(epoch: int) -> bool:
+    """Have Fabric, if that tells an epoch now, go on to count epochs from this one; whether it does.
+
+    It counts the loops over a loader, from 0 in each process.
+    """
+    counters = _known("wrappers", "_FabricDataLoader", _FABRIC)
+    frame: FrameType | None = sys._getframe(1)
+    tells: FrameType | None = None  # who tells the epoch
+    for _ in range(_FRAMES_TELLING):
+        if frame is None:
+            break
+        found = frame.f_locals.get("self")
+        if isinstance(found, counters) and hasattr(found, "_num_iter_calls"):
+            found._num_iter_calls = epoch
+            return True
+        tells = frame if tells is None and not _is_ours(frame) else tells
+        frame = frame.f_back
+    if tells is not None and str(tells.f_globals.get("__name__")).startswith(_FABRIC):
+        warnings.warn(
+            f"Fabric counts epochs in a way that is not known here, and has begun another one than epoch {epoch}, with "
+            f"which the loaded state goes on: that state is not gone on from. Iterate over the loader itself, not over "
+            "what `setup_dataloaders` gives",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return False
+
+
+def _framework() -> str | None:
+    """Which of the frameworks that take batches ahead goes through the loader, itself or by iterators around it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (_is_ours(frame) or _is_of_an_iterator(frame)):
+        frame = frame.f_back
+    return None if frame is None else _package(frame)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("headrace", "torch")
+
+
+def _is_of_an_iterator(frame: FrameType) -> bool:
+    """Whether it hands on what it takes, to those above it; frameworks' own say which one it is."""
+    return _package(frame) is None and (
+        frame.f_code.co_name in ("__iter__", "__next__") or bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+    )
+
+
+def _package(frame: FrameType) -> str | None:
+    name = f"{frame.f_globals.get('__name__')}."
+    return next((package for package in _FRAMEWORKS if name.startswith(f"{package}.")), None)
+
+
+def _known(module: str, name: str, packages: tuple[str, ...] | None = None) -> tuple[type, ...]:
+    """The classes of that name of frameworks that somebody has imported."""
+    places = (sys.modules.get(f"{package}.{module}") for package in packages or _FRAMEWORKS)
+    return tuple(getattr(place, name) for place in places if hasattr(place, name))
+
+
+def _is_counted(loader: Any) -> bool:
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
+
+
+_FRAMEWORKS = ("lightning.pytorch", "pytorch_lightning", "accelerate")
+_FABRIC = ("lightning.fabric", "lightning_fabric")  # takes no batch ahead
+_FRAMES_MOST = 16
+_FRAMES_TELLING = 5

@@ -1,0 +1,287 @@
+"""Parts of an epoch's samples on their way, and the leases of the memory that they lie in.
+
+Everything here is plain: a part knows where its bytes are leased, and not what is in them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.failures import Failure
+from headrace.memory import Claim, Lease, Segment
+from headrace.rows import Rows
+from headrace.sent import SentKeys, SentObjects, SentPart, SentPickle, SentRows
+from headrace.types import Ints
+
+
+class Part(Protocol):
+    """Some consecutive samples on their way, and the leases of the memory that they lie in."""
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def failed(self) -> Sequence[int]:
+        """The indices of the samples in whose places failures stand, ascending; of several at least the first."""
+        ...
+
+    def cut(self, start: int, stop: int) -> Part:
+        """The samples [start, stop) of this part, with leases of their own."""
+        ...
+
+    def release(self) -> None:
+        """End this part's leases."""
+        ...
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        """The samples as a worker is told of them, and the segments it must have mapped."""
+        ...
+
+    def carried(self) -> SentPart:
+        """The same with their bytes, for a worker that shares no memory with this process."""
+        ...
+
+    def origin(self, index: int) -> tuple[Any, str | None]:
+        """Key and address of a sample, where they can be told without opening it."""
+        ...
+
+
+@dataclass(slots=True)
+class RawPart:
+    """Samples that lie undecoded in fetched ranges.
+
+    Attributes:
+        rows: the samples; offsets count in the epoch's own address space, in which each shard has its own place.
+        shards: for each sample the number of its shard in `urls`.
+        bases: for each of `urls` where the shard begins in that address space.
+        spans: (first address, lease) of the ranges that hold them, by address.
+    """
+
+    rows: Rows
+    shards: Ints
+    urls: tuple[str, ...]
+    spans: list[tuple[int, Lease]]
+
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    @property
+    def failed(self) -> Sequence[int]:
+        return ()
+
+    def cut(self, start: int, stop: int) -> RawPart:
+        if (start, stop) == (0, self.count):
+            spans = [(a, lease.retain()) for a, lease in self.spans]
+            return RawPart(self.rows, self.shards, self.urls, spans)
+        return self._with(self.rows.cut(start, stop), self.shards[start:stop])
+
+    def take(self, chosen: Ints) -> RawPart:
+        """The samples with the indices `chosen`, in that order, with leases of their own."""
+        return self._with(self.rows.take(chosen), self.shards[chosen])
+
+    def _with(self, rows: Rows, shards: Ints) -> RawPart:
+        """Some of the samples, and the leases of the ranges that hold them."""
+        first = [address for address, _ in self.spans]
+        if len(first) <= 1 or not len(rows.offset):
+            used = self.spans[:1]
+        else:
+            low = np.searchsorted(first, rows.offset, side="right") - 1
+            high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
+            touched = np.unique(np.concatenate([low, high, *_between(low, high)]))
+            used = [self.spans[k] for k in touched if k >= 0]  # a member without bytes may lie before the first
+        return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used])
+
+    @staticmethod
+    def concat(parts: Sequence[RawPart]) -> RawPart:
+        """All samples of `parts`, which give up their leases to it."""
+        if len(parts) == 1:
+            return parts[0]
+        urls = tuple(dict.fromkeys(url for p in parts for url in p.urls))
+        number = {url: k for k, url in enumerate(urls)}
+        shards = [np.array([number[u] for u in p.urls], np.int64)[p.shards] for p in parts]
+        spans = {}
+        for address, lease in (span for p in parts for span in p.spans):
+            if address in spans:
+                lease.release()
+            else:
+                spans[address] = lease
+        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans))
+
+    def release(self) -> None:
+        for _, lease in self.spans:
+            lease.release()
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        places = [(address, address_of(lease)) for address, lease in self.spans]
+        return SentRows(self.rows, self.shards, self.urls, places), [lease.segment for _, lease in self.spans]
+
+    def carried(self) -> SentPart:
+        """With the members alone: the ranges that they lie in have those of other tasks too."""
+        first = [address for address, _ in self.spans]
+        views = [lease.view for _, lease in self.spans]
+        ends = [address + len(view) for address, view in zip(first, views, strict=True)]
+        pieces = [
+            views[k][a:b]
+            for offset, size in zip(self.rows.offset.tolist(), self.rows.size.tolist(), strict=True)
+            for k, a, b in member_pieces(first, ends, offset, size)
+        ]
+        rows = replace(self.rows, offset=np.cumsum(self.rows.size) - self.rows.size)
+        return SentRows(rows, self.shards, self.urls, [(0, b"".join(pieces))])
+
+    def origin(self, index: int) -> tuple[Any, str | None]:
+        key = bytes(self.rows.keys[index]).decode("utf-8", "surrogateescape")
+        return key, self.urls[int(self.shards[index])]
+
+
+def address_of(lease: Lease) -> tuple[int, int, int]:
+    """Where a lease is, for those who have its segment mapped."""
+    return lease.segment.number, lease.offset, lease.size
+
+
+def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
+    """Spans by their first address."""
+    return sorted(spans.items(), key=lambda span: span[0])
+
+
+def _between(low: Ints, high: Ints) -> list[Ints]:
+    """The spans between those in which a member begins and ends, for members that reach over more than two."""
+    return [np.arange(low[k] + 1, high[k]) for k in np.flatnonzero(high - low > 1).tolist()]
+
+
+def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size: int) -> list[tuple[int, int, int]]:
+    """Which spans hold [offset, offset + size): (span, first byte in it, one past the last)."""
+    pieces = []
+    k = bisect.bisect_right(starts, offset) - 1
+    stop = offset + size
+    while offset < stop:
+        end = min(stop, ends[k])
+        pieces.append((k, offset - starts[k], end - starts[k]))
+        offset = end
+        k += 1
+    return pieces
+
+
+@dataclass(slots=True)
+class PackedPart:
+    """Samples that lie pickled, with their buffers beside them, in one lease; `[start, stop)` of the list are meant.
+
+    Attributes:
+        failures: where in the list failures stand, ascending.
+    """
+
+    lease: Lease
+    lengths: tuple[int, ...]
+    start: int
+    stop: int
+    failures: Sequence[int] = ()
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def failed(self) -> Sequence[int]:
+        return [k - self.start for k in self.failures if self.start <= k < self.stop]
+
+    def cut(self, start: int, stop: int) -> PackedPart:
+        lease = self.lease.retain()
+        return PackedPart(lease, self.lengths, self.start + start, self.start + stop, self.failures)
+
+    def release(self) -> None:
+        self.lease.release()
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return SentPickle(address_of(self.lease), self.lengths, self.start, self.stop), [self.lease.segment]
+
+    def carried(self) -> SentPart:
+        return SentPickle(bytes(self.lease.view), self.lengths, self.start, self.stop)
+
+    def origin(self, index: int) -> tuple[Any, str | None]:  # noqa: ARG002 (others need it)
+        return None, None
+
+
+@dataclass(slots=True)
+class ListPart:
+    """Samples that are Python objects of this process: no other one can be given them.
+
+    Attributes:
+        claim: for their bytes.
+        nbytes: how many those are, about, where that is known.
+    """
+
+    samples: list[Any]
+    start: int = 0
+    stop: int | None = None
+    claim: Claim | None = None
+    nbytes: int = 0
+
+    @property
+    def count(self) -> int:
+        return (len(self.samples) if self.stop is None else self.stop) - self.start
+
+    @property
+    def failed(self) -> Sequence[int]:
+        kinds = list(map(type, self.samples[self.start : self.stop]))
+        return (kinds.index(Failure),) if Failure in kinds else ()
+
+    def cut(self, start: int, stop: int) -> ListPart:
+        claim = None if self.claim is None else self.claim.retain()
+        return ListPart(self.samples, self.start + start, self.start + stop, claim)
+
+    def release(self) -> None:
+        if self.claim is not None:
+            self.claim.release()
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return SentObjects(self.samples, self.start, self.start + self.count), []
+
+    def carried(self) -> SentPart:
+        """Of failures alone: other objects are packed where workers are no threads."""
+        return SentObjects(self.samples[self.start : self.start + self.count], 0, self.count)
+
+    def origin(self, index: int) -> tuple[Any, str | None]:  # noqa: ARG002 (others need it)
+        return None, None
+
+
+@dataclass(slots=True)
+class KeyPart:
+    """Keys of samples that workers get for themselves; they go with the task, and take no shared memory.
+
+    Attributes:
+        pack: a list of keys as bytes; None where they are such as any pickle carries.
+    """
+
+    keys: list[Any]
+    pack: Callable[[list[Any]], bytes] | None
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def failed(self) -> Sequence[int]:
+        return ()
+
+    def cut(self, start: int, stop: int) -> KeyPart:
+        return KeyPart(self.keys, self.pack, self.start + start, self.start + stop)
+
+    def release(self) -> None:
+        pass
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return self.carried(), []
+
+    def carried(self) -> SentPart:
+        keys = self.keys[self.start : self.stop]
+        return SentObjects(keys, 0, len(keys)) if self.pack is None else SentKeys(self.pack(keys))
+
+    def origin(self, index: int) -> tuple[Any, str | None]:
+        return self.keys[self.start + index], None

@@ -1,0 +1,206 @@
+"""What a clean worker takes over from the trainer as it is when the worker starts, beside environment, path and folder.
+
+A fork of the trainer would have all of its state, with its locks, threads and CUDA. A worker of the fork server has
+none, so what the user's functions rely on without passing it is told: small, known by name, and worth nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import faulthandler
+import importlib
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import CannotCarryError
+from headrace.memory import close_all
+
+_STREAMS = ("stderr", "stdout")
+_COLLATE = "torch.utils.data._utils.collate"
+
+
+def capture() -> dict[str, Any]:
+    """What a worker that starts now has to take over: a small dict for `apply`, which JSON can carry.
+
+    It costs some tenths of a millisecond.
+
+    Raises:
+        CannotCarryError: an entry of torch's `default_collate_fn_map` cannot be pickled; the message names its type.
+    """
+    return {
+        "warnings": [kept for kept in map(_described_filter, list(warnings.filters)) if kept is not None],
+        "logging": _described_logging(),
+        "default_dtype": _described_dtype(),
+        "collate_map": _described_collate_map(),
+        "faulthandler": faulthandler.is_enabled(),
+    }
+
+
+def apply(captured: Mapping[str, Any]) -> None:
+    """Take over what `capture` found. Once, in a fresh worker, before anything of the user's is unpickled there."""
+    warnings.resetwarnings()
+    warnings.filters.extend(map(_filter, captured["warnings"]))  # type: ignore[attr-defined]
+    _apply_logging(captured["logging"])
+    _apply_dtype(captured["default_dtype"])
+    _apply_collate_map(captured["collate_map"])
+    if not captured["faulthandler"]:
+        faulthandler.disable()
+    elif sys.stderr is not None:
+        faulthandler.enable()
+
+
+def _described_filter(entry: tuple[Any, ...]) -> list[Any] | None:
+    action, message, category, module, line = entry
+    patterns = [_described_pattern(pattern) for pattern in (message, module)]
+    if not isinstance(category, type) or False in patterns:
+        return None  # it was put there by hand, and nobody but its author knows what it does
+    return [action, patterns[0], [category.__module__, category.__qualname__], patterns[1], line]
+
+
+def _described_pattern(pattern: Any) -> Any:
+    if isinstance(pattern, re.Pattern):
+        return [pattern.pattern, pattern.flags]
+    return pattern if pattern is None or isinstance(pattern, str) else False
+
+
+def _filter(described: list[Any]) -> tuple[Any, ...]:
+    action, message, (module, name), place, line = described
+    return action, _pattern(message), _category(module, name), _pattern(place), line
+
+
+def _pattern(described: Any) -> Any:
+    return re.compile(*described) if isinstance(described, list) else described
+
+
+def _category(module: str, name: str) -> type:
+    """The category of this name; a stand-in where its module is not loaded: importing it could take seconds."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, Warning):
+        return found
+    return _ByName(name, (Warning,), {"__module__": module, "__qualname__": name})
+
+
+class _ByName(type):
+    """The type of categories that are known by name only: every class of that name counts as a subclass."""
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        wanted = (cls.__module__, cls.__qualname__)
+        return any((base.__module__, base.__qualname__) == wanted for base in other.__mro__)
+
+
+def _described_logging() -> dict[str, Any]:
+    root = logging.getLogger()
+    loggers = list(root.manager.loggerDict.items())
+    return {
+        "levels": {
+            name: logger.level for name, logger in loggers if isinstance(logger, logging.Logger) and logger.level
+        },
+        "root": root.level,
+        "disable": root.manager.disable,
+        "handlers": [described for described in map(_described_handler, root.handlers) if described is not None],
+    }
+
+
+def _described_handler(handler: logging.Handler) -> dict[str, Any] | None:
+    """A handler that writes to a standard stream; others hold files, sockets and locks, and stay where they are."""
+    if not isinstance(handler, logging.StreamHandler):
+        return None
+    for stream in _STREAMS:
+        if handler.stream is getattr(sys, stream) or handler.stream is getattr(sys, f"__{stream}__"):
+            formatter = None
+            if handler.formatter is not None:
+                with contextlib.suppress(Exception):  # one that does not pickle: plain lines are better than none
+                    is_pythons = type(handler.formatter) is logging.Formatter
+                    formatter = _packed(handler.formatter, None if is_pythons else handler.formatter)
+            return {"stream": stream, "level": handler.level, "formatter": formatter}
+    return None
+
+
+def _apply_logging(described: Mapping[str, Any]) -> None:
+    root = logging.getLogger()
+    root.setLevel(described["root"])
+    logging.disable(described["disable"])
+    for name, level in described["levels"].items():
+        logging.getLogger(name).setLevel(level)
+    for handler in described["handlers"]:
+        made = logging.StreamHandler(getattr(sys, handler["stream"]))
+        made.setLevel(handler["level"])
+        if handler["formatter"] is not None:
+            made.setFormatter(_unpacked(handler["formatter"]))
+        root.addHandler(made)
+
+
+def _described_dtype() -> str:
+    import torch
+
+    return str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def _apply_dtype(name: str) -> None:
+    import torch
+
+    torch.set_default_dtype(getattr(torch, name))
+
+
+def _described_collate_map() -> str:
+    """All of the map, with its order: whether an entry applies depends on those before it."""
+    entries = list(_collate_map().items())
+    users = [
+        entry for entry in entries if getattr(entry[1], "__module__", None) != _COLLATE or not _is_torchs(entry[0])
+    ]
+    try:
+        return _packed(entries, users)
+    except Exception as error:
+        for types, function in users:
+            try:
+                _packed((types, function), None)
+            except Exception as reason:
+                name = getattr(types, "__qualname__", repr(types))
+                told = f"default_collate_fn_map[{name}]={function!r} cannot be sent to a worker: {reason}"
+                raise CannotCarryError(
+                    f'{told}. Register it in worker_init_fn, or give multiprocessing_context="fork".', what=told
+                ) from error
+        raise
+
+
+def _apply_collate_map(packed: str) -> None:
+    entries = _unpacked(packed)
+    found = _collate_map()
+    found.clear()  # in place: torch's functions and the user's hold this very dict
+    found.update(entries)
+
+
+def _collate_map() -> dict[Any, Any]:
+    found: dict[Any, Any] = importlib.import_module(_COLLATE).default_collate_fn_map
+    return found
+
+
+def _is_torchs(types: type | tuple[type, ...]) -> bool:
+    each = types if isinstance(types, tuple) else (types,)
+    return all(one.__module__ in {"builtins", "numpy", "torch"} for one in each)
+
+
+def _packed(value: Any, users: Any) -> str:
+    """`value` as text; `users` is what of it may belong to modules that a worker could not import."""
+    from headrace.torch_compat import serialize
+
+    if users:
+        descriptors: list[int] = []
+        serialize.pack_for_workers(users, descriptors)  # from here on such modules go by value; it takes a millisecond
+        if descriptors:
+            close_all(descriptors)
+            raise TypeError("it uses memory or connections that processes share, which cannot be inherited this way")
+    return base64.b64encode(serialize.pack_bytes(value)).decode("ascii")
+
+
+def _unpacked(text: str) -> Any:
+    from headrace.torch_compat import serialize
+
+    return serialize.unpack_bytes(base64.b64decode(text))

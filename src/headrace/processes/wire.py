@@ -1,0 +1,308 @@
+"""Messages over a socket pair, with file descriptors beside them: blocking in a worker, on the loop in the trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import json
+import os
+import pickle
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headrace.forks import Original
+from headrace.wakeup import is_readable
+
+_HEADER = struct.Struct("<Q")
+_CHUNK = 1 << 16
+_ASKED_EACH_S = 1.0
+_MAX_DESCRIPTORS = 64
+_AT_ONCE = 32  # descriptors in one message
+
+
+def in_groups(descriptors: Sequence[int]) -> list[tuple[tuple[str, int], Sequence[int]]]:
+    """The messages, with descriptors, by which any number of them are sent."""
+    groups = [descriptors[k : k + _AT_ONCE] for k in range(0, len(descriptors), _AT_ONCE)]
+    return [(("descriptors", len(group)), group) for group in groups]
+
+
+class Codec(NamedTuple):
+    """How the body of a message is written and read."""
+
+    dumps: Callable[[Any], bytes]
+    loads: Callable[[memoryview], Any]
+
+
+PICKLE = Codec(lambda message: pickle.dumps(message, protocol=5), pickle.loads)
+JSON = Codec(lambda message: json.dumps(message).encode(), lambda body: json.loads(bytes(body)))
+
+
+def encode(message: Any, codec: Codec = PICKLE) -> bytes:
+    """A message as it goes over the wire: its length, then its body."""
+    body = codec.dumps(message)
+    return _HEADER.pack(len(body)) + body
+
+
+class _Decoder:
+    """Messages out of the bytes and descriptors that have come so far."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._loads = codec.loads
+        self._data = bytearray()
+        self.descriptors: deque[int] = deque()
+
+    def feed(self, data: bytes, descriptors: Sequence[int]) -> list[Any]:
+        self._data += data
+        self.descriptors.extend(descriptors)
+        messages, start = [], 0
+        while len(self._data) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._data, start)
+            stop = start + _HEADER.size + length
+            if len(self._data) < stop:
+                break
+            messages.append(self._loads(memoryview(self._data)[start + _HEADER.size : stop]))
+            start = stop
+        del self._data[:start]
+        return messages
+
+    def rest(self) -> bytes:
+        """The beginning of a message that has not come whole."""
+        return bytes(self._data)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    data, descriptors, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if flags & socket.MSG_CTRUNC:
+        for fd in descriptors:
+            os.close(fd)
+        raise RuntimeError(
+            "Too many open files. Communication with the workers is no longer possible. "
+            "Please increase the limit using `ulimit -n` in the shell"
+        )
+    return data, descriptors
+
+
+class BlockingWire:
+    """A worker's end: waits for messages, sends at once. Only the process that has made it can do either."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._original = Original()
+        self._decoder = _Decoder(PICKLE)
+        self._waiting: deque[Any] = deque()
+
+    def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
+        """The next message.
+
+        Args:
+            is_wanted: asked each second whether to go on waiting.
+
+        Raises:
+            EOFError: the other end is gone, or the message is not wanted any more.
+        """
+        self._original.check("a function of the data set's")
+        while not self._waiting:
+            while is_wanted is not None and not is_readable(self._sock.fileno(), _ASKED_EACH_S):
+                if not is_wanted():
+                    raise EOFError
+            data, descriptors = _receive(self._sock)
+            if not data:
+                raise EOFError
+            self._waiting.extend(self._decoder.feed(data, descriptors))
+        return self._waiting.popleft()
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the message just received."""
+        return self._decoder.descriptors.popleft()
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send, waiting until the socket has taken it all."""
+        self._original.check("a function of the data set's")
+        data = encode(message)
+        sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
+        self._sock.sendall(memoryview(data)[sent:])
+
+
+class _Unsent:
+    """A message, or the rest of one, that the socket has not taken yet."""
+
+    __slots__ = ("are_ours", "data", "descriptors")
+
+    def __init__(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        self.data, self.descriptors = data, list(descriptors)
+        self.are_ours = False  # the descriptors, which are closed once they have been sent
+
+    def keep_descriptors(self) -> None:
+        """Whoever gave them may close them."""
+        self.descriptors = [os.dup(fd) for fd in self.descriptors]
+        self.are_ours = True
+
+    def take_from(self, count: int) -> None:
+        """So many bytes were sent, and with the first of them the descriptors."""
+        self.data = self.data[count:]
+        if self.are_ours:
+            for fd in self.descriptors:
+                os.close(fd)
+        self.descriptors, self.are_ours = [], False
+
+
+class PolledWire:
+    """One end that never blocks. Its owner polls the socket, for reading and, while `flush` says so, for writing.
+
+    Args:
+        sock: the connected socket; closed by `close`.
+        codec: what messages are in.
+    """
+
+    def __init__(self, sock: socket.socket, codec: Codec = PICKLE) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._codec = codec
+        self._decoder = _Decoder(codec)
+        self._unsent: deque[_Unsent] = deque()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def send(self, message: Any, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> bool:
+        """Send now, or in `flush`; whether all was sent.
+
+        Args:
+            are_kept: the descriptors stay open until `close`; others may be closed afterwards in any case.
+        """
+        unsent = _Unsent(encode(message, self._codec), descriptors)
+        self._unsent.append(unsent)
+        if self._unsent[0] is unsent and self.flush():
+            return True
+        try:
+            if not are_kept:
+                unsent.keep_descriptors()
+        except OSError:  # there are too many
+            self._unsent.remove(unsent)
+            raise
+        return False
+
+    def flush(self) -> bool:
+        """Send what the socket takes; whether all was sent, or never can be (reading shows the end too)."""
+        try:
+            while self._unsent:
+                first = self._unsent[0]
+                if first.descriptors:
+                    sent = socket.send_fds(self._sock, [first.data], first.descriptors)
+                else:
+                    sent = self._sock.send(first.data)
+                first.take_from(sent)
+                if not first.data:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:  # so many descriptors are on their way: until some were taken
+                return False
+            self._drop_unsent()
+        return True
+
+    def _drop_unsent(self) -> None:
+        while self._unsent:
+            unsent = self._unsent.popleft()
+            unsent.take_from(len(unsent.data))
+
+    def receive(self) -> list[Any]:
+        """Messages that have come; there may be more, unless there are none.
+
+        Raises:
+            EOFError: the other end is gone, and all that it has sent was received.
+        """
+        while True:
+            try:
+                data, descriptors = _receive(self._sock)
+            except BlockingIOError:
+                return []
+            except OSError:
+                data, descriptors = b"", []
+            if not data:
+                raise EOFError
+            messages = self._decoder.feed(data, descriptors)
+            if messages:
+                return messages
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the message just received."""
+        return self._decoder.descriptors.popleft()
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that nobody took."""
+        self._sock.close()
+        self._drop_unsent()
+        while self._decoder.descriptors:
+            os.close(self._decoder.descriptors.popleft())
+
+    def halves(self) -> dict[str, Any]:
+        """What has come of a message that is not whole, and what is still to be sent (without descriptors), for JSON.
+
+        With the socket it is all that another process image needs in order to go on, by `take_halves`.
+        """
+        unsent = b"".join(unsent.data for unsent in self._unsent)
+        return {
+            "come": base64.b64encode(self._decoder.rest()).decode(),
+            "descriptors": list(self._decoder.descriptors),
+            "unsent": base64.b64encode(unsent).decode(),
+        }
+
+    def take_halves(self, halves: dict[str, Any]) -> None:
+        """Go on with what another end on the same socket has left."""
+        self._decoder.feed(base64.b64decode(halves["come"]), halves["descriptors"])
+        if halves["unsent"]:
+            self._unsent.append(_Unsent(base64.b64decode(halves["unsent"])))
+
+
+class LoopWire:
+    """The trainer's end, served by its event loop.
+
+    Args:
+        sock: the connected socket; closed by `close`.
+        received: called with each message.
+        lost: called once when the other end is gone.
+        codec: what messages are in.
+    """
+
+    def __init__(
+        self, sock: socket.socket, received: Callable[[Any], None], lost: Callable[[], None], codec: Codec = PICKLE
+    ) -> None:
+        self._wire = PolledWire(sock, codec)
+        self._received, self._lost = received, lost
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        self._loop.add_reader(sock.fileno(), self._on_readable)
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send now, or as soon as the socket takes it. The descriptors may be closed afterwards in any case."""
+        if self._open and not self._wire.send(message, descriptors):
+            self._loop.add_writer(self._wire.fileno(), self._flush)
+
+    def close(self) -> None:
+        """Close the socket; nothing is called any more."""
+        if self._open:
+            self._open = False
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+            self._wire.close()
+
+    def _flush(self) -> None:
+        if self._wire.flush():
+            self._loop.remove_writer(self._wire.fileno())
+
+    def _on_readable(self) -> None:
+        try:
+            messages = self._wire.receive()
+        except EOFError:
+            self._loop.remove_reader(self._wire.fileno())
+            self._lost()
+            return
+        for message in messages:
+            if self._open:
+                self._received(message)

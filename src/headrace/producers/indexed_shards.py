@@ -1,0 +1,174 @@
+"""Samples of shards whose places are known: what is wanted of each shard, window by window, and in which order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import anyio
+import numpy as np
+
+from headrace.failures import ErrorPacker, Failure
+from headrace.parts import ListPart, Part, RawPart
+from headrace.producer import Flow
+from headrace.producers.members import Bounds, MemberReads, Members, PackedFailureError
+from headrace.producers.reading_ahead import Given, ReadingAhead, ReadsInto, Sends
+from headrace.producers.shard_ranges import ShardRanges
+from headrace.protocols import Reads
+from headrace.types import Ints
+
+_VISITS_AT_ONCE = 32
+
+
+class ShardVisit(NamedTuple):
+    """Some samples of one shard, by their numbers there, ascending."""
+
+    url: str
+    shard: int
+    rows: Ints
+
+
+class ReadWindow(NamedTuple):
+    """Samples that are read together, and put in order then.
+
+    Attributes:
+        start: the number of the first one in this epoch.
+        visits: where they lie.
+        order: which of the samples that are read comes first, second, …; None: they come as they are read.
+    """
+
+    start: int
+    visits: Sequence[ShardVisit]
+    order: Ints | None
+
+
+class IndexedShardProducer:
+    """Gives samples that a plan has chosen, reading just those.
+
+    A sample that cannot be read is a failure in its own place: the others keep theirs.
+
+    Args:
+        windows: what to read.
+        reader: reads bytes.
+        members: where some samples of a shard lie.
+        bounds: what requests may get.
+        chosen: called, for each visit, with the bytes that are read, and the shard's size.
+        pack_error: packs an exception.
+    """
+
+    def __init__(
+        self,
+        windows: Iterator[ReadWindow],
+        reader: Reads,
+        members: Callable[[int, Ints], Awaitable[Members]],
+        *,
+        bounds: Bounds,
+        chosen: Callable[[int, int], None],
+        pack_error: ErrorPacker,
+    ) -> None:
+        self._windows, self._reader, self._members = windows, reader, members
+        self._bounds, self._chosen, self._pack_error = bounds, chosen, pack_error
+        self._next_address = 0
+
+    def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
+        return None
+
+    async def run(self, flow: Flow) -> None:
+        begun: deque[ReadWindow] = deque()
+        held: list[Part] = []
+
+        def readers() -> Iterator[ReadsInto]:
+            ordinal = 0
+            for window in self._windows:
+                begun.append(window)
+                for visit in window.visits:
+                    yield partial(self._read, flow, ordinal, visit)
+                    ordinal += 1
+
+        ahead = ReadingAhead(readers(), lambda: _VISITS_AT_ONCE)
+        try:
+            async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
+                position, left = 0, 0
+                async for stream in streams:
+                    left = (left or len(begun[0].visits)) - 1
+                    window = begun[0]
+                    visit = window.visits[-1 - left]
+                    async for part in _complete(stream, len(visit.rows)):
+                        if window.order is None:
+                            flow.put(position, part)
+                            position += part.count
+                        else:
+                            held.append(part)
+                    if not left:
+                        begun.popleft()
+                        if window.order is not None:
+                            _put_in_order(flow, position, held, window.order)
+                            position += len(window.order)
+                            held.clear()
+        finally:
+            for part in held:
+                part.release()
+            ahead.release()
+
+    async def _read(self, flow: Flow, ordinal: int, visit: ShardVisit, send: Sends) -> None:
+        """Send the samples of a visit; what ends it early is sent behind them."""
+        async with send:
+            ranges: ShardRanges | None = None
+            try:
+                async with anyio.create_task_group() as group:
+                    members = await self._members(visit.shard, visit.rows)
+                    ranges = ShardRanges(self._reader, flow, group, ordinal, visit.url, members.version)
+                    reads = MemberReads(flow, ranges, visit.url, ordinal, members, self._bounds, self._pack_error)
+                    self._chosen(reads.nbytes, members.size)
+                    end = int((members.rows.offset + members.rows.size).max(initial=0))
+                    address, self._next_address = self._next_address, self._next_address + end
+                    async with aclosing(reads.parts(address)) as parts:
+                        async for part in parts:
+                            send.send_nowait(part)
+                    group.cancel_scope.cancel()
+            except Exception as error:
+                first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                failed = first.failure if isinstance(first, PackedFailureError) else Failure(self._pack_error(first))
+                send.send_nowait(failed)
+            finally:
+                if ranges is not None:
+                    ranges.release()  # not before the last read has ended: it would write into what is others' by then
+
+
+async def _complete(stream: AsyncIterable[Given], count: int) -> AsyncIterator[Part]:
+    """The parts of a visit of `count` samples; those that are missing at its end have failed like it."""
+    async for given in stream:
+        if isinstance(given, Failure):
+            yield ListPart([given] * count)
+            return
+        count -= given.count
+        yield given
+
+
+def _put_in_order(flow: Flow, start: int, parts: Sequence[Part], order: Ints) -> None:
+    """Put the samples of a window in its order; failures among them stay in their places."""
+    raw = [part for part in parts if isinstance(part, RawPart)]
+    whole = RawPart.concat(raw) if raw else None
+    if whole is not None and len(raw) == len(parts):
+        flow.put(start, whole.take(order))
+        whole.release()
+        return
+    failures: list[Failure | None] = []
+    for part in parts:
+        failures += part.samples if isinstance(part, ListPart) else [None] * part.count
+    number = np.cumsum([failure is None for failure in failures]) - 1  # of each sample among those that were read
+    has_failed = np.array([failure is not None for failure in failures])[order]
+    edges = [0, *(np.flatnonzero(np.diff(has_failed)) + 1).tolist(), len(order)]
+    for begin, end in pairwise(edges):
+        some = order[begin:end]
+        if has_failed[begin]:
+            flow.put(start + begin, ListPart([failures[k] for k in some.tolist()]))
+        else:
+            assert whole is not None
+            flow.put(start + begin, whole.take(number[some]))
+    if whole is not None:
+        whole.release()

@@ -1,0 +1,153 @@
+"""Samples as an iterator gives them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+
+from headrace.cancelled import is_ours
+from headrace.failures import ErrorPacker, Failure
+from headrace.forks import PROCESS, Original
+from headrace.producer import Flow
+from headrace.producers.charging import Charge, Expectation
+from headrace.producers.shuffle_buffer import ShuffleBuffer
+from headrace.running import RunningSample, running_charge, running_sample
+from headrace.types import Ranges
+
+_NO_WAIT_S = 0.002
+_NOT_YET = object()
+
+
+class IterProducer:
+    """Takes samples from an asynchronous iterator, as it gives them.
+
+    None of its snapshots is of the end: what has come to its end may have made itself ready for the next epoch.
+
+    Args:
+        samples: makes the iterator.
+        snapshot: says how far it has come; None where it cannot.
+        take: how many samples to take at most, with those that are done.
+        buffer: where samples wait until they are drawn.
+        begin: the position in the epoch of the first one.
+        done: which samples are left out, by their numbers from there on.
+        batch_size: samples in a batch.
+        chunk: how many samples are read together, in chunks that are cut where batches are cut.
+        pack_error: packs an exception.
+    """
+
+    def __init__(
+        self,
+        samples: Callable[[], AsyncIterator[Any]],
+        *,
+        snapshot: Callable[[], Any] | None,
+        take: int | None,
+        buffer: ShuffleBuffer | None,
+        begin: int,
+        done: Ranges,
+        batch_size: int,
+        chunk: int,
+        pack_error: ErrorPacker,
+    ) -> None:
+        self._samples, self._snapshot, self._take, self._buffer = samples, snapshot, take, buffer
+        self._begin, self._done = begin, deque(done)
+        self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
+        self._original = Original()
+        self._expected = Expectation()
+        self._number = 0  # of the next sample, from `begin` on, with those that are done
+        self._snapshots: deque[tuple[int, Any]] = deque()
+        self._waiting: list[Any] = []  # in the buffer
+
+    def mark(self, position: int) -> tuple[Any, int] | None:
+        """The last snapshot before the sample with this number, and the number of the first sample after it."""
+        while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
+            self._snapshots.popleft()
+        if not self._snapshots:
+            return None
+        at, state = self._snapshots[0]
+        return None if state is None else (state, at)
+
+    async def run(self, flow: Flow) -> None:
+        iterator = self._samples()
+        position, is_over = 0, False
+        self._take_snapshot()
+        try:
+            while not is_over:
+                count = min(self._chunk, self._batch_size - position % self._batch_size)
+                expected = self._expected.of(count)
+                charge = Charge(flow, await flow.turn(expected, position), expected, position)
+                running_charge.set(charge)
+                samples, is_over = await self._some(iterator, count, flow.key)
+                part = flow.part_of(samples, charge.claim)
+                self._expected.learn(part, charge.charged)
+                flow.put(position, part)
+                position += len(samples)
+                del samples
+                if not is_over:
+                    self._take_snapshot()
+        finally:
+            close = getattr(iterator, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+    def _take_snapshot(self) -> None:
+        is_end = self._number and self._take is not None and self._number >= self._take
+        if self._snapshot is not None and not is_end:
+            self._snapshots.append((self._number, self._snapshot()))
+
+    async def _some(self, iterator: AsyncIterator[Any], count: int, key: int) -> tuple[list[Any], bool]:
+        """(the next samples, whether they are the last)."""
+        samples: list[Any] = []
+        try:
+            while len(samples) < count:
+                if self._take is not None and self._number >= self._take:
+                    return self._last(samples), True
+                running_sample.set(RunningSample(key, self._begin + self._number))
+                sample = await anext(iterator)
+                if PROCESS.forks != self._original.forks:
+                    self._original.check("aiter or __iter__")
+                number, self._number = self._number, self._number + 1
+                if not self._done or not self._is_done(number):
+                    if self._buffer is None:
+                        samples.append(sample)
+                    else:
+                        self._let_in(sample, samples, self._buffer)
+                if self._number == 1:  # what was taken before it may be of the end of the epoch before
+                    self._take_snapshot()
+                if type(sample) is Failure and samples and samples[-1] is sample:
+                    return samples, False  # it may be known by now what comes of its batch
+        except StopAsyncIteration:
+            return self._last(samples), True
+        except BaseException as error:
+            self._original.check("aiter or __iter__", error)
+            if is_ours(error):
+                raise
+            error.add_note(f"stage: fetch; sample {self._begin + self._number} of the epoch")
+            self._take_snapshot()
+            return [*self._last(samples), Failure(self._pack_error(error).widened())], True
+        return samples, False
+
+    def _is_done(self, number: int) -> bool:
+        """Whether a sample is done already."""
+        while self._done and self._done[0][1] <= number:
+            self._done.popleft()
+        return bool(self._done) and number >= self._done[0][0]
+
+    def _let_in(self, sample: Any, samples: list[Any], buffer: ShuffleBuffer) -> None:
+        slot = buffer.slot()
+        if slot is None:
+            self._waiting.append(sample)
+        else:
+            samples.append(self._waiting[slot])
+            self._waiting[slot] = sample
+
+    def _last(self, samples: list[Any]) -> list[Any]:
+        """Samples and all that still wait."""
+        if self._buffer is None:
+            return samples
+        order = self._buffer.end()
+        waiting, self._waiting = self._waiting, []
+        return samples + [waiting[k] for k in order.tolist()]

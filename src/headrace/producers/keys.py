@@ -1,0 +1,285 @@
+"""Samples by their keys: got on the event loop, or left to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from headrace.cancelled import is_ours
+from headrace.failures import ErrorPacker, Failure, Origin, PackedError
+from headrace.forks import PROCESS, Original
+from headrace.parts import ListPart, Part
+from headrace.producer import Flow
+from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
+from headrace.producers.charging import Charge, Expectation
+from headrace.running import RunningSample, running_charge, running_sample
+
+_NO_WAIT_S = 0.002
+_NOT_YET = object()
+
+
+class KeyProducer:
+    """Gets samples by key, many at once; each chunk is put as soon as all of its samples are there.
+
+    Args:
+        count: how many samples.
+        keys: (the keys, the positions in the epoch) of the samples from `start` up to `stop`.
+        get: gives the sample of a key.
+        get_many: gives the samples of several keys, if the data set can do that better.
+        adaptive: how many samples are got at once.
+        batch_size: samples in a batch.
+        chunk: how many samples are read together, in chunks that are cut where batches are cut.
+        pack_error: packs an exception.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        keys: Callable[[int, int], tuple[Sequence[Any], Sequence[int]]],
+        get: Callable[[Any], Awaitable[Any]],
+        get_many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+        *,
+        adaptive: AdaptiveConcurrency,
+        batch_size: int,
+        chunk: int,
+        pack_error: ErrorPacker,
+    ) -> None:
+        self._count, self._keys, self._get, self._get_many = count, keys, get, get_many
+        self._adaptive, self._batch_size, self._chunk = adaptive, batch_size, chunk
+        self._pack_error = pack_error
+        self._original = Original()
+        self._expected = Expectation()
+        self._todo: deque[tuple[_Chunk, int]] = deque()
+        self._idle: deque[asyncio.Event] = deque()
+        self._outstanding = self._getters = 0
+        self._less = asyncio.Event()
+        self._under_way: dict[int, _Chunk] = {}  # by position
+        # Samples before this position are not got; what they are.
+        self._spoilt: tuple[int, Failure] = 0, Failure(PackedError(b""))
+
+    def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
+        return None
+
+    async def run(self, flow: Flow) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._adaptive.begin(self._now())
+        async with anyio.create_task_group() as group:
+            self._staff(flow, group)
+            position = 0
+            while position < self._count:
+                count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
+                end, failure = self._spoilt
+                if position < end:
+                    flow.put(position, ListPart([failure] * min(count, end - position)))
+                    position += min(count, end - position)
+                    continue
+                expected = self._expected.of(count)
+                asked_at = self._now()
+                charge = Charge(flow, await flow.turn(expected, position), expected, position)
+                if self._now() - asked_at > _NO_WAIT_S:
+                    self._adaptive.begin(self._now())  # it was not for want of reads that fewer were made
+                try:
+                    keys, positions = self._keys(position, position + count)
+                except Exception as error:
+                    error.add_note(f"stage: plan; keys of the samples from {position} of the epoch on")
+                    failures = [Failure(self._pack_error(error).widened())] * count
+                    flow.put(position, flow.part_of(failures, charge.claim))
+                else:
+                    self._add(_Chunk(position, keys, positions, charge))
+                    self._let_go(flow, position, *self._spoilt)  # which may have become so meanwhile
+                position += count
+                while self._outstanding > self._adaptive.level + self._chunk:
+                    self._less = asyncio.Event()
+                    await self._less.wait()
+            while self._outstanding:
+                self._less = asyncio.Event()
+                await self._less.wait()
+            group.cancel_scope.cancel()
+
+    def _staff(self, flow: Flow, group: TaskGroup) -> None:
+        """Have as many getters as may get samples at once."""
+        level = self._adaptive.level
+        for _ in range(self._getters, min(self._count, level if self._get_many is None else level // self._chunk or 1)):
+            self._getters += 1
+            group.start_soon(self._serve, flow, group)
+
+    def _is_short(self, flow: Flow) -> bool:
+        """Whether workers have nothing to do, though as many samples are being got as may be."""
+        return self._outstanding >= self._adaptive.level and flow.is_starved
+
+    def _add(self, chunk: _Chunk) -> None:
+        self._outstanding += len(chunk.keys)
+        calls = 1 if self._get_many is not None else len(chunk.keys)
+        chunk.missing = calls
+        self._under_way[chunk.position] = chunk
+        self._todo.extend((chunk, k) for k in range(calls))
+        for _ in range(min(calls, len(self._idle))):
+            self._idle.popleft().set()
+
+    async def _serve(self, flow: Flow, group: TaskGroup) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        while True:
+            while not self._todo:
+                event = asyncio.Event()
+                self._idle.append(event)
+                await event.wait()
+            chunk, k = self._todo.popleft()
+            if chunk.let_go and k in chunk.let_go:
+                continue
+            running_charge.set(chunk.charge)
+            running_sample.set(RunningSample(flow.key, chunk.positions[k]))
+            chunk.getters[k] = this
+            got: Any = None
+            try:
+                got = await (self._one(chunk, k) if self._get_many is None else self._many(chunk))
+            except asyncio.CancelledError:
+                if k not in chunk.let_go:
+                    raise
+            if chunk.let_go and k in chunk.let_go:  # whatever came of it
+                got = None
+                this.uncancel()
+                continue
+            chunk.missing -= 1
+            if self._get_many is None:
+                chunk.samples[k] = got
+            else:
+                chunk.samples, got = got, got[0]  # of one call all have failed, or none
+            if type(got) is Failure:
+                self._spoil(flow, chunk, chunk.position + k, got)
+            got = None  # a getter may wait for long
+            if self._adaptive.answered(self._now(), is_full=self._is_short(flow)):
+                self._staff(flow, group)
+                self._less.set()
+            if not chunk.missing or chunk.failed is not None:
+                self._put(flow, chunk)
+
+    def _put(self, flow: Flow, chunk: _Chunk) -> None:
+        """Put what has come of a chunk: all of it at once, or what lies before a failure, where that ends a batch."""
+        if chunk.position not in self._under_way:
+            return  # all of it was
+        if chunk.missing:
+            if chunk.failed is not None and all(sample is not _NOT_YET for sample in chunk.samples[: chunk.failed + 1]):
+                begin, end = chunk.given, chunk.failed + 1
+                chunk.given, chunk.failed = end, None
+                flow.put(chunk.position + begin, flow.part_of(chunk.samples[begin:end], None))
+            return
+        del self._under_way[chunk.position]
+        part = flow.part_of(chunk.samples[chunk.given :], chunk.charge.claim)
+        self._expected.learn(part, chunk.charge.charged)
+        flow.put(chunk.position + chunk.given, part)
+        chunk.samples, chunk.getters = [], {}  # a getter may hold the chunk for long
+        self._outstanding -= len(chunk.keys)
+        self._less.set()
+
+    def _spoil(self, flow: Flow, chunk: _Chunk, position: int, failure: Failure) -> None:
+        """A sample has failed: nothing comes of those behind it that share its batch, where that raises its error."""
+        end = flow.batch_end(position)
+        if end is None:
+            return
+        if chunk.failed is None and position >= chunk.position + chunk.given:
+            chunk.failed = position - chunk.position
+        if end > max(self._spoilt[0], position + 1):
+            self._spoilt = end, failure
+        self._let_go(flow, position + 1, end, failure)
+
+    def _let_go(self, flow: Flow, start: int, stop: int, failure: Failure) -> None:
+        """Get the samples in [start, stop) no more; the same failure is put in their places."""
+        over = [c for c in self._under_way.values() if c.position < stop and c.position + len(c.keys) > start]
+        for chunk in over if start < stop else ():
+            if self._get_many is None:
+                calls = range(max(0, start - chunk.position), min(len(chunk.keys), stop - chunk.position))
+            else:
+                calls = range(start <= chunk.position)
+            for k in calls:
+                if chunk.samples[k] is _NOT_YET:
+                    last = k + 1 if self._get_many is None else len(chunk.keys)
+                    chunk.samples[k:last] = [failure] * (last - k)
+                    chunk.missing -= 1
+                    chunk.let_go.add(k)
+                    if k in chunk.getters:
+                        chunk.getters.pop(k).cancel()
+            if not chunk.missing:
+                self._put(flow, chunk)
+
+    async def _one(self, chunk: _Chunk, k: int) -> Any:
+        try:
+            sample = await self._get(chunk.keys[k])
+            if PROCESS.forks != self._original.forks:
+                self._original.check("aget or __getitem__")
+            return sample
+        except BaseException as error:
+            self._original.check("aget or __getitem__", error)
+            if is_ours(error):
+                raise
+            origin = Origin("fetch", chunk.positions[k], repr(chunk.keys[k]))
+            error.add_note(origin.note)
+            return Failure(self._pack_error(error, origin))
+
+    async def _many(self, chunk: _Chunk) -> list[Any]:
+        assert self._get_many is not None
+        try:
+            samples = list(await self._get_many(chunk.keys))
+            self._original.check("aget_many")
+            if len(samples) != len(chunk.keys):
+                raise ValueError(f"aget_many gave {len(samples)} samples for {len(chunk.keys)} keys")
+            return samples
+        except BaseException as error:
+            self._original.check("aget_many", error)
+            if is_ours(error):
+                raise
+            error.add_note(
+                f"stage: fetch; samples from {chunk.positions[0]} of the epoch on; keys {list(chunk.keys)!r:.200}"
+            )
+            return [Failure(self._pack_error(error))] * len(chunk.keys)
+
+
+class _Chunk:
+    def __init__(self, position: int, keys: Sequence[Any], positions: Sequence[int], charge: Charge) -> None:
+        self.position, self.keys, self.positions, self.charge = position, keys, positions, charge
+        self.samples: list[Any] = [_NOT_YET] * len(keys)
+        self.missing = 0  # calls
+        self.given = 0  # samples that were put before the others had come, because they end with
+        self.failed: int | None = None  # one that failed: where it is, until it is put
+        self.getters: dict[int, asyncio.Task[Any]] = {}  # by the last call that each was in
+        self.let_go: set[int] = set()  # calls for whose samples nobody waits any more
+
+
+class KeyFeed:
+    """Keys that are drawn elsewhere, a batch at a time; workers get the samples for themselves.
+
+    Args:
+        part_of: keys as a part that workers can be given.
+    """
+
+    def __init__(self, part_of: Callable[[list[Any]], Part]) -> None:
+        self._part_of = part_of
+        self._batches: deque[list[Any] | None] = deque()
+        self._arrived = asyncio.Event()
+
+    def add(self, keys: list[Any] | None) -> None:
+        """The keys of the next batch, or None where there are no more; on the loop."""
+        self._batches.append(keys)
+        self._arrived.set()
+
+    def mark(self, position: int) -> None:  # noqa: ARG002 (nobody asks: whoever draws keys knows them)
+        return None
+
+    async def run(self, flow: Flow) -> None:
+        position = 0
+        while True:
+            while not self._batches:
+                self._arrived = asyncio.Event()
+                await self._arrived.wait()
+            keys = self._batches.popleft()
+            if keys is None:
+                return
+            part = self._part_of(keys)
+            flow.cut(len(keys))
+            flow.put(position, part)
+            position += len(keys)

@@ -1,0 +1,201 @@
+"""Samples of a shard that has an index: just the bytes that are wanted, and each member checked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import ChecksumError, masked
+from headrace.failures import ErrorPacker, Failure
+from headrace.fetch.checksums import crc32c_of
+from headrace.fetch.ranges import Requests, member_requests
+from headrace.memory import Lease
+from headrace.parts import ListPart, Part, RawPart
+from headrace.producer import Flow
+from headrace.producers.shard_ranges import ShardRanges
+from headrace.protocols import Version
+from headrace.rows import Rows
+from headrace.types import Ints
+
+
+class Members(NamedTuple):
+    """The wanted samples of a shard.
+
+    Attributes:
+        rows: where they lie, in the order of the shard.
+        crc: CRC-32C of each member's bytes; None: not known.
+        size: bytes of the shard.
+        version: of the shard that this holds for.
+    """
+
+    rows: Rows
+    crc: NDArray[np.uint32] | None
+    size: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may get; see `member_requests`."""
+
+    gap: int
+    longest: int
+
+
+class Checker:
+    """Compares members of a range with their checksums, in a worker; afterwards `bad` are those that differ."""
+
+    def __init__(self, url: str, offsets: Ints, sizes: Ints, crc: NDArray[np.uint32]) -> None:
+        self.url = url
+        self.bad: list[int] = []
+        self._todo: tuple[Any, ...] = (offsets, sizes, crc)
+
+    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:  # noqa: ARG002 (as a scanner)
+        """Check the members in `buffer`, the part of the shard at `offset`."""
+        offsets, sizes, crc = self._todo
+        self._todo = ()  # it travels back
+        places = zip((offsets - offset).tolist(), sizes.tolist(), crc.tolist(), strict=True)
+        self.bad = [k for k, (at, size, wanted) in enumerate(places) if crc32c_of(buffer[at : at + size]) != wanted]
+        return Rows.empty()
+
+
+class MemberReads:
+    """Reads the wanted samples of one shard.
+
+    Args:
+        pack_error: packs an exception.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        ranges: ShardRanges,
+        url: str,
+        ordinal: int,
+        members: Members,
+        bounds: Bounds,
+        pack_error: ErrorPacker,
+    ) -> None:
+        self._flow, self._ranges, self._url, self._ordinal = flow, ranges, url, ordinal
+        self._members, self._pack_error = members, pack_error
+        self._requests: Requests = member_requests(members.rows, gap=bounds.gap, longest=bounds.longest)
+        number = self._requests.number
+        self._order = np.argsort(number, kind="stable")  # the members by their requests, and where each one's begin
+        self._begins = np.searchsorted(number[self._order], np.arange(len(self._requests.starts) + 1))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all requests."""
+        return int((self._requests.stops - self._requests.starts).sum())
+
+    async def parts(self, base: int) -> AsyncGenerator[Part, None]:
+        """The samples, in order; offsets in the parts begin at `base`."""
+        rows, number = self._members.rows, self._requests.number
+        starts, sizes = self._requests.starts, self._requests.stops - self._requests.starts
+        last = _per_sample(np.maximum, rows, number, -1)
+        first = _per_sample(np.minimum, rows, np.where(number < 0, len(starts), number), len(starts))
+        last = np.maximum.accumulate(last)  # a sample waits for those before it, too
+        needed = np.minimum.accumulate(first[::-1])[::-1]
+        spans: dict[int, Lease] = {}
+        bad: set[int] = set()
+        done = 0
+        try:
+            done = int(np.searchsorted(last, -1, side="right"))  # members without bytes need no request
+            if done:
+                yield self._part(0, done, base, [])
+            async with aclosing(self._ranges.some(list(zip(starts.tolist(), sizes.tolist(), strict=True)))) as each:
+                n = 0
+                async for offset, lease in each:
+                    spans[offset] = lease
+                    bad |= await self._wrong(n, offset, lease)
+                    stop = int(np.searchsorted(last, n, side="right"))
+                    for part in self._cut(done, stop, bad, base, spans):
+                        yield part
+                    done, n = stop, n + 1
+                    keep = starts[needed[done]] if done < len(rows) and needed[done] < len(starts) else np.inf
+                    for start in [start for start in spans if start < keep]:
+                        spans.pop(start).release()
+        finally:
+            for lease in spans.values():
+                lease.release()
+
+    async def _wrong(self, n: int, offset: int, lease: Lease) -> set[int]:
+        """Which members of a range are not what the index says, also when it is read again."""
+        crc = self._members.crc
+        if crc is None:
+            self._flow.loaded(lease)
+            return set()
+        chosen = self._order[self._begins[n] : self._begins[n + 1]]
+        bad = await self._compare(chosen, offset, lease)
+        if bad:
+            await self._ranges.again(offset, lease)
+            bad = await self._compare(chosen, offset, lease)
+        return {int(chosen[k]) for k in bad}
+
+    async def _compare(self, chosen: Ints, offset: int, lease: Lease) -> list[int]:
+        rows, crc = self._members.rows, self._members.crc
+        assert crc is not None
+        checker = Checker(self._url, rows.offset[chosen], rows.size[chosen], crc[chosen])
+        _, told = await self._flow.scan(checker, lease, offset, True, self._ordinal)
+        if isinstance(told, Failure):
+            raise PackedFailureError(told)
+        bad: list[int] = told.bad
+        return bad
+
+    def _cut(self, start: int, stop: int, bad: set[int], base: int, spans: dict[int, Lease]) -> list[Part]:
+        """The samples [start, stop) as parts, with an error in the place of each that has a bad member."""
+        rows = self._members.rows
+        wrong = sorted({int(np.searchsorted(rows.starts, m, side="right")) - 1 for m in bad})
+        if rows.block is not None:
+            wrong = np.flatnonzero(np.isin(rows.block, wrong)).tolist()
+        wrong = [k for k in wrong if start <= k < stop]
+        parts: list[Part] = []
+        for end in [*wrong, stop]:
+            if end > start:
+                held = [(base + at, lease.retain()) for at, lease in sorted(spans.items())]
+                parts.append(self._part(start, end, base, held))
+            if end < stop:
+                parts.append(ListPart([Failure(self._pack_error(self._error(end)))]))
+            start = end + 1
+        return parts
+
+    def _part(self, start: int, stop: int, base: int, spans: list[tuple[int, Lease]]) -> RawPart:
+        rows = self._members.rows.cut(start, stop).shifted(base).as_read()
+        return RawPart(rows, np.zeros(len(rows), np.int64), (masked(self._url),), spans)
+
+    def _error(self, sample: int) -> ChecksumError:
+        rows = self._members.rows
+        key = rows.keys[sample].decode("utf-8", "surrogateescape")
+        block = sample if rows.block is None else int(rows.block[sample])
+        members = slice(rows.starts[block], rows.starts[block + 1])
+        start, stop = rows.offset[members], rows.offset[members] + rows.size[members]
+        error = ChecksumError(
+            f"sample {key!r} has other bytes than its index says",
+            url=self._url,
+            start=int(start.min()),
+            stop=int(stop.max()),
+            attempts=3,
+        )
+        error.key = key
+        return error
+
+
+class PackedFailureError(Exception):
+    """Brings a failure that is packed already."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+
+
+def _per_sample(choose: np.ufunc, rows: Rows, values: Ints, empty: int) -> Ints:
+    """For each sample the lowest or highest value of its members, or `empty` where it has none."""
+    chosen = np.full(len(rows.starts) - 1, empty, np.int64)
+    has_members = np.flatnonzero(np.diff(rows.starts))
+    if len(has_members):
+        chosen[has_members] = choose.reduceat(values, rows.starts[has_members])
+    return chosen if rows.block is None else chosen[rows.block]

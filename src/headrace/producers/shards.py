@@ -1,0 +1,318 @@
+"""Samples of shards whose places are not known: ranges are read ahead, workers find the samples, order is kept."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import anyio
+import numpy as np
+
+from headrace.errors import OptionError, StateMismatchError, masked, not_as_indexed
+from headrace.failures import ErrorPacker, Failure
+from headrace.memory import Lease
+from headrace.parts import ListPart, Part, RawPart
+from headrace.producer import Flow
+from headrace.producers.reading_ahead import ReadingAhead, ReadsInto, Sends
+from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+from headrace.producers.shard_ranges import ShardRanges
+from headrace.producers.unpack import UNPACKED_MOST, Unpacks, unpacked
+from headrace.producers.without import Without
+
+SHARDS_AT_ONCE = 8
+SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
+_BLOCK = 512
+
+
+class ShardProducer:
+    """Gives the samples of shards, in the order of the shards.
+
+    Args:
+        reading: how their bytes are read.
+        plan: which samples come, and in which order.
+        pack_error: packs an exception.
+    """
+
+    def __init__(self, reading: ShardReading, plan: ShardPlan, pack_error: ErrorPacker) -> None:
+        self._shards, self._reader = iter(plan.shards), reading.reader
+        self._scanner, self._unpacks = reading.scanner, reading.unpacks
+        self._expected, self._range_bytes = reading.expected, reading.range_bytes
+        self._window, self._buffer, self._take, self._done = plan.window, plan.buffer, plan.take, plan.done
+        self._in_round, self._is_endless, self._pack_error = plan.in_round, plan.is_endless, pack_error
+        begin, window, done = plan.begin, plan.window, plan.done
+        self._next_address = 0
+        self._largest = 0  # bytes of the largest shard seen
+        self._first_shard = begin.shard
+        self._skip_rows = begin.row  # samples of the first shard that are not used
+        self._read_before = 0
+        self._read = self._position = 0  # how many samples were read, and put, since `begin`
+        self._windows = begin.window
+        self._pending: list[RawPart] = []
+        self._failures = deque[int]()  # the positions of those that were put
+        self._done_end = done[-1][1] if done else 0
+        # Without windows, no sample that is done depends on what failed behind it.
+        self._failed_before = {k for k in begin.failures if window is not None or k < self._done_end}
+        self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
+        self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
+
+    def mark(self, position: int) -> tuple[list[Any], int]:
+        shards, windows = self._shard_starts, self._window_starts
+        while len(windows) > 1 and windows[1][0] <= position:
+            windows.popleft()
+        end = min(position, self._position)  # the last batch may have room for more samples than there are
+        begin, window = windows[0] if self._window is not None else (end, 0)
+        while len(shards) > 1 and shards[1][0] <= begin:
+            shards.popleft()
+        at, shard, row = shards[0]
+        while self._failures and self._failures[0] < begin:
+            self._failures.popleft()
+        return ResumeToken(shard, row + begin - at, window, [failed - begin for failed in self._failures]).told(), begin
+
+    async def run(self, flow: Flow) -> None:
+        flow = Without(flow, self._done) if self._done else flow
+        begun: deque[tuple[int, str]] = deque()
+
+        def readers() -> Iterator[ReadsInto]:
+            for ordinal, url in self._shards:
+                begun.append((ordinal, url))
+                yield partial(self._read_shard, flow, ordinal, url)
+
+        ahead = ReadingAhead(readers(), lambda: SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST)
+        try:
+            async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
+                async for stream in streams:
+                    (shard, url), skip = begun.popleft(), self._skip_rows
+                    self._skip_rows = 0
+                    if shard % self._in_round == 0:
+                        self._flush(flow)
+                        self._begin_round(flow, shard, url)
+                    self._shard_starts.append((self._read, shard, skip))
+                    async for given in stream:
+                        part: Part = ListPart([given]) if isinstance(given, Failure) else given
+                        if isinstance(given, Failure):
+                            skip = 0  # no more comes, and it says why
+                        elif skip:
+                            skip, part = _without(part, skip)
+                        self._give(flow, part, shard, url)
+                        if self._take is not None and self._position >= self._take:
+                            group.cancel_scope.cancel()
+                            return
+                    if skip:
+                        raise _changed(f"{masked(url)} ends {skip} samples before the mark of the state, and did not")
+            self._flush(flow)
+        finally:
+            for part in self._pending:
+                part.release()
+            ahead.release()
+
+    async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: Sends) -> None:
+        """Send the samples of a shard; what ends them early is sent in the place of the next one."""
+        failure: Failure | None = None
+        async with send:
+            group = anyio.create_task_group()
+            ranges: ShardRanges | None = None
+            try:
+                async with group:
+                    expected = None if self._expected is None else await self._expected(ordinal)
+                    version = expected.version if expected else None
+                    unpacks = self._unpacks(url)
+                    ranges = ShardRanges(
+                        self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None
+                    )
+                    failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
+                    group.cancel_scope.cancel()
+            except Exception as error:
+                first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                failure = Failure(self._pack_error(first))
+            finally:
+                if ranges is not None:
+                    ranges.release()  # not before the last read has ended: it would write into what is others' by then
+            if failure is not None:
+                send.send_nowait(failure)
+
+    async def _scan_shard(
+        self,
+        flow: Flow,
+        ranges: ShardRanges,
+        ordinal: int,
+        url: str,
+        unpacks: Unpacks | None,
+        expected: Expected | None,
+        send: Sends,
+    ) -> Failure | None:
+        scanner: Any = self._scanner(url)
+        base, count, spans = 0, 0, dict[int, Lease]()
+        buffers = ranges.all(partial(self.range_bytes, ordinal))
+        if unpacks is not None:
+            buffers = unpacked(buffers, unpacks, flow, self._range_bytes, ordinal)
+        try:
+            async with aclosing(buffers) as each:
+                async for offset, lease, is_last in each:
+                    if offset == 0:
+                        self._largest = max(self._largest, ranges.size)
+                        base = self._address(UNPACKED_MOST if unpacks is not None else ranges.size)
+                    spans[offset] = lease
+                    rows, scanner = await flow.scan(scanner, lease, offset, is_last, ordinal)
+                    if isinstance(scanner, Failure):
+                        return scanner
+                    if len(rows):
+                        leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
+                        send.send_nowait(
+                            RawPart(rows.shifted(base).as_read(), np.zeros(len(rows), np.int64), (masked(url),), leased)
+                        )
+                    count += len(rows)
+                    if (scanner.done or scanner.error is not None) and unpacks is None:
+                        break  # what follows in a compressed one is read: its checksums lie there
+                    for start in [start for start, held in spans.items() if start + held.size <= scanner.low]:
+                        spans.pop(start).release()
+            if scanner.error is not None:
+                return Failure(self._pack_error(scanner.error))
+            if expected is not None and count != expected.samples:
+                raise not_as_indexed(url, f"it had {expected.samples} samples then, and has {count}")
+            return None
+        finally:
+            for held in spans.values():
+                held.release()
+
+    def _begin_round(self, flow: Flow, shard: int, url: str) -> None:
+        """See that the round before has brought something: what is repeated without end would never end."""
+        if shard >= self._first_shard + self._in_round:
+            count = self._read - self._read_before
+            if not count:
+                raise OptionError(
+                    f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no "
+                    "samples to begin again with"
+                )
+            if self._is_endless:
+                flow.come_again(count)
+        self._read_before = self._read
+
+    def range_bytes(self, ordinal: int, offset: int) -> int:
+        """How much to ask a shard for at `offset`.
+
+        The epoch's first requests are small, so that its first samples come soon; and a shard whose size is not known
+        yet is asked for no more than the largest one so far had.
+        """
+        size = self._range_bytes
+        if ordinal == self._first_shard and offset < size:
+            size = max(size // 4, offset)
+        if offset == 0 and self._largest:
+            size = min(size, self._largest)
+        return -(-size // _BLOCK) * _BLOCK
+
+    def _address(self, size: int) -> int:
+        """A place for a shard in the epoch's address space."""
+        address = self._next_address
+        self._next_address += size
+        return address
+
+    def _give(self, flow: Flow, part: Part, shard: int, url: str) -> None:
+        self._read += part.count
+        if not isinstance(part, RawPart):
+            self._shard_starts.append((self._read, shard + 1, 0))  # in this one it is no sample that comes again
+            self._fail(flow, part, url)
+        elif self._buffer is not None:
+            leave, stay = self._buffer.come(part.count)
+            whole = RawPart.concat([*self._pending, part])
+            self._pending = [whole.take(stay)]
+            self._put(flow, whole.take(leave))
+            whole.release()
+        elif self._window is None:
+            self._check_none_failed(part, part.count)
+            self._put(flow, part)
+        else:
+            self._pending.append(part)
+            self._shuffle(flow, self._window)
+
+    def _fail(self, flow: Flow, failure: Part, url: str) -> None:
+        """What lies before a failure is a window of its own, and another one begins behind it."""
+        if self._buffer is not None:
+            self._put(flow, failure)
+            return
+        position = self._position + sum(part.count for part in self._pending)
+        if position not in self._failed_before and self._is_begun:
+            # Where failures are raised, it is the first to be seen.
+            flow.put(next((end for start, end in self._done if start <= self._position < end), self._position), failure)
+            raise _changed(f"{masked(url)} fails {position} samples behind the mark of the state, and did not")
+        self._flush(flow)
+        self._failures.append(position)
+        self._put(flow, failure)
+        self._window_starts.append((self._position, self._windows))
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether samples were received of the window that comes next; without windows, of any that is to come."""
+        return self._position < self._done_end
+
+    def _check_none_failed(self, part: Part, count: int) -> None:
+        """See that samples that come next stand where samples stood, and no failure, when some of them were received.
+
+        Raises:
+            StateMismatchError: one did. The part is released.
+        """
+        failed = self._failed_before.intersection(range(self._position, self._position + count))
+        if failed and self._is_begun:
+            part.release()
+            raise _changed(f"no shard fails {min(failed)} samples behind the mark of the state, and one did")
+
+    def _shuffle(self, flow: Flow, window: ShuffleWindow) -> None:
+        """Put every window that is complete."""
+        self._pending = [RawPart.concat(self._pending)]
+        while True:
+            (part,) = self._pending
+            total = np.cumsum(part.rows.sizes())
+            end = min(window.samples, int(np.searchsorted(total, window.nbytes)) + 1)
+            if end > part.count:
+                return
+            self._pending = [part.cut(end, part.count)]
+            self._put_window(flow, window, part, end)
+
+    def _flush(self, flow: Flow) -> None:
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        part = RawPart.concat(pending)
+        if self._window is not None:
+            self._put_window(flow, self._window, part, part.count)
+        elif self._buffer is not None:
+            self._put(flow, part.take(self._buffer.end()))
+            part.release()
+
+    def _put_window(self, flow: Flow, window: ShuffleWindow, part: RawPart, count: int) -> None:
+        if not count:  # what came was of before `begin`
+            part.release()
+            return
+        self._check_none_failed(part, count)
+        order = window.order(count, self._windows)
+        self._windows += 1
+        shuffled = part.take(order)
+        part.release()
+        self._put(flow, shuffled)
+        self._window_starts.append((self._position, self._windows))
+
+    def _put(self, flow: Flow, part: Part) -> None:
+        if self._take is not None and self._position + part.count > self._take:
+            kept = part.cut(0, max(0, self._take - self._position))
+            part.release()
+            part = kept
+        start, self._position = self._position, self._position + part.count
+        flow.put(start, part)
+
+
+def _without(part: Part, count: int) -> tuple[int, Part]:
+    """(how many are still to be left out, what is left) where the first `count` samples are left out."""
+    left = part.cut(min(count, part.count), part.count)
+    part.release()
+    return max(0, count - part.count), left
+
+
+def _changed(why: str) -> StateMismatchError:
+    """The samples behind a mark are not those that they were: by their numbers, others would be left out now."""
+    return StateMismatchError(
+        f"{why} when that was saved: samples that were in use then have other numbers now; go on from an "
+        "earlier state, or from the begin of an epoch",
+        field="mark",
+    )

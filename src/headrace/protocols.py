@@ -1,0 +1,158 @@
+"""The faces that the stages show one another; no stage imports another, they meet here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.types import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What a ranged read got: bytes [start, stop) of an object of `size` bytes; `in_order` as `Answer` has it."""
+
+    start: int
+    stop: int
+    size: int
+    etag: str | None
+    in_order: bool = False
+
+
+Check = Callable[[Buffer], bool]
+"""Whether these are the right bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of an object that is meant, as far as it is known."""
+
+    size: int | None = None
+    etag: str | None = None
+
+
+class Opens(Protocol):
+    """A data set with something to open on the loop that uses it."""
+
+    async def aopen(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Reads(Protocol):
+    """The fetch stage as data sets see it."""
+
+    async def read(
+        self,
+        url: str,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        check: Check | None = None,
+        version: Version | None = None,
+    ) -> bytes:
+        """The bytes [start, stop) of the object at `url`."""
+        ...
+
+    async def read_into(
+        self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
+    ) -> Span:
+        """Fill `target` with the object's bytes from `start` on; shorter only where the object ends."""
+        ...
+
+
+class Meters(Protocol):
+    """Where the stages count what they do; calls are cheap and come from the engine's loop."""
+
+    def count_work(self, step: str, seconds: float) -> None:
+        """A worker spent time in a step."""
+        ...
+
+    def count_started(self) -> None:
+        """A worker stands ready."""
+        ...
+
+    def count_death(self) -> None:
+        """A worker ended before its time."""
+        ...
+
+
+class EpochMeters(Protocol):
+    """Where an epoch's progress is counted."""
+
+    def set_reading(self, epoch: object, is_reading: bool) -> None:
+        """Whether something is being read now for this epoch, which is named by any object."""
+        ...
+
+    def set_depths(self, *, ready: int, open_batches: int) -> None:
+        """How many batches are ready, and how many are begun."""
+        ...
+
+
+class Sender(Protocol):
+    """The engine's end of a channel: the seam to the trainer's side, which may be another process.
+
+    A channel passes messages between two parties with order, without loss or duplicates, and never holds more of them
+    than the receiver has granted.
+
+    Attributes:
+        depth: how many messages are granted beforehand; 0: none before the receiver asks.
+        granted: how many messages may have been sent in all by now.
+    """
+
+    depth: int
+
+    @property
+    def granted(self) -> int: ...
+
+    def send(self, message: Any) -> None:
+        """Pass a message on.
+
+        Raises:
+            anyio.WouldBlock: no more is granted now.
+        """
+        ...
+
+    def fail(self, blob: bytes) -> None:
+        """Have the receiver raise a packed exception after all messages."""
+        ...
+
+    def close(self) -> None:
+        """There are no more messages."""
+        ...
+
+    def on_credit(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called on our side whenever more is granted."""
+        ...
+
+    def take_back(self) -> Sequence[Any]:
+        """The messages that were sent and will never be received, because the receiver has closed."""
+        ...
+
+
+class Receiver(Protocol):
+    """The trainer's end of a channel."""
+
+    def receive_nowait(self) -> Any:
+        """The next message.
+
+        Raises:
+            anyio.WouldBlock: there is none yet.
+            anyio.EndOfStream: there will be none any more.
+            anyio.ClosedResourceError: this end was closed.
+            anyio.BrokenResourceError: the other end has gone without a word.
+        """
+        ...
+
+    def request(self) -> None:
+        """Grant one message that is not granted yet, where the channel's depth is 0."""
+        ...
+
+    def fileno(self) -> int:
+        """What to wait on, until it is readable: something has come."""
+        ...
+
+    def close(self) -> Sequence[Any]:
+        """Take no more messages; gives those that were sent and not received, as far as they are known on this side."""
+        ...

@@ -1,0 +1,283 @@
+"""What a loader was told, with every "auto" resolved."""
+
+from __future__ import annotations
+
+import operator
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import default_convert
+
+from headrace import descriptors
+from headrace.datasets.operators import is_async
+from headrace.datasets.pipeline import Pipeline
+from headrace.errors import LateOptionError, OptionError
+from headrace.memory_limit import memory_bytes
+from headrace.options import FetchOptions, Settings, SkipPolicy
+from headrace.torch_compat.collate import default_collate, is_extended
+from headrace.types import Tail
+
+_FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
+_MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
+_PREFETCH_BATCHES = 4
+MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
+
+
+def check_workers(workers: Any, num_workers: Any, collate_fn: Any) -> None:
+    """Notice now what torch's loader, or Python, would notice only when it is iterated over.
+
+    Raises:
+        TypeError: an argument is of no use as what it is given for.
+        OptionError: there are no such workers.
+    """
+    is_executor = callable(getattr(workers, "start", None)) and callable(getattr(workers, "aclose", None))
+    if workers not in ("process", "thread") and not is_executor:
+        raise OptionError(f"workers={workers!r}: one of 'process', 'thread', or an executor, is meant")
+    if is_executor and num_workers == 0:
+        raise OptionError("workers is an executor, and num_workers is 0: say how many it is to start")
+    try:
+        operator.index(num_workers)
+    except TypeError:
+        raise TypeError(f"num_workers={num_workers!r} must be a whole number") from None
+    if collate_fn is not None and not callable(collate_fn):
+        raise TypeError(f"collate_fn={collate_fn!r} must be callable")
+
+
+def check_torch(loader: Any) -> None:
+    """The arguments of a loader in the torch regime that go or do not go together.
+
+    Raises:
+        OptionError: some do not.
+        LateOptionError: some do not that torch's loader would refuse only when it is iterated over.
+        TypeError: a sampler cannot be iterated over.
+    """
+    kind = type(loader.dataset).__name__
+    for name in ("sampler", "batch_sampler"):
+        value = getattr(loader, name)
+        if value is not None and not (hasattr(value, "__iter__") or hasattr(value, "__getitem__")):
+            raise TypeError(f"{name}={value!r} must be iterable")
+    if loader.timeout > 0 and loader.num_workers == 0:
+        raise LateOptionError(f"timeout={loader.timeout} needs workers, and num_workers is 0")
+    if loader.prefetch_factor == 0:
+        raise LateOptionError(f"prefetch_factor=0 must be more than 0 for {kind}")
+    for name, unset in (("fetch", None), ("fetch_concurrency", "auto")):
+        value = getattr(loader, name)
+        if value != unset:
+            raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
+    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims"):
+        value = getattr(loader, name)
+        if value is not None:
+            raise OptionError(
+                f"{name}={value!r:.100} is for headrace's data sets: of {kind} a sampler says what each rank gets; "
+                "hr.from_map(data) makes one of ours of it"
+            )
+    if loader.snapshot_every_n_steps is not None and not _is_count(loader.snapshot_every_n_steps):
+        raise OptionError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r} must be a number of 0 or more")
+    if loader.on_error != "raise":
+        raise OptionError(
+            f"on_error={loader.on_error!r} is for headrace's data sets: of {kind} a batch fails as a whole; "
+            "hr.from_map(data) and hr.from_iterable(data) make one of ours of it"
+        )
+    skip_policy(loader.on_error, loader.max_skips)
+    if loader.fallback not in ("fork", "error"):
+        raise OptionError(f"fallback={loader.fallback!r}: one of 'fork', 'error' is meant")
+    if loader.workers == "thread" and loader.multiprocessing_context is not None:
+        raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
+    if not isinstance(loader.workers, str):
+        raise OptionError(
+            f"workers={loader.workers!r}: an executor is for headrace's data sets; hr.from_map(data) and "
+            f"hr.from_iterable(data) make one of ours of {kind}"
+        )
+    _check_economic(loader, kind)
+
+
+def _check_economic(loader: Any, kind: str) -> None:
+    names = ("num_batch_workers", "num_workers_batches", "seed")
+    given = {name: value for name in names if (value := getattr(loader, name)) is not None}
+    if loader.memory_budget != "auto":
+        given["memory_budget"] = loader.memory_budget
+        budget_bytes(loader.memory_budget)
+    _seed(loader.seed)
+    if not loader.economic:
+        for name, value in given.items():
+            raise OptionError(f"{name}={value!r} needs economic=True for {kind}")
+        return
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise OptionError(f"economic=True needs a data set with __getitem__: {kind} is iterated over")
+    if loader.num_workers == 0:
+        raise OptionError("economic=True needs workers, and num_workers is 0")
+    if loader.multiprocessing_context is not None:
+        raise OptionError("economic=True starts its workers from a clean process; leave multiprocessing_context out")
+    if loader.num_batch_workers is not None and loader.num_workers_batches is not None:
+        raise OptionError("num_batch_workers and num_workers_batches are one option: give one of them")
+    for name in ("num_batch_workers", "num_workers_batches"):
+        value = getattr(loader, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name}={value!r} must be a number of 1 or more")
+
+
+def resolve(loader: Any, pipeline: Pipeline) -> Settings:
+    """The settings of a loader over a data set of ours.
+
+    Args:
+        loader: its attributes are its arguments.
+
+    Raises:
+        OptionError: an option has a value that cannot be used.
+    """
+    batch_size, drop_last = loader.batch_size, loader.drop_last
+    processes = loader.num_workers if loader.workers == "process" else 0
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    if pipeline.group is not None:
+        if batch_size not in (None, 1):
+            raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
+        batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
+        if collate is default_convert:  # torch's default where the loader itself makes no batches
+            collate = default_collate
+    elif pipeline.is_batched:
+        if batch_size not in (None, 1):
+            raise OptionError(f"batch_size={batch_size} and .batch(): give one of them, or put .unbatch() last")
+        batch_size, collate = None, _Single(default_convert if collate is default_collate else collate)
+    elif batch_size is None:
+        collate = _Single(loader.collate_fn)
+    if pipeline.gives_many is not None and not loader.in_order:
+        raise OptionError(
+            f"in_order=False and .{pipeline.gives_many}: a state could not say how much of a sample's was "
+            "received; leave in_order out"
+        )
+    use_slots = collate is default_collate and not pipeline.after and not is_extended()
+    prefetch_factor = loader.prefetch_factor
+    if prefetch_factor is None:
+        prefetch_factor = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    tail = _tail(loader, drop_last)
+    if loader.global_batch_size is not None:
+        if pipeline.group is not None or batch_size != 1:
+            told = f".batch({pipeline.group.size})" if pipeline.group is not None else f"batch_size={batch_size}"
+            raise OptionError(f"global_batch_size={loader.global_batch_size} and {told}: give one of them")
+        if not _is_count(loader.global_batch_size) or not loader.global_batch_size:
+            raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")
+    return Settings(
+        batch_size=batch_size or 1,
+        global_batch_size=loader.global_batch_size,
+        tail=tail,
+        drop_last=tail == "drop",
+        num_workers=loader.num_workers,
+        prefetch_factor=prefetch_factor,
+        collate=collate,
+        use_slots=use_slots,
+        init=loader.worker_init_fn if loader.num_workers else None,
+        seed=_seed(loader.seed),
+        in_order=loader.in_order,
+        timeout_s=loader.timeout,
+        fetch_concurrency=(reads := _concurrency(loader.fetch_concurrency, processes)),
+        first_reads=min(_FIRST_READS, reads) if loader.fetch_concurrency == "auto" else reads,
+        memory_budget=budget_bytes(loader.memory_budget),
+        fetch=loader.fetch or FetchOptions(),
+        skips=skip_policy(loader.on_error, loader.max_skips),
+        pin_memory=loader.pin_memory,
+        device=loader.device,
+    )
+
+
+def _seed(seed: Any) -> int:
+    """The seed of orders and random numbers: 1 and 1.0 would be two, and states of one be refused by the other.
+
+    Raises:
+        OptionError: it is no whole number.
+    """
+    try:
+        return 0 if seed is None else operator.index(seed)
+    except TypeError:
+        raise OptionError(f"seed={seed!r} must be a whole number") from None
+
+
+def _tail(loader: Any, drop_last: bool) -> Tail:
+    """What becomes of a last step that is short.
+
+    Raises:
+        OptionError: there is no such thing, or two options say different things.
+    """
+    tail: Tail | None = loader.tail
+    if tail not in (None, "short", "drop", "pad", "carry"):
+        raise OptionError(f"tail={tail!r}: one of 'short', 'drop', 'pad', 'carry' is meant")
+    if drop_last and tail not in (None, "drop"):
+        raise OptionError(f"drop_last=True and tail={tail!r}: give one of them")
+    return "drop" if drop_last else tail or "short"
+
+
+def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
+    """Which failed samples are left out; None: none is.
+
+    Raises:
+        OptionError: an option has a value that cannot be used.
+    """
+    is_known = on_error in ("raise", "skip") if isinstance(on_error, str) else callable(on_error)
+    if not is_known:
+        raise OptionError(f"on_error={on_error!r}: 'raise', 'skip' or a function of an exception is meant")
+    if is_async(on_error):
+        raise OptionError(f"on_error={on_error!r} is asynchronous: it is called while batches are put in order")
+    limits = max_skips if isinstance(max_skips, tuple) else (max_skips, None)
+    if len(limits) != 2 or not all(limit is None or _is_count(limit) for limit in limits):
+        raise OptionError(f"max_skips={max_skips!r}: a number of 0 or more, or two of them or None: in all, in a row")
+    if on_error != "raise":
+        return SkipPolicy(None if on_error == "skip" else on_error, *limits)
+    if max_skips != MAX_SKIPS:
+        raise OptionError(f"max_skips={max_skips!r} bounds what on_error leaves out, and on_error is 'raise'")
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class _Single:
+    """Collation where there is none: the function of the only sample."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.function(samples[0])
+
+
+def _concurrency(asked: Any, processes: int) -> int:
+    """How many reads are under way at once, at most; each may need a descriptor.
+
+    Raises:
+        OptionError: it is no such number.
+    """
+    count = _MOST_READS if asked == "auto" else asked
+    if not _is_count(count) or not count:
+        raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
+    most = descriptors.reads_at_most(processes)
+    if asked != "auto" and count > most:
+        warnings.warn(
+            f"fetch_concurrency={asked}: no more than {most} reads are made at once, as this process can open "
+            f"{descriptors.free()} more files: {descriptors.ADVICE}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return min(count, most)
+
+
+def budget_bytes(budget: int | str) -> int:
+    """A number of bytes out of an option.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if budget == "auto":
+        return memory_bytes() // _MEMORY_SHARE
+    if isinstance(budget, str):
+        match = _SIZE.fullmatch(budget)
+        if match is None:
+            raise OptionError(f"memory_budget={budget!r}: bytes, or text such as '2GiB', or 'auto'")
+        base = 1024 if match[3] or not match[2] else 1000
+        budget = int(float(match[1]) * base ** (" KMGT".index(match[2].upper()) if match[2] else 0))
+    if budget <= 0:
+        raise OptionError(f"memory_budget={budget!r} must be more than 0 bytes")
+    return budget

@@ -1,0 +1,150 @@
+"""A table of samples: where they lie in bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.types import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where samples lie in bytes: a table over numpy arrays, no object per sample.
+
+    Sample i has the key `keys[i]` (UTF-8 bytes, surrogateescape), and is row `row[i]` of block `block[i]`. Block b has
+    the members `starts[b]:starts[b + 1]`; member m is `size[m]` bytes at `offset[m]` and holds what the format calls
+    `fields[field[m]]`: in a tar a field. Where `block` and `row` are None, sample i is all of block i.
+
+    Attributes:
+        reads: of blocks that were read: for each that is shared a number that no other has in this process, else 0.
+    """
+
+    keys: NDArray[np.bytes_]
+    starts: Ints
+    field: NDArray[np.int32]
+    offset: Ints
+    size: Ints
+    fields: tuple[str, ...]
+    block: Ints | None = None
+    row: Ints | None = None
+    reads: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        told = self.keys, self.starts, self.field, self.offset, self.size, self.fields
+        return Rows, told if self.block is None else (*told, self.block, self.row, self.reads)
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """The rows [start, stop), without a copy where samples share no blocks."""
+        if self.block is not None:
+            return self.take(np.arange(start, stop))
+        starts = self.starts[start : stop + 1]
+        first, last = int(starts[0]), int(starts[-1])
+        field, offset, size = self.field[first:last], self.offset[first:last], self.size[first:last]
+        return Rows(self.keys[start:stop], starts - first, field, offset, size, self.fields)
+
+    def take(self, chosen: Ints) -> Rows:
+        """The rows at the indices `chosen`, in that order; blocks that samples share stay in theirs."""
+        blocks = self.blocks(chosen)
+        members, starts = self._members_of(blocks), np.zeros(len(blocks) + 1, np.int64)
+        np.cumsum(self.starts[blocks + 1] - self.starts[blocks], out=starts[1:])
+        field, offset, size = self.field[members], self.offset[members], self.size[members]
+        if self.block is None or self.row is None:
+            return Rows(self.keys[chosen], starts, field, offset, size, self.fields)
+        block = np.searchsorted(blocks, self.block[chosen])
+        reads = None if self.reads is None else self.reads[blocks]
+        return Rows(self.keys[chosen], starts, field, offset, size, self.fields, block, self.row[chosen], reads)
+
+    def blocks(self, chosen: Ints) -> Ints:
+        """The numbers of the blocks of the samples `chosen`; those that are shared once, ascending."""
+        return chosen if self.block is None else np.unique(self.block[chosen])
+
+    def members(self, chosen: Ints) -> Ints:
+        """The numbers of the members of the samples `chosen`, one block after the other."""
+        return self._members_of(self.blocks(chosen))
+
+    def _members_of(self, blocks: Ints) -> Ints:
+        counts = self.starts[blocks + 1] - self.starts[blocks]
+        ends = np.cumsum(counts)
+        first = np.repeat(self.starts[blocks] - ends + counts, counts)
+        return np.asarray(np.arange(len(first)) + first, np.int64)
+
+    def only(self, members: NDArray[np.bool_]) -> Rows:
+        """The same samples with those of their members that are marked."""
+        total = np.concatenate([[0], np.cumsum(members)])
+        starts = np.asarray(total[self.starts], np.int64)
+        offset, size, field = self.offset[members], self.size[members], self.field[members]
+        return replace(self, starts=starts, field=field, offset=offset, size=size)
+
+    def shifted(self, base: int) -> Rows:
+        """The same rows with `base` added to every offset."""
+        return replace(self, offset=self.offset + base)
+
+    def as_read(self) -> Rows:
+        """The same rows, whose blocks are being read: shared ones get numbers."""
+        if self.block is None or self.reads is not None:
+            return self
+        return replace(self, reads=np.array([next(_READS) for _ in range(len(self.starts) - 1)], np.int64))
+
+    def sizes(self) -> Ints:
+        """Bytes of each sample, all its members together; those of a shared block are its first sample's."""
+        total = np.concatenate([[0], np.cumsum(self.size)])
+        sizes = np.asarray(total[self.starts[1:]] - total[self.starts[:-1]], np.int64)
+        if self.block is None:
+            return sizes
+        of_samples = np.zeros(len(self), np.int64)
+        blocks, first = np.unique(self.block, return_index=True)
+        of_samples[first] = sizes[blocks]
+        return of_samples
+
+    @staticmethod
+    def empty() -> Rows:
+        """No rows."""
+        none = np.zeros(0, np.int64)
+        return Rows(np.zeros(0, "S1"), np.zeros(1, np.int64), none.astype(np.int32), none, none, ())
+
+    @staticmethod
+    def concat(tables: Sequence[Rows]) -> Rows:
+        """All rows of `tables`, one after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        fields = tuple(dict.fromkeys(name for t in tables for name in t.fields))
+        number = {name: k for k, name in enumerate(fields)}
+        renumbered = [np.array([number[f] for f in t.fields] or [0], np.int32)[t.field] for t in tables]
+        ends = np.cumsum([0] + [len(t.offset) for t in tables])
+        shared = _shared(tables) if any(t.block is not None for t in tables) else (None, None, None)
+        starts = [t.starts[:-1] + end for t, end in zip(tables, ends, strict=False)]
+        return Rows(
+            np.concatenate([t.keys for t in tables]) if tables else np.zeros(0, "S1"),
+            np.concatenate([*starts, ends[-1:]]).astype(np.int64),
+            np.concatenate(renumbered) if tables else np.zeros(0, np.int32),
+            np.concatenate([t.offset for t in tables]) if tables else np.zeros(0, np.int64),
+            np.concatenate([t.size for t in tables]) if tables else np.zeros(0, np.int64),
+            fields,
+            *shared,
+        )
+
+
+_READS = itertools.count(1)
+
+
+def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None]:
+    """The blocks, rows and numbers of several tables, of which some have shared blocks."""
+    blocks, rows, reads, first = [], [], [], 0
+    for table in tables:
+        count = len(table.starts) - 1
+        own = np.arange(count)
+        blocks.append((own if table.block is None else table.block) + first)
+        rows.append(np.zeros(len(table), np.int64) if table.row is None else table.row)
+        reads.append(np.zeros(count, np.int64) if table.reads is None else table.reads)
+        first += count
+    are_read = any(table.reads is not None for table in tables)
+    return np.concatenate(blocks), np.concatenate(rows), np.concatenate(reads) if are_read else None

@@ -1,0 +1,41 @@
+"""What is known of the loader, and of the sample, on whose behalf code runs: context variables, set by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.protocols import Reads
+
+running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
+"""The reader of the loader on whose loop we run; `hr.read` asks it."""
+
+Charges = Callable[[int], Awaitable[None] | None]
+"""Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""
+
+running_charge: ContextVar[Charges | None] = ContextVar("headrace_running_charge", default=None)
+"""Waits until a read may hold so many bytes; asked once the size is known, and before the body is read.
+
+While it waits, the read holds no place among the requests under way, and no time limit runs.
+"""
+
+
+@dataclass(slots=True, eq=False)
+class RunningSample:
+    """The sample that a coroutine makes: its epoch's key and its position are those of its random numbers.
+
+    Attributes:
+        generator: what `hr.rng` gives in that coroutine and in the tasks that it starts; made when it is first asked
+            for.
+    """
+
+    key: int
+    position: int
+    generator: np.random.Generator | None = None
+
+
+running_sample: ContextVar[RunningSample | None] = ContextVar("headrace_running_sample", default=None)
+"""The sample that the coroutine we run in makes; None in workers, which make one at a time."""

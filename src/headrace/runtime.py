@@ -1,0 +1,385 @@
+"""Everything of one loader that runs: its engine, workers and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from headrace import descriptors
+from headrace.cancelled import is_ours
+from headrace.deliver.ahead import ahead_of, mover_of
+from headrace.deliver.channel import thread_channel
+from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
+from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
+from headrace.errors import LoaderClosedError
+from headrace.failures import Failure
+from headrace.fetch import Meter, Reader
+from headrace.memory import Arena
+from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
+from headrace.options import Settings
+from headrace.parts import KeyPart, ListPart, PackedPart, Part
+from headrace.processes.fork_client import ForkServer
+from headrace.protocols import Opens
+from headrace.running import running_reader
+from headrace.scheduler.budget import Budget
+from headrace.scheduler.engine import Engine, is_exiting
+from headrace.scheduler.epoch import Epoch
+from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.tasks import Chain
+from headrace.torch_compat import serialize
+from headrace.work.executor import Executor
+from headrace.work.processes import ProcessExecutor
+from headrace.work.queue import TaskQueue
+from headrace.work.threads import ThreadExecutor
+
+
+class Runtime:
+    """The running parts of a loader.
+
+    It knows neither the loader nor the user's functions: it lives as long as its thread does, and so would they.
+
+    Args:
+        settings: what the loader was told.
+        workers: "process" or "thread", or who starts them; without any there is a thread.
+    """
+
+    def __init__(self, settings: Settings, *, workers: Literal["process", "thread"] | Executor = "process") -> None:
+        self._settings = settings
+        self._pid = os.getpid()
+        processes = settings.num_workers if workers == "process" else 0
+        descriptors.require(processes, reads=True)
+        self._segments_at_most = descriptors.segments_at_most(processes)
+        self._fork_server = ForkServer.acquire() if processes else None
+        self._engine: Engine | None = None
+        self._is_closed = False
+        self._is_ready = False
+        self._ready_lock = asyncio.Lock()
+        self._opened: Opens | None = None
+        self.meters = LoaderMeters()
+        self.fetch_meter = Meter()
+        self._reader: Reader | None = None
+        self._arena = Arena(forget=self._forget, budget=settings.memory_budget)
+        self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
+        self._mover = mover_of(settings)
+        if self._mover is not None:
+            self._slabs.unlock_pages = self._mover.unlock_pages
+        self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
+        modules: dict[str, int] = {}
+        if self._fork_server is not None:
+            self._executor: Executor = ProcessExecutor(processes, self._fork_server, modules)
+        else:
+            self._executor = ThreadExecutor() if isinstance(workers, str) or not settings.num_workers else workers
+        self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)
+        self._chains = self._workers.chains
+
+    def reader(self, storage_options: Mapping[str, Any] | None) -> Reader:
+        """The loader's reader."""
+        if self._reader is None:
+            settings = self._settings
+            self._reader = Reader(
+                settings.fetch,
+                concurrency=settings.fetch_concurrency,
+                storage_options=storage_options,
+                meter=self.fetch_meter,
+            )
+        return self._reader
+
+    def iterate(
+        self,
+        owner: Any,
+        spec: EpochSpec,
+        watch: Watcher,
+        prepare: Callable[[Runtime], Awaitable[None]] | None = None,
+        opener: Callable[[Views], BatchOpener] = BatchOpener,
+    ) -> BatchIterator[Any]:
+        """An iterator over the batches of an epoch.
+
+        Args:
+            owner: kept alive as long as the iterator.
+            spec: what the epoch is made of.
+            watch: told of what the trainer receives.
+            prepare: called on the engine's loop before the first epoch: it teaches the chains, and opens the data set.
+            opener: makes batches of what the engine delivers.
+
+        Raises:
+            LoaderClosedError: the loader was closed, or the process was forked since.
+        """
+        engine = self._running()
+        mailbox = engine.mailbox
+        sender, receiver = thread_channel(self._settings.prefetch_factor, mailbox.post)
+        slabs = self._slabs
+        ahead = ahead_of(self._settings, self._mover)
+        give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
+        views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth)
+        resources = Resources(
+            works=self._workers,
+            slabs=slabs,
+            arena=self._arena,
+            budget=self._budget,
+            meters=self.meters,
+            wrap=self.part_of,
+            copies=1 if self._executor.shares_objects else 2,
+            pack_error=serialize.pack_error,
+        )
+        run = Epoch(spec, resources, sender)
+
+        running = weakref.ref(run)  # whose source may refer to the iterator
+
+        def end() -> None:
+            ahead.close()
+            for delivery in receiver.close():
+                mailbox.post(slabs.returned, delivery.segment)
+            epoch = running()
+            if epoch is not None:
+                mailbox.post(epoch.stop)
+
+        def refused() -> None:
+            sender.fail(serialize.pack_error(LoaderClosedError("the loader was closed")).blob)
+
+        engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
+        return BatchIterator(
+            owner,
+            receiver,
+            opener(views),
+            ahead,
+            end,
+            self.meters,
+            watch,
+            self._settings.timeout_s,
+        )
+
+    def post(self, call: Callable[..., Any], *args: Any) -> None:
+        """Have the engine's loop call `call(*args)` soon; calls are made in the order in which they were posted.
+
+        Raises:
+            LoaderClosedError: the loader was closed, or the process was forked since.
+        """
+        self._running().mailbox.post(call, *args)
+
+    def check(self) -> None:
+        """Raise LoaderClosedError where there is nothing to iterate over any more."""
+        if self._pid != os.getpid():
+            raise LoaderClosedError("the loader belongs to the process that this one was forked from; make a new one")
+        if self._is_closed:
+            raise LoaderClosedError("the loader is closed; make a new one")
+
+    def learn(self, number: int, chain: Chain) -> None:
+        """Make a chain known to the workers; on the engine's loop."""
+        self._chains.learn(number, self._chains.pack(chain))
+
+    def teach(self, number: int, chain: Chain) -> None:
+        """The same from the trainer's thread, in which the chain is packed now; an older one is forgotten.
+
+        Raises:
+            CannotCarryError: something in it cannot be sent to another process.
+        """
+        self.post(self._chains.learn, number, self._chains.pack(chain))
+
+    def renew(self, chains: Mapping[int, Chain], *, is_in_use: bool) -> bool:
+        """Have workers use what the functions of chains refer to as it is now; whether anything has changed.
+
+        Args:
+            is_in_use: an iterator may still be asked for batches of an epoch before.
+
+        Raises:
+            CannotCarryError: something in them cannot be sent to another process.
+        """
+        if not self._is_ready:
+            return False  # they have not been told yet, and will be
+        changed = {number: self._chains.pack_changed(number, chain) for number, chain in chains.items()}
+        changed = {number: packed for number, packed in changed.items() if packed is not None}
+        for number, packed in changed.items():
+            self.post(partial(self._chains.learn_changed, is_in_use=is_in_use), number, packed)
+        return bool(changed)
+
+    def forget_spec(self, number: int) -> None:
+        """Have the workers ask anew in which form the samples of a chain are written into slots."""
+        self.post(self._workers.learn_spec, number, b"")
+
+    async def open(self, dataset: Opens) -> None:
+        """Open a data set, to be closed with the loader."""
+        await dataset.aopen()
+        self._opened = dataset
+
+    def read_ahead(self, nbytes: int) -> None:
+        """Let sources hold at least so many bytes."""
+        self._budget.widen(nbytes)
+
+    def part_of(self, samples: list[Any]) -> Part:
+        """Samples as a part that workers can be given; what cannot be sent to them becomes a Failure."""
+        if self._executor.shares_objects:
+            return ListPart(samples)
+        try:
+            parts = serialize.pack(samples)
+        except Exception:
+            samples = [_sendable(sample) for sample in samples]
+            parts = serialize.pack(samples)
+        lease = self._arena.lease(serialize.packed_size(parts))
+        failures = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
+        return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
+
+    def key_part_of(self, keys: list[Any]) -> Part:
+        """Keys as a part that workers can be given; one that cannot be sent to them becomes a Failure."""
+        if self._executor.shares_objects:
+            return ListPart(keys)
+        if all(type(key) in (int, str) for key in keys):
+            return KeyPart(keys, None, 0, len(keys))
+        try:
+            serialize.pack(keys)
+        except Exception:
+            keys = [_sendable(key) for key in keys]
+        return KeyPart(keys, serialize.pack_bytes, 0, len(keys))
+
+    def close_soon(self) -> None:
+        """Begin to close, without waiting; also from a finalizer."""
+        self._is_closed = True
+        if self._engine is not None:
+            self._engine.close_soon()
+        else:
+            self._release_fork_server()
+
+    def close(self) -> None:
+        """Close, and wait until no thread, process or descriptor is left."""
+        self.close_soon()
+        if self._engine is not None and self._pid == os.getpid():
+            self._engine.close()
+
+    def stats(self, epoch: int) -> Stats:
+        """A snapshot of all counters."""
+        meters, fetch = self.meters, self.fetch_meter
+        return Stats(
+            epoch=epoch,
+            elapsed_s=meters.elapsed_s(),
+            fetch=FetchStats(
+                requests=fetch.requests,
+                retries=fetch.retries,
+                errors=fetch.errors,
+                hedges=fetch.hedges,
+                hedges_won=fetch.hedges_won,
+                throttled=fetch.throttled,
+                lowest_level=fetch.lowest_level,
+                coalesced=fetch.coalesced,
+                shards_whole=fetch.shards_whole,
+                shards_in_part=fetch.shards_in_part,
+                cached=fetch.cached,
+                bytes=fetch.bytes,
+                in_flight=fetch.in_flight,
+                active_s=fetch.waiting_s,
+                reading_s=meters.reading_s,
+                functions={
+                    name: Function(held.where, held.calls, held.seconds)
+                    for name, held in list(fetch.functions.items())
+                    if held.calls
+                },
+                input_bytes=self._arena.leased_bytes,
+                claimed_bytes=self._budget.claimed,
+            ),
+            work=WorkStats(
+                workers=max(1, self._settings.num_workers),
+                busy_s=dict(meters.busy_s),
+                deaths=meters.deaths,
+                batches_at_once=meters.batches_at_once,
+                collations_at_once=meters.collations_at_once,
+            ),
+            deliver=DeliverStats(
+                batches=meters.batches,
+                samples=meters.samples,
+                wait_s=meters.wait_s,
+                first_wait_s=meters.first_wait_s,
+                trainer_s=meters.trainer_s,
+                ready=meters.ready,
+                begun=meters.begun,
+            ),
+            shared_bytes=self._held(),
+            budget_bytes=self._settings.memory_budget,
+            started_s=meters.started_s,
+            skipped=meters.skipped,
+            skipped_samples=tuple(meters.skipped_samples),
+            repeated=meters.repeated,
+            left_out=meters.left_out,
+        )
+
+    def _running(self) -> Engine:
+        self.check()
+        self.meters.begin()
+        if self._engine is None:
+            self._engine = Engine(self._workers.open, self._end, self._release_fork_server)
+        return self._engine
+
+    def _held(self) -> int:
+        return self._arena.segment_bytes + self._slabs.nbytes
+
+    def _may_grow(self, size: int) -> bool:
+        room = self._settings.memory_budget - size
+        if self._budget.in_use > room:
+            return False
+        self._arena.shrink(room - self._slabs.nbytes - self._budget.claimed)
+        return True
+
+    def _in_use(self) -> int:
+        """Bytes that are held; or, of many small segments, how much of the budget their number stands for."""
+        by_number = self._settings.memory_budget * self._segment_count() // self._segments_at_most
+        return max(self._held() - self._arena.spare_bytes, by_number)
+
+    def _segment_count(self) -> int:
+        return self._arena.count + len(self._slabs.segments)
+
+    def _forget(self, number: int) -> None:
+        self._workers.forget_segment(number)
+
+    def _release_fork_server(self) -> None:
+        fork_server, self._fork_server = self._fork_server, None
+        if fork_server is not None:
+            fork_server.release()
+
+    # On the engine's loop.
+
+    async def _end(self) -> None:
+        async with contextlib.AsyncExitStack() as ends:  # each in its turn, whatever the ones before it raise
+            if not is_exiting():  # then a daemon thread may be taking a batch
+                ends.callback(self._slabs.close)
+            ends.callback(self._arena.close)
+            if self._reader is not None:
+                ends.push_async_callback(self._reader.aclose)
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                ends.push_async_callback(opened.aclose)
+            ends.push_async_callback(self._workers.close)
+
+    async def _run(
+        self,
+        epoch: Epoch,
+        prepare: Callable[[Runtime], Awaitable[None]] | None,
+        fail: Callable[[bytes], None],
+        ahead: int,
+    ) -> None:
+        running_reader.set(self._reader)
+        try:
+            async with self._ready_lock:
+                if not self._is_ready:
+                    if prepare is not None:
+                        await prepare(self)
+                    self._is_ready = True
+        except BaseException as error:  # also a cancellation: whoever waits for the first batch must not wait for ever
+            if is_ours(error):
+                fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")).blob)
+                raise
+            fail(serialize.pack_error(error).blob)
+            return
+        slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
+        with self._slabs.serve(slabs):
+            await epoch.run()
+
+
+def _sendable(sample: Any) -> Any:
+    try:
+        serialize.pack(sample)
+    except Exception as error:
+        error.add_note(f"stage: fetch; a sample of type {type(sample).__name__} cannot be sent to a worker")
+        return Failure(serialize.pack_error(error))
+    return sample

@@ -1,0 +1,147 @@
+"""Where the samples of an epoch are: their positions in its plan, and which of them have been delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.delivery import ProgressDelta
+from headrace.scheduler.boundaries import BatchBoundaries
+from headrace.scheduler.origins import Origins
+from headrace.tasks import Task
+from headrace.types import Ints
+
+Positions = Callable[[int, int], Sequence[int]]
+"""The positions in the epoch of the `start`-th up to the `stop`-th sample that a source gives."""
+
+
+class PositionMap:
+    """The samples of one epoch on one rank.
+
+    The source counts what it gives; where some of that may be left out, what is left is counted anew for batches.
+
+    Args:
+        positions: of what the source gives; None: its own numbers.
+        kept_from: the position of the first sample that is left; None: none is left out, and none becomes many.
+        mark: asked for a place where the source can be begun again; None: positions tell it.
+        levels: of what samples are made, where some are left out, or become many, or are put together on the way.
+    """
+
+    def __init__(
+        self,
+        positions: Positions | None = None,
+        kept_from: int | None = None,
+        mark: Callable[[int], Any] | None = None,
+        levels: Sequence[Origins] = (),
+    ) -> None:
+        self._positions, self._kept_from, self._mark = positions, kept_from, mark
+        self.levels = levels or (Origins(),)
+        self._delivered: set[int] = set()  # batches that were, above the first that was not
+        self._first_not = 0
+        self._covers: list[tuple[int, int]] = []  # since the last message
+        self._used = 0  # samples of batches, since then
+        self._known = 0  # samples by their numbers in batches, of which it is known what they are
+        self._unknown: list[tuple[int, int, int]] = []  # batches that were delivered before all of theirs were known
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """The positions of samples by the source's numbers."""
+        return range(start, stop) if self._positions is None else self._positions(start, stop)
+
+    def place(self, task: Task, start: int, count: int) -> None:
+        """Tell a task the positions of its samples, which have these numbers in batches."""
+        task.position = start
+        if self._kept_from is not None:
+            task.positions = range(self._kept_from + start, self._kept_from + start + count)
+        elif self._positions is not None:
+            task.positions = self._positions(start, start + count)
+
+    def in_batches(self, start: int, stop: int) -> Sequence[int]:
+        """The positions of samples by their numbers in batches, as far as they are known."""
+        if self._kept_from is None:
+            return self.positions(start, stop)
+        return [
+            self.positions(at, at + 1)[0]
+            for at in (self.source_number(len(self.levels) - 1, number) for number in range(start, stop))
+        ]
+
+    def arrived(self, level: int, units: Sequence[int]) -> None:
+        """The next samples of a level are of these units: of the first one's, by the source's numbers."""
+        if self._kept_from is not None:
+            self.levels[level].arrived(units)
+            self._known = max(0, self.levels[-1].stop)
+
+    def source_number(self, level: int, number: int) -> int:
+        """The source's number of what has this one in a level; -1 before the first."""
+        for origins in reversed(self.levels[: level + 1]):
+            number = origins.unit(number) * origins.size
+        return number
+
+    def needed(self, number: int) -> tuple[int, tuple[int, ...]]:
+        """What must be run again for the samples of batches from this one on.
+
+        Returns:
+            (the first one by the source's numbers, of each level how many samples are known that it then gives first).
+        """
+        known = []
+        for origins in reversed(self.levels):
+            unit, part = origins.needed(number)
+            number = unit * origins.size
+            known.append(part)
+        return number, tuple(reversed(known))
+
+    def put(self, stop: int) -> None:
+        """The source has put all samples before this one, by its own numbers."""
+        if self._kept_from is None:
+            self._known = stop
+
+    def cover(self, number: int, start: int, stop: int, boundaries: BatchBoundaries) -> None:
+        """A batch was delivered, or left out, that has these samples.
+
+        An error may have ended it before all of them came. Where they lie in the source is not known then, or whether
+        it goes on as far: states tell of it once that is.
+        """
+        if stop > self._known and (self._kept_from is not None or self._mark is not None):
+            self._unknown.append((number, start, stop))
+            return
+        self._used += stop - start
+        if self._kept_from is None:
+            self._covers.append((start, stop))
+        elif (first := self.needed(start)[0]) < (end := self.needed(stop)[0]):
+            self._covers.append((first, end))
+        self._delivered.add(number)
+        while self._first_not in self._delivered:
+            self._delivered.discard(self._first_not)
+            self._first_not += 1
+        oldest = boundaries.start(self._first_not)
+        for origins in reversed(self.levels):
+            origins.forget(oldest)
+            oldest = origins.needed(oldest)[0] * origins.size
+
+    def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
+        """What a state says besides of batches that were delivered before this was known; None: nothing."""
+        if not any(stop <= self._known for _, _, stop in self._unknown):
+            return None
+        unknown, self._unknown = self._unknown, []
+        for number, start, stop in unknown:
+            self.cover(number, start, stop, boundaries)
+        return self.after(boundaries, skipped)
+
+    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta:
+        """What a state says once all that was delivered so far has been received."""
+        covers, self._covers = tuple(self._covers), []
+        used, self._used = self._used, 0
+        oldest, known = boundaries.start(self._first_not), tuple[int, ...]()
+        if self._kept_from is not None:
+            oldest, known = self.needed(oldest)
+        mark = None if self._mark is None else self._mark(oldest)
+        return ProgressDelta(covers, mark, skipped, used, known if any(known) else ())
+
+
+def as_numbers(positions: Ints) -> Sequence[int]:
+    """Positions as a task carries them, of Python's own numbers: a range where they follow one another."""
+    if len(positions) and positions[-1] - positions[0] == len(positions) - 1 and bool((np.diff(positions) == 1).all()):
+        return range(int(positions[0]), int(positions[-1]) + 1)
+    numbers: list[int] = positions.tolist()
+    return numbers

@@ -1,0 +1,185 @@
+"""Samples as workers are told of them: each kind opens itself, against the memory that the worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.failures import Failure, Made
+from headrace.memory import LARGE_BYTES
+from headrace.rows import Rows
+from headrace.types import Ints
+
+Place = tuple[int, int, int] | bytes | int
+"""Where bytes lie: (segment's number, offset, size) of shared memory. Where none is shared: the bytes themselves, or of
+what is to be written how many."""
+
+_RUN_BYTES = 16 * 2**20  # copied out of fetched ranges at once
+
+
+def size_of(place: Place) -> int:
+    """How many bytes there are at a place."""
+    if isinstance(place, tuple):
+        return place[2]
+    return place if isinstance(place, int) else len(place)
+
+
+class MemberBytes(Protocol):
+    """The members of samples, in the ranges that were fetched."""
+
+    def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
+        """The bytes of each (offset, size)."""
+        ...
+
+    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
+        """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
+        ...
+
+
+class Memory(Protocol):
+    """What a worker finds the bytes of samples in."""
+
+    def bodies(self, places: Sequence[tuple[int, Place]]) -> MemberBytes:
+        """The bytes of the ranges at (first address, place)."""
+        ...
+
+    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[Any]:
+        """The samples of a row table, out of their bytes."""
+        ...
+
+    def packed(self, place: Place, lengths: Sequence[int]) -> list[Any]:
+        """Samples that were pickled, with their buffers."""
+        ...
+
+    def unpack(self, blob: bytes) -> list[Any]:
+        """The same of a string of bytes."""
+        ...
+
+
+class SentPart(Protocol):
+    """Some samples, as a task has them that goes to a worker."""
+
+    @property
+    def are_objects(self) -> bool:
+        """Whether they are the trainer's own objects: what is done to them must not be done twice."""
+        ...
+
+    @property
+    def has_large(self) -> bool:
+        """Whether one of them is large."""
+        ...
+
+    def open(self, memory: Memory) -> Iterator[list[Any]]:
+        """The samples, some at a time."""
+        ...
+
+    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
+        """The row table and its bytes, of samples that nothing was done to; None for others."""
+        ...
+
+    def remember(self, made: Sequence[Any]) -> None:
+        """Take in what became of samples that are objects."""
+        ...
+
+
+@dataclass(slots=True)
+class SentRows:
+    """Samples that lie undecoded in fetched ranges: see `headrace.parts.RawPart`."""
+
+    rows: Rows
+    shards: Ints
+    urls: Sequence[str]
+    places: Sequence[tuple[int, Place]]
+
+    are_objects = False
+
+    @property
+    def has_large(self) -> bool:
+        sizes = self.rows.size
+        return int(sizes.sum()) > LARGE_BYTES and int(sizes.max()) > LARGE_BYTES
+
+    def open(self, memory: Memory) -> Iterator[list[Any]]:
+        """Samples a few at a time: their bytes are a second time in memory, beside the ranges."""
+        bodies = memory.bodies(self.places)
+        if int(self.rows.size.sum()) <= _RUN_BYTES:
+            yield memory.opened(self.rows, self.shards, self.urls, bodies)
+            return
+        for start, stop in _runs(self.rows):
+            yield memory.opened(self.rows.cut(start, stop), self.shards[start:stop], self.urls, bodies)
+
+    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
+        return self.rows, memory.bodies(self.places)
+
+    def remember(self, made: Sequence[Any]) -> None:
+        """Nothing: they are made of the same bytes again."""
+
+
+class _Whole:
+    """Samples that are opened at once, and nothing is known of before."""
+
+    __slots__ = ()
+
+    are_objects = False
+    has_large = False
+
+    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:  # noqa: ARG002 (others need it)
+        return None
+
+    def remember(self, made: Sequence[Any]) -> None:
+        """Nothing: they are opened again."""
+
+
+@dataclass(slots=True)
+class SentPickle(_Whole):
+    """Samples `[start, stop)` of a list that lies pickled in one place."""
+
+    place: Place
+    lengths: Sequence[int]
+    start: int
+    stop: int
+
+    def open(self, memory: Memory) -> Iterator[list[Any]]:
+        yield memory.packed(self.place, self.lengths)[self.start : self.stop]
+
+
+@dataclass(slots=True)
+class SentObjects(_Whole):
+    """Objects of the trainer's process, for workers that are threads of it; or plain keys, which any pickle carries."""
+
+    samples: list[Any]
+    start: int
+    stop: int
+
+    @property
+    def are_objects(self) -> bool:  # type: ignore[override]
+        return True
+
+    def open(self, memory: Memory) -> Iterator[list[Any]]:  # noqa: ARG002 (others need it)
+        yield self.samples[self.start : self.stop]
+
+    def remember(self, made: Sequence[Any]) -> None:
+        self.samples[self.start : self.stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
+
+
+@dataclass(slots=True)
+class SentKeys(_Whole):
+    """Keys that were pickled by what knows how to send them."""
+
+    blob: bytes
+
+    def open(self, memory: Memory) -> Iterator[list[Any]]:
+        yield memory.unpack(self.blob)
+
+
+def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
+    """Where to cut samples so that none but a single one has more than so many bytes."""
+    ends, start = np.cumsum(rows.sizes()), 0
+    while start < len(rows):
+        most = _RUN_BYTES + (int(ends[start - 1]) if start else 0)
+        stop = max(start + 1, int(np.searchsorted(ends, most, side="right")))
+        yield start, stop
+        start = stop

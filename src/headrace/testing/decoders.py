@@ -1,0 +1,90 @@
+"""What every decoder promises, as tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace.errors import DecodeError
+from headrace.formats.values import decoder
+from headrace.torch_compat import serialize
+
+
+class DecoderContract:
+    """Inherit it, give `decode`, `examples` and `damaged`, and every `test_…` method is a promise of a decoder.
+
+        class TestHex(DecoderContract):
+            extension = "hex"
+            examples = [(b"ff", 255)]
+            damaged = [b"", b"xyz"]
+
+            def decode(self, data):
+                return int(data, 16)
+
+    Attributes:
+        extension: what the decoder is registered for.
+        examples: (bytes, the value that they are), of every kind that there is.
+        damaged: bytes that are none.
+    """
+
+    extension: ClassVar[str]
+    examples: ClassVar[Sequence[tuple[bytes, Any]]]
+    damaged: ClassVar[Sequence[bytes]] = ()
+
+    def decode(self, data: bytes) -> Any:
+        """The value, as the decoder gives it."""
+        raise NotImplementedError
+
+    def test_value_is_what_was_written(self) -> None:
+        assert self.examples, "examples of the format are needed"
+        for data, value in self.examples:
+            assert same(self.decode(data), value), f"{data[:80]!r} is {self.decode(data)!r:.200}, not {value!r:.200}"
+
+    def test_value_is_the_same_each_time(self) -> None:
+        for data, _ in self.examples:
+            assert same(self.decode(data), self.decode(bytes(bytearray(data))))
+
+    def test_value_travels_between_processes(self) -> None:
+        for data, _ in self.examples:
+            value = self.decode(data)
+            packed = serialize.pack(value)
+            target = memoryview(bytearray(serialize.packed_size(packed)))
+            assert same(serialize.unpack(target, serialize.write(packed, target), copy=True), value)
+
+    def test_damage_raises(self) -> None:
+        for data in self.damaged:
+            assert _raised(self.decode, data) is not None, f"{data[:80]!r} is damaged, and a value was given for it"
+
+    def test_stream_decodes_the_field_and_names_what_does_not(self) -> None:
+        decode = decoder()
+        name = f"some.{self.extension}"
+        for data, value in self.examples:
+            assert same(decode({"__key__": "k", name: data})[name], value), f"register_decoder({self.extension!r}, …)"
+        for data in self.damaged:
+            error = _raised(decode, {"__key__": "k", "__url__": "u", name: data})
+            assert isinstance(error, DecodeError), f"{data[:80]!r} is damaged, and no DecodeError says so"
+            assert (error.field, error.key) == (name, "k")
+
+
+def _raised(decode: Callable[[Any], Any], data: Any) -> Exception | None:
+    try:
+        decode(data)
+    except Exception as error:
+        return error
+    return None
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, arrays and tensors among them with their types and shapes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "dtype"):
+        a, b = np.asarray(one), np.asarray(other)
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()
+    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 (not a number)

@@ -1,0 +1,212 @@
+"""Classes and functions that travel by value: cloudpickle's, corrected where a fork would give something else."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle.cloudpickle as internals
+
+Cells = dict[int, tuple[types.CellType, types.CellType]]
+"""Of each variable that functions close over: its cell, and the empty one that is pickled for it, by its id."""
+
+
+_modules: set[str] = set()  # that workers could not import
+_lock = threading.Lock()
+_packing = 0  # how many pack just now
+_lent: set[str] = set()  # of those, what is in cloudpickle's own list meanwhile
+
+
+def modules_by_value() -> set[str]:
+    """The names of the modules whose classes and functions go by value: the user's own choice, and ours."""
+    return _modules.union(internals.list_registry_pickle_by_value())
+
+
+def send_by_value(module: str) -> None:
+    """Have a module's classes and functions go by value, from now on, in what this package packs."""
+    _modules.add(module)
+
+
+@contextlib.contextmanager
+def packing() -> Iterator[None]:
+    """Within, cloudpickle knows those modules; its list is the whole process's, and as the user left it elsewhere."""
+    global _packing
+    listed: set[str] = internals._PICKLE_BY_VALUE_MODULES
+    with _lock:
+        _packing += 1
+        new = _modules - listed
+        listed.update(new)
+        _lent.update(new)
+    try:
+        yield
+    finally:
+        with _lock:
+            _packing -= 1
+            if not _packing:
+                listed.difference_update(_lent)
+                _lent.clear()
+
+
+def dumped(value: Any) -> bytes:
+    """What cloudpickle makes of a value, with those modules by value."""
+    with packing():
+        return bytes(internals.dumps(value))
+
+
+def has_modules() -> bool:
+    """Whether there is anything that `packing` would do."""
+    return bool(_modules)
+
+
+def is_by_name(what: Any) -> bool:
+    """Whether a function or class is found by its name in a module that does not go by value."""
+    module = sys.modules.get(getattr(what, "__module__", None) or "__main__")
+    if module is None or module.__name__ in {"__main__", *modules_by_value()}:
+        return False
+    found: Any = module
+    for name in what.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is what
+
+
+def load_home(kind: type) -> None:
+    """Import the module that a class says it is found in, if only that of its package was: numpy.rec is such."""
+    home: Any = kind.__module__
+    if isinstance(home, str) and home not in sys.modules and home.partition(".")[0] in sys.modules and "." in home:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(home)
+
+
+def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -> Any:
+    """Functions that close over one variable do so afterwards, too.
+
+    Args:
+        reduced: what cloudpickle gives for it; NotImplemented where it goes by name.
+        cells: those that were met in this pickle.
+    """
+    if reduced is NotImplemented or function.__closure__ is None:
+        return reduced
+    make, (*arguments, _), *rest = reduced
+    empty = tuple(cells.setdefault(id(cell), (cell, types.CellType()))[1] for cell in function.__closure__)
+    return make, (*arguments, empty), *rest
+
+
+def reduced_class(reduced: Any, kind: type, *, outward: bool) -> Any:
+    """Classes have their slots, their qualified names and all members, and are not registered a second time.
+
+    Args:
+        reduced: what cloudpickle gives for it; NotImplemented where it goes by name.
+        outward: whether it is the trainer that says what becomes of a class; else one that is known stays as it is.
+    """
+    if reduced is NotImplemented or len(reduced) < 3:
+        return reduced
+    _, arguments, (attributes, slots), *_ = reduced
+    set_state = _set_state if outward else _set_new_state
+    if issubclass(kind, enum.Enum):
+        return _reduced_enum(reduced, kind, set_state)
+    _, _, bases, namespace, tracker, _ = arguments
+    own = vars(kind)
+    if "__slots__" in own and not issubclass(kind, tuple):  # which can have none
+        namespace = {**namespace, "__slots__": own["__slots__"]}
+        for name in [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]:
+            attributes.pop(name, None)
+    attributes["__qualname__"] = kind.__qualname__
+    is_quiet = any("__init_subclass__" in vars(base) and not is_by_name(base) for base in kind.__mro__[1:])
+    meta = next(base for base in type(kind).__mro__ if is_by_name(base))
+    made = type(kind), meta, kind.__name__, bases, namespace, tracker, is_quiet
+    return _class, made, (attributes, slots, {}), None, None, set_state
+
+
+def _class(
+    meta: Any, known: Any, name: str, bases: tuple[Any, ...], namespace: dict[str, Any], tracker: str, is_quiet: bool
+) -> type:
+    """An empty class. What classes and metaclasses that travel do with new ones is done already: its results travel.
+
+    Args:
+        known: the metaclass, or the first above it that is found by name.
+    """
+    found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    if found is not None:
+        return found
+    namespace = {sys.intern(name): value for name, value in namespace.items()}
+    with _quiet(types.resolve_bases(bases)) if is_quiet else contextlib.nullcontext():
+        if meta is known:
+            made = types.new_class(name, bases, {"metaclass": meta}, lambda own: own.update(namespace))
+        else:
+            made = known.__new__(meta, name, types.resolve_bases(bases), {"__orig_bases__": bases, **namespace})
+    return _tracked(made, tracker)
+
+
+def _tracked(made: type, tracker: str) -> type:
+    _new.add(made)
+    found: type = internals._lookup_class_or_track(tracker, made)
+    return found
+
+
+_new: weakref.WeakSet[type] = weakref.WeakSet()  # that have no state yet
+
+
+def _set_state(kind: type, state: tuple[Any, ...]) -> None:
+    attributes, slots, members = state
+    _new.discard(kind)
+    internals._class_setstate(kind, (attributes, slots))
+    for name, of_member in members.items():
+        vars(kind.__members__[name]).update(of_member)  # type: ignore[attr-defined]
+
+
+def _set_new_state(kind: type, state: tuple[Any, ...]) -> None:
+    """One that is known here may have changed since it went out; what comes back is a copy of what it was."""
+    if kind in _new:
+        _set_state(kind, state)
+
+
+@contextlib.contextmanager
+def _quiet(bases: tuple[Any, ...]) -> Iterator[None]:
+    """Within, nothing is done with new subclasses that classes which travel would do."""
+    above = dict.fromkeys(base for direct in bases for base in direct.__mro__)
+    travelled = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS
+    name = "__init_subclass__"
+    hooks = {base: vars(base)[name] for base in above if name in vars(base) and base in travelled}
+    try:
+        for base in hooks:
+            type.__setattr__(base, name, classmethod(_nothing))
+        yield
+    finally:
+        for base, hook in hooks.items():
+            type.__setattr__(base, name, hook)
+
+
+def _nothing(kind: type) -> None:
+    """In the place of `__init_subclass__`."""
+
+
+def _reduced_enum(reduced: Any, kind: type[enum.Enum], set_state: Any) -> Any:
+    """With those of its members that have a second name, and what a constructor of their own has given them."""
+    mixed: Any = vars(kind)["_member_type_"]
+    if mixed is not object and "__new_member__" in vars(kind):
+        for member in kind:
+            if mixed(member.value) != member:
+                raise TypeError(f"the members of {kind!r} are made by a __new__ of their own, of what is not known")
+    make, (bases, name, qualname, _, module, tracker, more), (attributes, slots), *_ = reduced
+    values, states = {}, {}
+    for second, member in kind.__members__.items():
+        attributes.pop(second, None)
+        values[second] = member.value
+        states[second] = {key: value for key, value in vars(member).items() if key not in _OF_MEMBERS}
+    arguments = bases, name, qualname, values, module, None, more
+    return _enum, (make, tracker, arguments), (attributes, slots, states), None, None, set_state
+
+
+_OF_MEMBERS = {"_name_", "_value_", "_sort_order_", "__objclass__"}
+
+
+def _enum(make: Any, tracker: str, arguments: tuple[Any, ...]) -> type:
+    found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    return _tracked(make(*arguments), tracker) if found is None else found

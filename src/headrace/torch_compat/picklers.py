@@ -1,0 +1,192 @@
+"""The picklers: what is pickled for each object, on its way to workers and back.
+
+Classes and functions of the user's script travel by value (cloudpickle), and come back as the script's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import sys
+from types import FunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
+
+from headrace.torch_compat import mapped_values, reducers, spawning, views, without_maps
+from headrace.torch_compat.by_value import (
+    Cells,
+    has_modules,
+    is_by_name,
+    load_home,
+    modules_by_value,
+    packing,
+    reduced_class,
+    reduced_function,
+)
+from headrace.torch_compat.mappings import Mappings
+from headrace.types import Buffer
+
+_CARRIED_DEVICES = ("cpu", "meta")
+_ARRAYS = (np.ndarray, torch.Tensor)
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    lets_go_of_graphs = is_outward = False
+
+    def dump(self, obj: Any) -> None:
+        if not has_modules():
+            super().dump(obj)
+            return
+        with packing():
+            super().dump(obj)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+            raise TypeError("an open file cannot be pickled")  # cloudpickle would carry a copy of all that it reads
+        if isinstance(obj, torch.Tensor) and obj.device.type not in _CARRIED_DEVICES:
+            raise TypeError(
+                f"a tensor on {obj.device} cannot be sent to another process; "
+                "leave tensors on the CPU in the data set and in workers, and move batches in the training loop"
+            )
+        if isinstance(obj, torch.Tensor) and obj.grad_fn is not None and not self.lets_go_of_graphs:
+            raise RuntimeError(
+                "a tensor that requires gradients and is no leaf would lose what it was made of; detach it"
+            )
+        if type(obj) is torch.Tensor and _is_plain(obj):
+            order = _order(obj)
+            laid = obj.detach() if order is None else obj.detach().permute(order)
+            flat = laid.contiguous().view(-1).view(torch.uint8) if obj.numel() else _NOTHING
+            memory: Any = flat.numpy()
+            return tensor_of, (pickle.PickleBuffer(memory), obj.dtype, tuple(laid.shape), obj.requires_grad, order)
+        if isinstance(obj, type):
+            load_home(obj)
+            return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
+        return super().reducer_override(obj)
+
+
+class OutwardPacker(Packer):
+    """For what workers need: what is mapped is mapped again, and what is shared stays shared.
+
+    Args:
+        descriptors: what workers need beside the bytes is put here.
+        mappings: of this process; None where the system does not say.
+
+    Attributes:
+        modules: the names of the modules that were met.
+        named: functions and classes that go by value, and can be found by name in their modules.
+        gaps: of the arrays and tensors whose buffers have gaps, for `views.gathered`.
+    """
+
+    is_outward = True
+    lets_go_of_graphs = True  # as a data set that is forked: what comes of it is found out with its samples
+
+    def __init__(
+        self, out: io.BytesIO, descriptors: list[int], mappings: Mappings | None, buffer_callback: Any
+    ) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffer_callback)
+        self._descriptors, self._mappings = descriptors, mappings
+        self._cells: Cells = {}
+        self.modules: set[str] = set()
+        self.named: list[Any] = []
+        self.gaps: views.Gaps = {}
+        self._by_value = {"__main__", *modules_by_value()}
+        self._ordinary: set[type] = set()  # kinds of which there is nothing to ask
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind in self._ordinary:
+            return NotImplemented
+        if isinstance(obj, ModuleType):
+            self.modules.add(obj.__name__)
+        elif kind not in _ARRAYS and _has_a_home(obj):
+            self.modules.add(obj.__module__)
+            if obj.__module__ in self._by_value and _has_its_name(obj):
+                self.named.append(obj)
+        if isinstance(obj, _DataPipeSerializationWrapper):
+            pipe: Any = obj
+            return type(obj), (pipe._datapipe,)  # which it would pickle by itself, and without what cloudpickle can do
+        if isinstance(obj, FunctionType):
+            return reduced_function(super().reducer_override(obj), obj, self._cells)
+        if (found := self._form_of_memory(obj)) is None and (
+            found := reducers.reduced(obj, is_by_name)
+        ) is NotImplemented:
+            found = super().reducer_override(obj)
+            if found is NotImplemented and reducers.is_ordinary(kind):
+                self._ordinary.add(kind)
+        return reducers.with_attributes(obj, found) if kind is torch.Tensor else found
+
+    def _form_of_memory(self, obj: Any) -> tuple[Any, ...] | None:
+        mappings = self._mappings
+        if type(obj) is torch.Tensor:
+            if not _is_plain(obj):
+                return None
+            if mappings is not None:
+                form = mapped_values.form_of_tensor(obj, mappings)
+            else:
+                form = mapped_values.form_on_storage(obj) if obj.is_shared() else None  # type: ignore[no-untyped-call]
+            has_gaps = obj.numel() and not obj.is_contiguous() and _order(obj) is None
+            return views.form_of_tensor(obj, self.gaps) if form is None and has_gaps else form
+        form = spawning.form_of(obj, mappings)
+        if form is None and mappings is None:
+            form = without_maps.form_of(obj, self._descriptors)
+        if form is None and isinstance(obj, np.ndarray):
+            return views.form_of_array(obj, self.gaps, mappings)
+        return mapped_values.form_of(obj, mappings) if form is None and mappings is not None else form
+
+
+def _has_a_home(what: Any) -> bool:
+    """Whether it says in which module it is found; objects that have an answer to everything are not asked."""
+    return (
+        not reducers.guesses(type(what))
+        and hasattr(what, "__qualname__")
+        and isinstance(getattr(what, "__module__", None), str)
+    )
+
+
+def _has_its_name(what: Any) -> bool:
+    """Whether a function or class is what its module has under its name."""
+    is_named = isinstance(what, type | FunctionType | functools._lru_cache_wrapper)
+    return is_named and vars(sys.modules[what.__module__]).get(what.__name__) is what
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.grad_fn is None
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+        and not tensor.is_nested
+    )
+
+
+def _order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The dimensions in the order in which they lie in memory; None where that is theirs, or memory has gaps."""
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda dimension: -strides[dimension]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def tensor_of(
+    buffer: Buffer,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    order: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """A tensor over a buffer, which lies there in the order of its dimensions that is given."""
+    data = np.frombuffer(buffer, np.uint8)
+    flat = torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
+    tensor = flat.view(dtype).view(shape)
+    if order is not None:
+        tensor = tensor.permute([order.index(dimension) for dimension in range(len(order))])
+    return tensor.requires_grad_(requires_grad)

@@ -1,0 +1,349 @@
+"""Objects as bytes: pickle protocol 5 with the memory of arrays and tensors beside it, not in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import io
+import pickle
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from headrace.errors import CannotCarryError
+from headrace.failures import NOWHERE, Origin, PackedError
+from headrace.memory import close_all
+from headrace.torch_compat import reducers, spawning, views
+from headrace.torch_compat.by_value import modules_by_value, send_by_value
+from headrace.torch_compat.mappings import Mappings
+from headrace.torch_compat.mappings import are_known as mappings_are_known
+from headrace.torch_compat.picklers import OutwardPacker, Packer, tensor_of
+from headrace.torch_compat.received import Received
+from headrace.torch_compat.reducers import put_together
+from headrace.types import Buffer
+
+_ALIGNMENT = 64
+_SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
+_LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the fork server
+_tensor, _put_together = tensor_of, put_together  # as states name them that were saved by former versions
+_ATTEMPTS = 20  # each finds modules that travel by value, or that something was mapped meanwhile
+
+
+class Pickled:
+    """A pickle in pieces: bytes of 64 KiB and more stay the objects they are, and are not copied into it."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Buffer] = []
+        self._nbytes = 0
+
+    def write(self, piece: Buffer) -> None:
+        """Called by the pickler."""
+        self.pieces.append(piece if type(piece) is bytes else bytes(piece))  # what can change is copied now
+        self._nbytes += len(piece)
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+PickledPart = Pickled | Buffer
+"""Of what is carried: first a pickle, then the buffers that belong to it."""
+
+
+def pack(value: Any) -> list[PickledPart]:
+    """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
+    buffers: list[pickle.PickleBuffer] = []
+    out = Pickled()
+    Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
+    return [out, *(b.raw() for b in buffers)]
+
+
+def pack_for_workers(value: Any, descriptors: list[int], modules: set[str] | None = None) -> list[Buffer]:
+    """`value` for `write` and `unpack_in_worker`; what is mapped in this process is mapped by workers too.
+
+    Functions and classes of modules that a worker could not import go by value, from now on. Such are modules that were
+    loaded from a place that is not on the path: tests, plug-ins, notebooks' helpers.
+
+    Args:
+        descriptors: of what workers map, and of other things that they are to have, for `unpack_in_worker`; they are
+            the caller's to close.
+        modules: the names of the modules that workers will import are put here.
+
+    Raises:
+        CannotCarryError: something lies in memory that is shared with other processes, and cannot be with a worker.
+    """
+    try:
+        for _ in range(_ATTEMPTS):
+            close_all(descriptors)
+            packer, parts, is_current = _dumped(value, descriptors)
+            by_value = modules_by_value()
+            names = (name for name in packer.modules if name in sys.modules and name not in by_value)
+            foreign = [sys.modules[name] for name in names if not _is_importable(name)]
+            for module in foreign:
+                send_by_value(module.__name__)
+            if is_current and not foreign:
+                if modules is not None:
+                    modules |= packer.modules - by_value
+                return parts
+        raise CannotCarryError("what it maps, or the modules that it names, change whenever it is pickled")
+    except BaseException:
+        close_all(descriptors)
+        raise
+
+
+def _dumped(value: Any, descriptors: list[int]) -> tuple[OutwardPacker, list[Buffer], bool]:
+    """The parts, and whether nothing was mapped meanwhile that should have been told."""
+    mappings = _mappings(descriptors)
+    buffers: list[pickle.PickleBuffer] = []
+    out = io.BytesIO()
+    packer = OutwardPacker(out, descriptors, mappings, buffer_callback=buffers.append)
+    with spawning.spawning(descriptors):
+        packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
+    is_current = mappings is None or mappings.is_current()
+    places, memory = views.gathered(buffers, packer.gaps, mappings.find_held if mappings else lambda *_: None)
+    table = pickle.dumps((places, [mapped for _, mapped in memory]))
+    return packer, [table, out.getbuffer(), *(part for part, mapped in memory if mapped is None)], is_current
+
+
+def _mappings(descriptors: list[int]) -> Mappings | None:
+    return Mappings(descriptors) if mappings_are_known() else None
+
+
+def why_not_for_workers(value: Any) -> Exception | None:
+    """What an attempt at `pack_for_workers` raises."""
+    descriptors: list[int] = []
+    try:
+        pack_for_workers(value, descriptors)
+    except Exception as error:
+        return error
+    finally:
+        close_all(descriptors)
+    return None
+
+
+def reduced_for_workers(value: Any) -> Any:
+    """What is pickled for a value that is sent to workers, as `__reduce_ex__` gives it.
+
+    Raises:
+        Exception: it is this very value that cannot be pickled.
+    """
+    descriptors: list[int] = []
+    try:
+        with spawning.spawning(descriptors):
+            packer = OutwardPacker(io.BytesIO(), descriptors, _mappings(descriptors), None)
+            found = packer.reducer_override(value)
+            if found is not NotImplemented:
+                return found
+            reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
+            return reduce(value) if reduce else value.__reduce_ex__(5)
+    finally:
+        close_all(descriptors)
+
+
+def files_of(modules: Iterable[str]) -> dict[str, int]:
+    """Of those modules that are the user's own or other people's: when their files were written, in nanoseconds."""
+    found = {}
+    for name in modules:
+        top, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None)
+        if file is None or name == "__main__" or top in _LOADED_ALREADY or top in sys.stdlib_module_names:
+            continue
+        with contextlib.suppress(OSError):
+            found[name] = Path(file).stat().st_mtime_ns
+    return found
+
+
+def _is_importable(name: str) -> bool:
+    """Whether a fresh process with our sys.path would find the same module."""
+    if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    place: Any = None
+    spec: Any = None
+    for depth in range(name.count(".") + 1):
+        part = ".".join(name.split(".")[: depth + 1])
+        found = (finder.find_spec(part, place) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is None:
+            return False
+        place = spec.submodule_search_locations
+    return spec is not None and spec.origin == getattr(sys.modules[name], "__file__", spec.origin)
+
+
+def packed_size(parts: Sequence[PickledPart]) -> int:
+    """How many bytes `write` needs for `parts`."""
+    return sum(_aligned(len(p)) for p in parts)
+
+
+def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
+    """Write `parts` into `target` one after the other; gives their lengths, which `unpack` wants back."""
+    offset = 0
+    for part in parts:
+        at = offset
+        for piece in part.pieces if isinstance(part, Pickled) else (part,):
+            np.copyto(np.frombuffer(target, np.uint8, len(piece), at), np.frombuffer(piece, np.uint8))
+            at += len(piece)
+        offset += _aligned(len(part))
+    return tuple(len(p) for p in parts)
+
+
+def unpack(source: Any, lengths: Sequence[int], *, copy: bool) -> Any:
+    """The value that `pack` and `write` put there.
+
+    Args:
+        source: a memoryview or a uint8 array; without `copy` the arrays of the value are views of it and keep it alive.
+        lengths: what `write` gave.
+        copy: give the value memory of its own.
+    """
+    data, *pieces = _pieces(source, lengths)
+    return pickle.loads(memoryview(data), buffers=[bytearray(piece) for piece in pieces] if copy else pieces)
+
+
+def _pieces(source: Any, lengths: Sequence[int]) -> list[Any]:
+    pieces, offset = [], 0
+    for length in lengths:
+        pieces.append(source[offset : offset + length])
+        offset += _aligned(length)
+    return pieces
+
+
+def unpack_parts(parts: Sequence[bytes]) -> Any:
+    """The value of `pack`'s parts, each of them a copy; its arrays have memory of their own."""
+    return pickle.loads(parts[0], buffers=[bytearray(part) for part in parts[1:]])
+
+
+def unpack_in_worker(source: memoryview, lengths: Sequence[int], descriptors: Sequence[int]) -> Any:
+    """The value of `pack_for_workers`: its arrays are views of `source`, or of what was mapped in the trainer.
+
+    Functions and classes that went by value can be found in their modules from now on; those are made, if need be.
+
+    Args:
+        descriptors: those of `pack_for_workers`; none of them is needed any more after this.
+    """
+    table, data, *rest = _pieces(source, lengths)
+    received, sent = Received(descriptors), iter(rest)
+    places, mappings = pickle.loads(table)
+    memory = [next(sent) if mapped is None else received.memory(mapped) for mapped in mappings]
+    buffers = [memory[number][start : start + size] for number, start, size in places]
+    with reducers.Unpickling(), received.unpacking():
+        value, named = pickle.loads(data, buffers=buffers)
+    for what in named:  # whoever pickles by name in the worker finds them: torch's DataPipes, the user's own code
+        vars(_module(what.__module__)).setdefault(what.__name__, what)
+    return value
+
+
+def copied(value: Any) -> Any:
+    """`value` as a worker would have it; in this process."""
+    descriptors: list[int] = []
+    parts = pack_for_workers(value, descriptors)
+    target = memoryview(bytearray(packed_size(parts)))
+    try:
+        return unpack_in_worker(target, write(parts, target), descriptors)
+    finally:
+        close_all(descriptors)
+
+
+def _module(name: str) -> ModuleType:
+    """The module of this name; an empty one where there is none to import."""
+    parent = name.rpartition(".")[0]
+    if parent:
+        _module(parent)
+    if name not in sys.modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = []
+    return sys.modules[name]
+
+
+def pack_bytes(value: Any) -> bytes:
+    """`value` as one string of bytes, for things that are small or sent once."""
+    parts = pack(value)
+    target = bytearray(packed_size(parts))
+    lengths = write(parts, memoryview(target))
+    return pickle.dumps((lengths, bytes(target)), protocol=5)
+
+
+def unpack_bytes(blob: bytes) -> Any:
+    """The value of `pack_bytes`, with memory of its own."""
+    lengths, data = pickle.loads(blob)
+    return unpack(memoryview(data), lengths, copy=True)
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT
+
+
+class WorkerTraceback(Exception):
+    """The traceback of an exception where it was raised, as text; the cause of the exception that the trainer sees."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
+def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError:
+    """An exception with its traceback's text, its notes and its attributes; what of it does not pickle, as text."""
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, _SIGNALS):
+        error = _as_error(error)
+    notes = list(getattr(error, "__notes__", ()))
+    for form in (error, _Parts(error)):
+        try:
+            blob = pack_bytes((form, notes, text))
+            back = unpack_bytes(blob)[0]  # some exceptions pickle and do not come back, or come back as others
+            if isinstance(back, BaseException) and (form is not error or back.args == error.args):
+                return PackedError(blob, origin)
+        except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
+            continue
+    told = "".join(traceback.format_exception_only(error)).strip()
+    made = RuntimeError(f"{told} (the exception itself cannot be pickled)")
+    return PackedError(pack_bytes((made, notes, text)), origin)
+
+
+class _Parts:
+    """An exception that is put together again without a call of its class, which may want other arguments."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        error = self._error
+        args = tuple(value if _packs(value) else repr(value) for value in error.args)
+        state = {name: value for name, value in error.__dict__.items() if _packs(value)}
+        return put_together, (type(error), args, state)
+
+
+def _packs(value: Any) -> bool:
+    try:
+        unpack_bytes(pack_bytes(value))
+    except Exception:
+        return False
+    return True
+
+
+def _as_error(signal: BaseException) -> RuntimeError:
+    """What would be taken for an end of the epoch, or for a wish of the trainer's, where it is raised again."""
+    error = RuntimeError(f"{type(signal).__name__} was raised: {signal}")
+    for note in getattr(signal, "__notes__", ()):
+        error.add_note(note)
+    return error
+
+
+def unpack_error(packed: PackedError) -> BaseException:
+    """The exception of `pack_error`; its cause shows the traceback it had."""
+    error, notes, text = unpack_bytes(packed.blob)
+    assert isinstance(error, BaseException)
+    have = getattr(error, "__notes__", [])
+    for note in notes:
+        if note not in have:
+            error.add_note(note)
+    error.__cause__ = WorkerTraceback(text)
+    return error

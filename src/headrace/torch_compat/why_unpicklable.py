@@ -1,0 +1,206 @@
+"""Why something cannot be sent to a worker: the path to the attribute at fault, and what to do about it."""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import weakref
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.errors import CannotCarryError
+from headrace.torch_compat import serialize
+
+_MOST_LOOKED_AT = 100_000
+_DEEPEST = 100
+_LONGEST = 240
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes)
+_Part = tuple[str, Any]
+
+
+FORK = 'or give multiprocessing_context="fork"'
+
+
+def cannot_carry(error: BaseException, values: Mapping[str, Any], offer: str = FORK) -> CannotCarryError:
+    """The error to raise when what workers need did not pickle; it is a TypeError.
+
+    Args:
+        error: what the attempt raised.
+        values: what was to be sent, by the names that the user knows, such as "dataset" and "collate_fn".
+        offer: what else may be done.
+    """
+    found = (_found(value, name) for name, value in values.items())
+    what, why = next((reason for reason in found if reason is not None), (" and ".join(values) or "something", error))
+    told = f"{what} cannot be sent to a worker: {why}"
+    return CannotCarryError(
+        f"{told}. Workers are processes that are not forked from this one. "
+        "Open it in the worker instead, when it is first used, in __getitem__, __iter__ or worker_init_fn, "
+        f"and leave it None until then{offer and '; '}{offer}.",
+        what=told,
+    )
+
+
+def why_not(value: Any, name: str) -> str | None:
+    """Which part of `value` cannot be pickled, such as "dataset.transforms[2].log (a _io.BufferedReader)".
+
+    None if all of it can. What it takes is some attempts at pickling `value`, and as many looks at its parts as there
+    are, up to a limit; beyond it the answer is the innermost part that was found so far.
+
+    Args:
+        value: what was to be sent.
+        name: what the path begins with.
+    """
+    found = _found(value, name)
+    return None if found is None else found[0]
+
+
+def _found(value: Any, name: str) -> tuple[str, Exception] | None:
+    """The same, with what is raised when that part alone is sent."""
+    error = _why_not_carried(value)
+    if error is None:
+        return None
+    path, fault = _Search().fault(value, name) or (name, value)
+    kind = type(fault)
+    home = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    if len(path) > _LONGEST:
+        path = f"{path[: _LONGEST // 2]}…{path[-_LONGEST // 2 :]}"
+    return f"{path} (a {home}{kind.__qualname__})", _why_not_carried(fault) or error
+
+
+def _why_not_carried(value: Any) -> Exception | None:
+    return None if type(value) in _SIMPLE else serialize.why_not_for_workers(value)
+
+
+class _Search:
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # the values themselves too, so that no other one gets the id of one of them
+        self._failing: set[int] = set()
+
+    def fault(self, value: Any, path: str, depth: int = 0) -> tuple[str, Any] | None:
+        """The innermost part of `value` that fails by itself; None if it fails only for what was met before.
+
+        Objects that know one another all fail for the lock that one of them holds.
+        """
+        self._seen[id(value)] = value
+        self._failing.add(id(value))
+        fails_by_itself = True
+        for part_path, part in _parts(value, path) if depth < _DEEPEST else ():
+            if type(part) in _SIMPLE:
+                continue
+            if id(part) in self._seen:
+                fails_by_itself &= id(part) not in self._failing
+                continue
+            if len(self._seen) > _MOST_LOOKED_AT:
+                break
+            self._seen[id(part)] = part
+            if _why_not_carried(part) is not None:
+                found = self.fault(part, part_path, depth + 1)
+                if found is not None:
+                    return found
+                fails_by_itself = False
+        return (path, value) if fails_by_itself else None
+
+
+def _parts(value: Any, path: str) -> Iterator[_Part]:
+    """What is pickled when `value` is, with the path to each."""
+    if type(value) is dict:
+        yield from _of_mapping(iter(value.items()), path)
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from ((f"{path}.{name}", part) for name, part in zip(value._fields, value, strict=False))
+    elif type(value) in (list, tuple):
+        yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
+    elif type(value) in (set, frozenset):
+        yield from ((f"{path}.<element>", part) for part in value)
+    elif isinstance(value, functools.partial):
+        yield f"{path}.func", value.func
+        yield from _parts(value.args, f"{path}.args")
+        yield from _parts(value.keywords, f"{path}.keywords")
+    elif isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+        yield f"{path}.__func__", value.__func__
+    elif isinstance(value, FunctionType):
+        yield from _of_function(value, path)
+    elif isinstance(value, property):
+        yield from ((f"{path}.{name}", getattr(value, name)) for name in ("fget", "fset", "fdel"))
+    elif isinstance(value, staticmethod | classmethod):
+        yield f"{path}.__func__", value.__func__
+    elif isinstance(value, functools._lru_cache_wrapper):
+        yield f"{path}.__wrapped__", value.__wrapped__
+    elif isinstance(value, weakref.ReferenceType):
+        yield f"{path}()", value()
+    elif isinstance(value, enum.EnumType):
+        members: dict[str, Any] = dict(value.__members__)
+        yield from _of_attributes({name: member.value for name, member in members.items()}, path)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            yield from ((f"{path}.flat[{number}]", part) for number, part in enumerate(value.flat))
+    elif isinstance(value, torch.Tensor):
+        yield from _of_attributes(vars(value), path)
+    elif isinstance(value, type):
+        yield from _of_attributes({k: v for k, v in vars(value).items() if k not in {"__dict__", "__weakref__"}}, path)
+        yield from ((f"{path}.<base {base.__qualname__}>", base) for base in value.__bases__)
+    else:
+        yield from _of_object(value, path)
+
+
+def _of_function(function: FunctionType, path: str) -> Iterator[_Part]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}.<variable {name}>", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
+        yield f"{path}.<global {name}>", function.__globals__[name]
+    for number, default in enumerate(function.__defaults__ or ()):
+        yield f"{path}.<default {number}>", default
+    for name, default in (function.__kwdefaults__ or {}).items():
+        yield f"{path}.<default {name}>", default
+    yield from _of_attributes(function.__dict__, path)
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """The global names that a function and those inside it use."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname.endswith("_GLOBAL")}
+    return own.union(*(_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+
+
+def _of_object(value: Any, path: str) -> Iterator[_Part]:
+    """The parts that the way in which it is pickled gives: a `__getstate__` of its own may leave out what hinders."""
+    try:
+        reduced = serialize.reduced_for_workers(value)
+    except Exception:  # it is this very value that cannot be pickled
+        return
+    if not isinstance(reduced, tuple):
+        return
+    function, args, state, items, entries = (*reduced, None, None, None)[:5]
+    if state is not None:
+        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+        for part in states:
+            if isinstance(part, dict):
+                yield from _of_attributes(part, path)
+            elif part is not None:
+                yield f"{path}.<state>", part
+    yield from ((f"{path}[{number}]", part) for number, part in enumerate(items or ()))
+    yield from _of_mapping(entries or iter(()), path)
+    for number, part in enumerate((function, *args)):
+        if part is type(value):
+            yield f"type({path})", part
+        elif number:
+            yield f"{path}.<argument {number - 1}>", part
+
+
+def _of_attributes(attributes: dict[Any, Any], path: str) -> Iterator[_Part]:
+    for name, part in attributes.items():
+        yield (f"{path}.{name}" if isinstance(name, str) and name.isidentifier() else f"{path}.<state>[{name!r}]"), part
+
+
+def _of_mapping(entries: Iterator[tuple[Any, Any]], path: str) -> Iterator[_Part]:
+    for key, part in entries:
+        short = repr(key) if isinstance(key, str | int) and len(repr(key)) < 60 else f"<{type(key).__qualname__}>"
+        yield f"{path}[{short}]", part
+        yield f"{path}.<key {short}>", key

@@ -1,0 +1,189 @@
+"""The chains of one loader, as its workers are told them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from headrace.errors import CannotCarryError, LoaderClosedError
+from headrace.memory import Segment, close_all
+from headrace.tasks import Chain
+from headrace.torch_compat import serialize
+from headrace.torch_compat.why_unpicklable import cannot_carry
+from headrace.types import Buffer
+from headrace.work.keyed import Begin
+from headrace.work.messages import ChainMessage, Message, SpecMessage
+from headrace.work.renewal import are_same, is_written
+
+
+class SharedChain(Protocol):
+    """A chain on its way to workers, in the one of three forms that they can take."""
+
+    def load(self) -> Chain:
+        """The chain itself, for threads of this process."""
+        ...
+
+    def message(self, number: int) -> ChainMessage:
+        """As bytes, for workers that share no memory."""
+        ...
+
+    def close(self) -> None:
+        """Nobody is told it any more."""
+        ...
+
+
+class PackedChain:
+    """A chain in shared memory, once for all workers, and the descriptors that they are to have beside it."""
+
+    def __init__(self, parts: list[Buffer], descriptors: list[int]) -> None:
+        self.segment = Segment.create(serialize.packed_size(parts))
+        self.lengths, self.descriptors = serialize.write(parts, self.segment.view), descriptors
+
+    def load(self) -> Chain:
+        chain: Chain = serialize.unpack_in_worker(self.segment.view, self.lengths, list(self.descriptors))
+        return chain
+
+    def message(self, number: int) -> ChainMessage:
+        return ChainMessage(number, bytes(self.segment.view), self.lengths)
+
+    def close(self) -> None:
+        self.segment.close()
+        close_all(self.descriptors)
+
+    __del__ = close
+
+
+class KnownChain:
+    """A chain that is not kept: its functions may refer to the loader, which may be forgotten."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = weakref.ref(chain)
+
+    def load(self) -> Chain:
+        found = self._chain()
+        if found is None:
+            raise LoaderClosedError("the loader is gone")
+        return found
+
+    def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (others need it)
+        raise TypeError("threads are told chains as they are")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Taught(Protocol):
+    """A worker that is told chains."""
+
+    def send(self, message: Message) -> None: ...
+
+    def learn(self, number: int, chain: SharedChain) -> None: ...
+
+
+class Chains:
+    """What each worker is told when it starts, and all of them when it changes.
+
+    `pack` and `pack_changed` may be called in any thread; all else is called on the engine's loop.
+
+    Args:
+        links: the workers that there are now.
+        shares_memory: as `headrace.work.executor.Executor` has it.
+        shares_objects: the same.
+        modules: the files of modules that chains need, and when they were written, are put here.
+    """
+
+    def __init__(
+        self,
+        links: Callable[[], Iterable[Taught]],
+        *,
+        shares_memory: bool,
+        shares_objects: bool,
+        modules: dict[str, int],
+    ) -> None:
+        self._links, self._modules = links, modules
+        self._shares_memory, self._shares_objects = shares_memory, shares_objects
+        self._chains: dict[int, SharedChain] = {}
+        self._specs: dict[int, bytes] = {}
+
+    def pack(self, chain: Chain) -> SharedChain:
+        """A chain as `learn` takes it.
+
+        Raises:
+            CannotCarryError: something in it cannot be sent to another process.
+        """
+        return KnownChain(chain) if self._shares_objects else PackedChain(*self._parts(chain))
+
+    def pack_changed(self, number: int, chain: Chain) -> SharedChain | None:
+        """The same of a chain that workers were told before: what its functions refer to may be another thing by now.
+
+        Large arrays are not copied for that, only compared. None: workers know it as it is now.
+        """
+        known = self._chains[number]
+        if not isinstance(known, PackedChain):
+            return None  # the functions are the trainer's own
+        parts, descriptors = self._parts(chain)
+        if are_same(descriptors, known.descriptors) and is_written(parts, known.lengths, known.segment.view):
+            close_all(descriptors)
+            return None
+        return PackedChain(parts, descriptors)
+
+    def _parts(self, chain: Chain) -> tuple[list[Buffer], list[int]]:
+        descriptors: list[int] = []
+        try:
+            modules: set[str] = set()
+            parts = serialize.pack_for_workers(chain, descriptors, modules)
+            if descriptors and not self._shares_memory:
+                close_all(descriptors)
+                raise CannotCarryError(
+                    "what they refer to lies in memory, files or connections that workers are to share with this "
+                    "process, and these workers share nothing with it"
+                )
+        except Exception as error:
+            refusal = cannot_carry(error, _named(chain), 'or give workers="thread"')
+            refusal.add_note("stage: work")
+            raise refusal from error
+        self._modules |= serialize.files_of(modules)
+        return parts, descriptors
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        """Make a chain known to all workers, also to those that are started later; an older one is forgotten."""
+        if number in self._chains:
+            self._chains[number].close()
+        self._chains[number] = chain
+        self._specs.pop(number, None)
+        for link in self._links():
+            link.learn(number, chain)
+
+    def learn_changed(self, number: int, chain: SharedChain, *, is_in_use: bool) -> None:
+        """The same for one that was packed because it has changed; an epoch that still runs goes on with it too."""
+        spec = self._specs.get(number)
+        self.learn(number, chain)
+        if is_in_use and spec:
+            self.learn_spec(number, spec)  # that epoch relies on it; what has another form now is collated otherwise
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Make known to all workers in which form a chain's samples are written into slots; none: forget it."""
+        self._specs[number] = spec
+        for link in self._links():
+            link.send(SpecMessage(number, spec))
+
+    def tell(self, link: Taught) -> None:
+        """Have a new worker know all that the others do."""
+        for number, chain in self._chains.items():
+            link.learn(number, chain)
+        for number, spec in self._specs.items():
+            link.send(SpecMessage(number, spec))
+
+    def close(self) -> None:
+        """Nobody is told anything any more."""
+        for chain in self._chains.values():
+            chain.close()
+
+
+def _named(chain: Chain) -> dict[str, Any]:
+    """What a chain holds, by the names that the user knows."""
+    if isinstance(chain.begin, Begin):
+        return {**chain.begin.named, "collate_fn": chain.collate}
+    steps = {step.name: step.fn for step in (*chain.steps, *chain.after)}
+    return {**steps, "collate_fn": chain.collate, "worker_init_fn": chain.init}

@@ -1,0 +1,291 @@
+"""Samples through the functions of a chain, and batches of them: what a worker does for its tasks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from headrace.failures import NOWHERE, Failure, Made, Origin, PackedError
+from headrace.forks import PROCESS, Original
+from headrace.positions import part_position
+from headrace.tasks import Chain, Step
+from headrace.torch_compat import serialize
+from headrace.work.inputs import Inputs
+from headrace.work.messages import TaskMessage
+from headrace.work.origins import collate_error, key_of, note_origin
+from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number
+from headrace.work.uses_random import generators_of, is_plain
+
+DROPPED = object()
+"""Stands in the place of a sample that a step has left out."""
+
+_AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
+
+
+class Maker:
+    """Makes samples and batches of what tasks name.
+
+    Args:
+        inputs: where the samples of tasks are found.
+        everywhere: set the global random number generators for each sample (in a process of our own).
+        progress: called with the index of the sample that is begun, and -1 when none is.
+        number: the worker's number.
+    """
+
+    def __init__(self, inputs: Inputs, *, everywhere: bool, progress: Callable[[int], None], number: int) -> None:
+        self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
+        self._original = Original()
+        self._begun: dict[int, weakref.ref[Chain]] = {}
+        self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
+
+    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Iterator[Any]:
+        """Each sample through the steps; a Failure in the place of one that could not be made."""
+        if chain.many is not None:
+            keys = list(self._inputs.samples(order.parts, busy))
+            yield from self._make_many(chain, chain.many, keys, order, busy)
+            return
+        failures, positions = order.failures, order.positions
+        # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
+        key = order.key if chain.by_key else stage_key(order.key, order.chain)
+        numbers: Iterable[int] = itertools.count(order.position) if positions is None else positions
+        samples = self._inputs.samples(order.parts, busy)
+        if any(part.has_large for part in order.parts):
+            samples = map(_unheld, samples)
+        for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
+            if index in failures:
+                yield Failure(failures[index])
+                continue
+            self._progress(index)
+            yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
+        self._progress(-1)  # what follows is no sample's doing
+
+    def _make_many(
+        self,
+        chain: Chain,
+        many: Callable[[list[Any]], Sequence[Any]],
+        keys: list[Any],
+        order: TaskMessage,
+        busy: dict[str, float],
+    ) -> list[Any]:
+        """All samples of a task by one call; where that fails, a Failure in the place of each."""
+        sendable = [key for key in keys if not isinstance(key, Failure)]
+        name = chain.steps[0].name
+        if not sendable:
+            return keys
+        begin_sample(order.key, key_number(sendable[0]), everywhere=self._everywhere)
+        began = time.perf_counter()
+        try:
+            samples = _quietly(many, sendable, name)
+            self._original.check(name)
+            if type(samples) is not list:
+                raise TypeError(
+                    f"{name} gave a {type(samples).__qualname__}: economic=True divides a batch among workers, "
+                    "and of lists alone it is known how to put the parts together: give a list, or economic=False"
+                )
+            if len(samples) != len(sendable):
+                raise ValueError(f"{name} gave {len(samples)} samples for {len(sendable)} keys")
+        except BaseException as error:
+            self._original.check(name, error)
+            worker = self.number if self._everywhere else None
+            origin = note_origin(error, name, None, order.position, worker, keys)
+            samples = [Failure(self.pack(chain, error, origin))] * len(sendable)
+        busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+        made = iter(samples)
+        return [key if isinstance(key, Failure) else next(made) for key in keys]
+
+    def _apply(
+        self,
+        chain: Chain,
+        steps: Sequence[Step],
+        sample: Any,
+        key: int,
+        position: int,
+        busy: dict[str, float],
+        generators: frozenset[str] = EVERY_GENERATOR,
+    ) -> Any:
+        if isinstance(sample, Failure):
+            return sample
+        source = sample
+        if isinstance(sample, Made):
+            if not isinstance(sample, _Large):
+                return sample.value
+            sample = sample.take()
+            source = _origin(sample)
+        is_begun = False
+        name = ""
+        try:
+            for index, step in enumerate(steps, 1):
+                name = step.name
+                if step.random and not is_begun:
+                    number = key_number(source) if chain.by_key else position
+                    if generators != EVERY_GENERATOR and not is_plain(sample):
+                        generators = EVERY_GENERATOR
+                    begin_sample(key, number, everywhere=self._everywhere, generators=generators)
+                    is_begun = True
+                began = time.perf_counter()
+                result = _call(step, sample)
+                if PROCESS.forks != self._original.forks:
+                    self._original.check(name)
+                busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+                if step.kind == "map":
+                    sample = result
+                elif step.kind == "many":
+                    return self._each(chain, steps[index:], result, key, position, busy)
+                elif not result:
+                    return DROPPED
+        except BaseException as error:
+            self._original.check(name, error)
+            worker = self.number if self._everywhere else None
+            origin = note_origin(error, name, source, position, worker, source if chain.by_key else None)
+            return Failure(self.pack(chain, error, origin))
+        return sample
+
+    def _each(
+        self, chain: Chain, steps: Sequence[Step], parts: Sequence[Any], key: int, position: int, busy: dict[str, float]
+    ) -> _Several:
+        """Each of the samples that a step gave for one, through the steps behind it."""
+        several = _Several()
+        for number, part in enumerate(parts):
+            made = self._apply(chain, steps, part, key, part_position(position, number, len(steps)), busy)
+            several += listed([made])[1]
+        return several
+
+    def group(self, chain: Chain, made: list[Any], order: TaskMessage, busy: dict[str, float]) -> Any:
+        """What becomes of samples that are put together; those that failed before are left out, or it fails with them.
+
+        They stand where they would have stood, should each sample come out again.
+        """
+        failed = [(k, sample) for k, sample in enumerate(made) if isinstance(sample, Failure)]
+        if failed and not chain.skips:
+            return failed[0][1]
+        several = _Several()
+        if len(failed) < len(made):
+            own = replace(order, key=stage_key(order.key, order.chain))
+            whole = self.collate(chain, [sample for sample in made if not isinstance(sample, Failure)], own, busy)
+            if isinstance(whole, Failure):  # no single sample's
+                return Failure(whole.error.widened())
+            several += listed([whole])[1]
+        for k, failure in failed:
+            several.insert(k, failure)
+        return several
+
+    def collate(self, chain: Chain, made: list[Any], order: TaskMessage, busy: dict[str, float]) -> Any:
+        for sample in made:
+            if isinstance(sample, Failure):
+                return sample
+        kept = [sample for sample in made if sample is not DROPPED]
+        batch = kept[0] if chain.collate is None else DROPPED
+        if chain.collate is not None:
+            began = time.perf_counter()
+            key = stage_key(order.key, _COLLATE)
+            begin_sample(key, order.first_position, everywhere=self._everywhere)
+            try:
+                batch = _quietly(chain.collate, kept, "collate_fn")
+                self._original.check("collate_fn")
+            except BaseException as error:
+                self._original.check("collate_fn", error)
+                return Failure(self.pack(chain, collate_error(error, chain.collate, kept, order.batch)))
+            finally:
+                busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
+        return self._apply(chain, chain.after, batch, stage_key(order.key, _AFTER), order.first_position, busy)
+
+    def begin(self, number: int, chain: Chain) -> None:
+        begun = self._begun.get(number)
+        if begun is not None and begun() is chain:
+            return
+        if chain.begin is not None:
+            chain.begin(self.number)
+        self._generators[number] = _generators(chain.steps) if self._everywhere else EVERY_GENERATOR
+        self._begun[number] = weakref.ref(chain)
+
+    def pack(self, chain: Chain, error: BaseException, origin: Origin = NOWHERE) -> PackedError:
+        if chain.pack_error is None:
+            return serialize.pack_error(error, origin)
+        return chain.pack_error(error, origin, self.number)
+
+    def packed_samples(self, samples: list[Any], chain: Chain) -> list[serialize.PickledPart]:
+        """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
+        try:
+            return serialize.pack(samples)
+        except Exception:
+            samples[:] = [self._sendable(sample, chain) for sample in samples]
+            return serialize.pack(samples)
+
+    def _sendable(self, sample: Any, chain: Chain) -> Any:
+        try:
+            serialize.pack(sample)
+        except Exception as error:
+            name = next((step.name for step in reversed(chain.steps) if step.kind == "map"), "fetch")
+            told = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
+            key = key_of(sample)
+            error.add_note(told + ("" if key is None else f"; key {key!r}"))
+            return Failure(self.pack(chain, error, Origin(name, key="" if key is None else repr(key))))
+        return sample
+
+
+def _generators(steps: Sequence[Step]) -> frozenset[str]:
+    """Which generators the steps may draw from that have random numbers, where the first of them gets a plain sample.
+
+    What is between them counts too: the next one must get nothing that is not understood.
+    """
+    numbers = [k for k, step in enumerate(steps) if step.random]
+    between = steps[numbers[0] : numbers[-1] + 1] if numbers else ()
+    return frozenset[str]().union(*(generators_of(step.fn) for step in between))
+
+
+class _Several(list[Any]):
+    """The samples that have become of one."""
+
+
+def listed(made: Sequence[Any]) -> tuple[list[int], list[Any]]:
+    """(of which each is, all that is left), of what became of some samples."""
+    kept: list[int] = []
+    samples: list[Any] = []
+    for k, one in enumerate(made):
+        if type(one) is _Several:
+            kept += [k] * len(one)
+            samples += one
+        elif one is not DROPPED:
+            kept.append(k)
+            samples.append(one)
+    return kept, samples
+
+
+def stage_key(key: int, chain: int) -> int:
+    """The key of a stage's random numbers: the stages of one sample must not draw the same ones."""
+    return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
+
+
+def _call(step: Step, sample: Any) -> Any:
+    try:
+        return step.fn(sample)
+    except StopIteration as error:
+        raise RuntimeError(f"{step.name} raised StopIteration") from error
+
+
+def _quietly(function: Callable[[list[Any]], Any], samples: list[Any], name: str) -> Any:
+    try:
+        return function(samples)
+    except StopIteration as error:
+        raise RuntimeError(f"{name} raised StopIteration") from error
+
+
+class _Large(Made):
+    """A large sample until it goes through the steps: whoever holds this then does not hold it."""
+
+    def take(self) -> Any:
+        value, self.value = self.value, None
+        return value
+
+
+def _unheld(sample: Any) -> Any:
+    return _Large(sample) if isinstance(sample, dict) else sample  # a failure among them stays one
+
+
+def _origin(sample: Any) -> Any:
+    """What `note_origin` needs of a sample, without its bytes."""
+    return {name: sample.get(name) for name in ("__key__", "__url__")} if isinstance(sample, dict) else None

@@ -1,0 +1,202 @@
+"""What a worker is told, and what is said of a task that ends workers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from headrace.errors import WorkerDiedError
+from headrace.failures import PackedError
+from headrace.positions import divided
+from headrace.sent import Place, SentPart
+from headrace.tasks import Finish, Reply, Task
+
+DEATHS = 3  # workers that a sample may cost
+
+
+class Runner(Protocol):
+    """Whoever carries messages out: `headrace.work.task_runner.TaskRunner`."""
+
+    def work(self, order: TaskMessage) -> Reply: ...
+
+    def place(self, task: int, place: Place) -> Reply: ...
+
+    def let_go(self, task: int) -> None: ...
+
+    def detach(self, number: int) -> None: ...
+
+    def learn_spec(self, number: int, spec: bytes) -> None: ...
+
+    def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class TaskMessage:
+    """A task in the form that goes to a worker; leases have become places. See `headrace.tasks.Task`."""
+
+    task: int
+    chain: int
+    key: int
+    batch: int
+    finish: Finish
+    parts: Sequence[SentPart]
+    position: int
+    positions: Sequence[int] | None
+    slot: int
+    capacity: int
+    place: Place | None
+    scan: tuple[Any, int, bool] | None
+    failures: dict[int, PackedError]
+
+    is_answered: ClassVar[Literal[True]] = True
+
+    @classmethod
+    def of(cls, number: int, task: Task, parts: Sequence[SentPart], place: Place | None) -> TaskMessage:
+        """A task, with what its parts and its place are to the worker."""
+        return cls(
+            number,
+            task.chain,
+            task.key,
+            task.batch,
+            task.finish,
+            parts,
+            task.position,
+            task.positions,
+            task.slot,
+            task.capacity,
+            place,
+            task.scan,
+            task.failures,
+        )
+
+    @property
+    def number(self) -> int:
+        """By which its answer is known."""
+        return self.task
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first sample."""
+        return self.position if self.positions is None or not len(self.positions) else int(self.positions[0])
+
+    def carry_out(self, runner: Runner) -> Reply:
+        return runner.work(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceMessage:
+    """Where what is held for a task goes. Its answer is known by a number of its own: an answer may come late."""
+
+    number: int
+    task: int
+    place: Place
+    slot: int
+
+    is_answered: ClassVar[Literal[True]] = True
+
+    def carry_out(self, runner: Runner) -> Reply:
+        return runner.place(self.task, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """What is held for a task is not wanted any more."""
+
+    task: int
+
+    is_answered: ClassVar[Literal[False]] = False
+
+    def carry_out(self, runner: Runner) -> None:
+        runner.let_go(self.task)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetSegment:
+    """A segment is gone."""
+
+    number: int
+
+    is_answered: ClassVar[Literal[False]] = False
+
+    def carry_out(self, runner: Runner) -> None:
+        runner.detach(self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecMessage:
+    """In which form a chain's samples are written into slots; empty: it is asked for anew."""
+
+    chain: int
+    spec: bytes
+
+    is_answered: ClassVar[Literal[False]] = False
+
+    def carry_out(self, runner: Runner) -> None:
+        runner.learn_spec(self.chain, self.spec)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainMessage:
+    """A chain itself, in the place of an older one with its number, for workers that share no memory."""
+
+    number: int
+    data: bytes
+    lengths: tuple[int, ...]
+
+    is_answered: ClassVar[Literal[False]] = False
+
+    def carry_out(self, runner: Runner) -> None:
+        runner.learn_packed(self.number, memoryview(bytearray(self.data)), self.lengths, [])
+
+
+Asked = TaskMessage | PlaceMessage
+"""What a worker answers."""
+
+Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainMessage
+"""What a worker is told; each carries itself out."""
+
+
+def told(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "its exit status is not known"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
+    """The error of a sample that has ended as many workers as one may."""
+    key, url = _origin(task, sample)
+    if task.scan is not None:
+        url, which = task.scan[0].url, "the search for the samples"
+    elif sample >= 0:
+        position = task.position + sample if task.positions is None else task.positions[sample]
+        which = f"sample {divided(position)[0]} of the epoch" + (f", key {key!r}" if key is not None else "")
+    else:
+        which = f"batch {task.batch} of the epoch, before or after its samples' own steps"
+        which += f" (its first key: {key!r})" if key is not None else ""
+    where = f" of {url}" if url else ""
+    return WorkerDiedError(
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}); {DEATHS} did so, all on {which}{where}",
+        pid=pid,
+        exitcode=code,
+        key=key,
+        url=url,
+        batch=task.batch,
+    )
+
+
+def _origin(task: Task, sample: int) -> tuple[Any, str | None]:
+    """Key and address of a sample, where they can be told without unpacking it."""
+    index = max(sample, 0)
+    for part in task.parts:
+        if index < part.count:
+            return part.origin(index)
+        index -= part.count
+    return None, None

@@ -1,0 +1,59 @@
+"""Where an error of a user's function was raised, said on the exception itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.errors import CollateError, StageError, masked
+from headrace.failures import Origin, shown
+from headrace.positions import divided
+from headrace.torch_compat import collate
+
+
+def note_origin(
+    error: BaseException, step: str, sample: Any, position: int, worker: int | None, key: Any = None
+) -> Origin:
+    """Say on the exception itself where it happened; gives that."""
+    url = None
+    if key is None and isinstance(sample, dict):
+        key, url = sample.get("__key__"), sample.get("__url__")
+    address = "" if url is None else masked(str(url))
+    origin = Origin(step, divided(position)[0], "" if key is None else shown(key), address, worker)
+    with contextlib.suppress(Exception):
+        error.add_note(origin.note)
+    if isinstance(error, StageError) and error.key is None:
+        error.key = key
+    return origin
+
+
+def collate_error(error: BaseException, function: Any, samples: Sequence[Any], batch: int) -> BaseException:
+    """What torch's own function raises is made to say which batch; the user's function keeps its exception."""
+    keys = [key for key in (key_of(s) for s in samples[:1]) if key is not None]
+    if function is collate.default_collate:
+        forms = sorted({_form(sample) for sample in samples})[:4]
+        made = CollateError(
+            f"the samples of batch {batch} do not make a batch: {error}. Their forms: {'; '.join(forms)}. "
+            "Give them one shape, or give a collate_fn",
+            stage="collate",
+            batch=batch,
+            key=keys[0] if keys else None,
+        )
+        made.__cause__ = error
+        return made
+    error.add_note(f"stage: collate; batch {batch}" + (f", whose first key is {keys[0]!r}" if keys else ""))
+    return error
+
+
+def _form(sample: Any) -> str:
+    if isinstance(sample, dict):
+        return "{" + ", ".join(f"{k!r}: {_form(v)}" for k, v in sample.items()) + "}"
+    if isinstance(sample, tuple | list):
+        return "(" + ", ".join(_form(v) for v in sample) + ")"
+    shape = getattr(sample, "shape", None)
+    return f"{type(sample).__name__}{list(shape)}" if shape is not None else type(sample).__name__
+
+
+def key_of(sample: Any) -> Any:
+    return sample.get("__key__") if isinstance(sample, dict) else None

@@ -1,0 +1,354 @@
+"""The tasks of one loader: handed out by priority, and those of a lost worker given to another."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Sequence
+
+from headrace.memory import Lease, Segment
+from headrace.parts import address_of
+from headrace.protocols import Meters
+from headrace.sent import Place, SentPart
+from headrace.tasks import Finish, Reply, Task
+from headrace.torch_compat import serialize
+from headrace.work.chains import Chains
+from headrace.work.executor import Executor, Loss, WorkerLink
+from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, told
+
+_TASKS_AT_ONCE = 2  # one is worked on, one waits at the worker
+
+log = logging.getLogger("headrace")
+
+
+class _Entry:
+    """A task in the queue's books, with whoever waits for its reply."""
+
+    def __init__(self, number: int, task: Task, reply: asyncio.Future[Reply]) -> None:
+        self.number, self.task, self.reply = number, task, reply
+        self.asked = number  # by which the answer that is waited for is known
+        self.worker: _Worker | None = None
+        self.is_abandoned = False
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Its place in the order: where the samples of a batch are not its own yet, the earlier of them go first."""
+        return self.task.batch, self.task.position if self.task.finish.is_inner else -1
+
+    def answer(self, reply: Reply) -> None:
+        if not self.reply.done():
+            self.reply.set_result(reply)
+
+
+class _Worker:
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.link: WorkerLink | None = None  # None: it is starting, or lost
+        self.is_lost = False
+        self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
+        self.segments: set[int] = set()
+        self.held: dict[int, tuple[int, int]] = {}  # what it has made and has no place for: where in the order that is
+
+    def may_take(self, entry: _Entry) -> bool:
+        """Whether it may be given this task now.
+
+        What it holds, or will hold, is placed before it begins something else: nothing may come between the first
+        samples and their batch. Only older batches may, for those are what a place may have to wait for.
+        """
+        if self.link is None or not self.link.is_open or len(self.tasks) >= _TASKS_AT_ONCE:
+            return False
+        if entry.task.finish is Finish.SCAN:
+            return True
+        will_hold = any(e.task.place is None for e in self.tasks.values())
+        return not will_hold and all(entry.at < held for held in self.held.values())
+
+    @property
+    def load(self) -> int:
+        """How much it has to do before another task; finding samples takes much less time than making them."""
+        return sum(1 if entry.task.finish is Finish.SCAN else 1 + 4 * entry.task.count for entry in self.tasks.values())
+
+
+class TaskQueue:
+    """Has tasks worked on by the workers of an executor. All of it is called on the engine's loop.
+
+    Args:
+        count: how many workers.
+        executor: who starts them.
+        meters: where deaths and busy times are counted.
+        modules: the files of modules that chains need, and when they were written, are put here.
+
+    Attributes:
+        chains: what workers do to samples.
+    """
+
+    def __init__(self, count: int, executor: Executor, meters: Meters, modules: dict[str, int] | None = None) -> None:
+        self._count, self._executor, self._meters = count, executor, meters
+        self._workers: dict[int, _Worker] = {}
+        self._entries: dict[Task, _Entry] = {}
+        self._numbers = itertools.count(1)
+        self._ready: list[tuple[int, int, int, _Entry]] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self.chains = Chains(
+            self._links,
+            shares_memory=executor.shares_memory,
+            shares_objects=executor.shares_objects,
+            modules={} if modules is None else modules,
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the workers that there are now."""
+        return [link.pid for link in self._links() if link.pid]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task is in the books."""
+        return not self._entries
+
+    async def open(self) -> None:
+        """Start the workers; tasks may be given before they stand."""
+        for number in range(self._count):
+            self._start(number)
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Make known to all workers in which form a chain's samples are written into slots; none: forget it."""
+        self.chains.learn_spec(number, spec)
+
+    async def run(self, task: Task) -> Reply:
+        """Have a task worked on; while its reply is "held", the same worker keeps what it made."""
+        entry = self._entries[task] = _Entry(next(self._numbers), task, asyncio.get_running_loop().create_future())
+        self._queue(entry)
+        return await self._answer(entry)
+
+    async def place(self, task: Task, place: Lease) -> Reply:
+        """Say where what is held for a task goes; takes the lease over. If its worker is lost, another begins again."""
+        if task.place is not None:
+            task.place.release()
+        task.place = place
+        entry = self._entries[task]
+        entry.reply = asyncio.get_running_loop().create_future()
+        worker = entry.worker
+        if worker is None or worker.link is None:
+            self._queue(entry)
+        else:
+            entry.asked = next(self._numbers)
+            worker.tasks[entry.asked] = entry
+            worker.held.pop(entry.number, None)
+            message = PlaceMessage(entry.asked, entry.number, self._address(place), task.slot)
+            worker.link.send(message, self._new(worker, [place.segment]))
+            self._hand_out()
+        return await self._answer(entry)
+
+    def abandon(self, task: Task) -> None:
+        """Nobody waits for this task any more. What it names is released once no worker can be using it."""
+        entry = self._entries.get(task)
+        if entry is None or entry.is_abandoned:
+            return
+        entry.is_abandoned = True
+        worker = entry.worker
+        if worker is None:
+            self._release(entry)
+        elif entry.asked not in worker.tasks:  # it was held
+            self._let_go(worker, entry)
+            self._hand_out()
+
+    def forget_segment(self, number: int) -> None:
+        """A segment is gone: workers unmap it."""
+        for worker in self._workers.values():
+            if number in worker.segments and worker.link is not None:
+                worker.segments.discard(number)
+                worker.link.send(ForgetSegment(number))
+
+    async def close(self) -> None:
+        """End all workers at once."""
+        self._is_closed = True
+        for starting in self._starting:
+            starting.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._executor.aclose()
+        self._workers.clear()
+        for entry in list(self._entries.values()):
+            self._release(entry)
+        self.chains.close()
+
+    def _links(self) -> list[WorkerLink]:
+        return [worker.link for worker in self._workers.values() if worker.link is not None]
+
+    async def _answer(self, entry: _Entry) -> Reply:
+        try:
+            reply = await entry.reply
+        except BaseException:
+            self.abandon(entry.task)
+            raise
+        for step, seconds in reply.busy_s.items():
+            self._meters.count_work(step, seconds)
+        if reply.kind != "held":
+            self._release(entry)
+        return reply
+
+    def _release(self, entry: _Entry) -> None:
+        """The task is over: end its leases, once."""
+        if self._entries.pop(entry.task, None) is not None:
+            for part in entry.task.parts:
+                part.release()
+            if entry.task.place is not None:
+                entry.task.place.release()
+
+    def _let_go(self, worker: _Worker, entry: _Entry) -> None:
+        """What a worker holds for a task is not wanted."""
+        worker.held.pop(entry.number, None)
+        if worker.link is not None:
+            worker.link.send(LetGo(entry.number))
+        self._release(entry)
+
+    def _queue(self, entry: _Entry) -> None:
+        entry.worker = None
+        if self._failure is not None:
+            if not entry.reply.done():
+                entry.reply.set_exception(self._failure)
+            return
+        first = 0 if entry.task.finish is Finish.SCAN else 1
+        heapq.heappush(self._ready, (first, entry.task.batch, entry.number, entry))
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        while self._ready:
+            entry = self._ready[0][3]
+            if not entry.is_abandoned:
+                able = [worker for worker in self._workers.values() if worker.may_take(entry)]
+                if not able:
+                    return
+                self._give(min(able, key=lambda worker: worker.load), entry)
+            heapq.heappop(self._ready)
+
+    def _give(self, worker: _Worker, entry: _Entry) -> None:
+        assert worker.link is not None
+        task = entry.task
+        entry.worker, entry.asked = worker, entry.number
+        worker.tasks[entry.number] = entry
+        parts, segments = self._sent(task)
+        place = None if task.place is None else self._address(task.place, is_read=task.finish is Finish.SCAN)
+        worker.link.send(TaskMessage.of(entry.number, task, parts, place), self._new(worker, segments))
+
+    def _sent(self, task: Task) -> tuple[list[SentPart], list[Segment]]:
+        """A task's samples as a worker is told of them, and the shared memory that it names."""
+        if not self._executor.shares_memory:
+            return [part.carried() for part in task.parts], []
+        segments = [] if task.place is None else [task.place.segment]
+        parts = []
+        for part in task.parts:
+            sent, needed = part.sent()
+            parts.append(sent)
+            segments += needed
+        return parts, segments
+
+    def _address(self, place: Lease, *, is_read: bool = False) -> Place:
+        """A place as a worker is told of it."""
+        if self._executor.shares_memory:
+            return address_of(place)
+        return bytes(place.view) if is_read else place.size
+
+    def _new(self, worker: _Worker, segments: Sequence[Segment]) -> list[Segment]:
+        """Those that a worker was not sent yet."""
+        if not self._executor.shares_memory:
+            return []
+        new = {segment.number: segment for segment in segments if segment.number not in worker.segments}
+        worker.segments.update(new)
+        return list(new.values())
+
+    # What becomes of workers.
+
+    def _start(self, number: int) -> None:
+        if self._is_closed:
+            return
+        worker = self._workers[number] = _Worker(number)
+        starting = asyncio.get_running_loop().create_task(self._connect(worker))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+
+    async def _connect(self, worker: _Worker) -> None:
+        try:
+            link = await self._executor.start(
+                worker.number,
+                lambda number, reply: self._on_reply(worker, number, reply),
+                lambda loss: self._on_lost(worker, loss),
+            )
+        except Exception as error:
+            self._fail_all(error)
+            return
+        if worker.is_lost:  # before it was told anything
+            return
+        worker.link = link
+        self.chains.tell(link)
+        self._meters.count_started()
+        self._hand_out()
+
+    def _fail_all(self, error: Exception) -> None:
+        """No worker can be started any more: whoever waits, or will, must not wait for ever."""
+        self._failure = error
+        for entry in list(self._entries.values()):
+            if not entry.reply.done():
+                entry.reply.set_exception(error)
+
+    def _on_reply(self, worker: _Worker, number: int, reply: Reply) -> None:
+        if worker.is_lost or self._is_closed:
+            return  # too late: somebody else does it
+        entry = worker.tasks.pop(number, None)
+        if entry is None:
+            return  # it was answered already
+        if entry.is_abandoned:
+            if reply.kind == "held":
+                self._let_go(worker, entry)
+            else:
+                self._release(entry)
+        else:
+            if reply.kind == "held":
+                worker.held[entry.number] = entry.at
+            if reply.copies and entry.task.place is not None:
+                _write(entry.task.place, reply)
+            entry.answer(reply)
+        self._hand_out()
+
+    def _on_lost(self, worker: _Worker, loss: Loss) -> None:
+        if worker.is_lost or self._is_closed:
+            return
+        given = [entry for entry in self._entries.values() if entry.worker is worker]
+        worker.is_lost, worker.link = True, None
+        worker.tasks.clear()
+        worker.held.clear()
+        self._meters.count_death()
+        log.warning("worker %d (pid %d) ended (%s); its work is done again", worker.number, loss.pid, told(loss.code))
+        for entry in given:
+            if entry.is_abandoned:
+                self._release(entry)
+                continue
+            if loss.task in (0, entry.number):
+                self._count_death(entry, loss)
+            if entry.reply.done():
+                entry.worker = None  # held, and lost: `place` begins again
+            else:
+                self._queue(entry)
+        self._start(worker.number)
+
+    def _count_death(self, entry: _Entry, loss: Loss) -> None:
+        deaths, sample = entry.task.deaths, loss.sample
+        deaths[sample] = deaths.get(sample, 0) + 1
+        if deaths[sample] < DEATHS:
+            return
+        error = serialize.pack_error(died(entry.task, sample, loss.pid, loss.code))
+        if sample >= 0:
+            entry.task.failures[sample] = error
+        else:
+            entry.answer(Reply("failed", errors=[(entry.task.slot, error)]))
+
+
+def _write(place: Lease, reply: Reply) -> None:
+    """Put what a worker has sent back where it would have written it."""
+    view = place.view
+    for offset, data in reply.copies:
+        view[offset : offset + len(data)] = data
+    reply.copies = []

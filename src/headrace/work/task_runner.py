@@ -1,0 +1,325 @@
+"""Where a task is worked on: the same in a worker process and, with `num_workers=0`, in a thread of the trainer's."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+from headrace.failures import Failure, PackedError
+from headrace.memory import LARGE_BYTES, close_all, give_back_freed_memory
+from headrace.parts import Part
+from headrace.sent import Place, size_of
+from headrace.tasks import Chain, Finish, Reply
+from headrace.torch_compat import collate, serialize
+from headrace.work.inputs import Inputs
+from headrace.work.maker import Maker, listed
+from headrace.work.messages import TaskMessage
+
+_STARTED_S = 0.001  # to load functions, with what they import, and to begin: less than this is not worth counting
+
+
+class _Descriptors:
+    """Those of a chain, until it is loaded, or forgotten."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def close(self) -> None:
+        close_all(self.numbers)
+
+    __del__ = close
+
+
+@dataclass(slots=True)
+class _Result:
+    """What came of a task, until it is written."""
+
+    order: TaskMessage
+    made: Any
+    skips: bool = False
+    kept: Sequence[int] = ()
+    failed: Sequence[int] = ()
+    errors: list[tuple[int, PackedError]] = field(default_factory=list)
+
+
+class TaskRunner:
+    """Carries out tasks against the segments and chains it was told of.
+
+    Args:
+        everywhere: set the global random number generators for each sample (in a process of our own).
+        progress: called with the index of the sample that is begun, and -1 when none is.
+        number: the worker's number.
+    """
+
+    def __init__(self, *, everywhere: bool, progress: Callable[[int], None], number: int = 0) -> None:
+        self._everywhere, self._progress, self.number = everywhere, progress, number
+        self._inputs = Inputs()
+        self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
+        self._chains: dict[int, Callable[[], Chain]] = {}
+        self._specs: dict[int, tuple[collate.Spec, bytes]] = {}
+        self._held: dict[int, _Result] = {}
+        self._has_loaded = False
+        self._had_large = False  # samples whose memory the process has kept
+
+    def attach(self, number: int, view: memoryview) -> None:
+        """Make a segment known."""
+        self._inputs.attach(number, view)
+
+    def detach(self, number: int) -> None:
+        """Forget a segment."""
+        self._inputs.detach(number)
+
+    def detach_all(self) -> None:
+        """Forget every segment."""
+        self._inputs.detach_all()
+
+    def learn(self, number: int, load: Callable[[], Chain]) -> None:
+        """Make a chain known, in the place of an older one; `load` gives it whenever it is needed."""
+        self._chains[number] = load
+        self._specs.pop(number, None)
+
+    def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
+        """The same of one that was packed for workers.
+
+        Args:
+            descriptors: what belongs to it; closed once it is loaded, or forgotten.
+        """
+        self.learn(number, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
+
+    def _load(self, view: memoryview, lengths: Sequence[int], descriptors: _Descriptors) -> Chain:
+        chain: Chain = serialize.unpack_in_worker(view, lengths, descriptors.numbers)
+        descriptors.close()
+        if chain.init is not None and not self._has_loaded:
+            chain.init(self.number)
+        self._has_loaded = True
+        return chain
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        """Make known in which form the samples of a chain are written into slots; none: the next one will tell."""
+        if spec:
+            self._specs[number] = collate.Spec.loads(spec), spec
+        else:
+            self._specs.pop(number, None)
+
+    def work(self, order: TaskMessage) -> Reply:
+        """Carry out one task. Whatever goes wrong is in the reply."""
+        busy: dict[str, float] = {}
+        chain, result = Chain(), _Result(order, None)
+        try:
+            if order.finish is Finish.SCAN:
+                return self._scan(order)
+            began = time.perf_counter()
+            chain = self._chains[order.chain]()
+            result.skips = chain.skips
+            self._maker.begin(order.chain, chain)
+            self._had_large = self._had_large or (self._everywhere and any(part.has_large for part in order.parts))
+            if (start_s := time.perf_counter() - began) > _STARTED_S:
+                busy["start"] = start_s
+            if order.finish in (Finish.COLLATE, Finish.GROUP):
+                made = list(self._inputs.samples(order.parts, busy))
+            elif order.finish is Finish.SLOTS and self._may_fill(order):
+                return self._fill(chain, order, busy)
+            else:
+                made = list(self._maker.make(chain, order, busy))
+                if self._had_large:
+                    give_back_freed_memory()  # of what they were made of; what follows needs as much
+                if order.finish is Finish.SLOTS and not chain.by_key:
+                    (part,) = order.parts
+                    part.remember(made)
+            if order.finish in (Finish.BATCH, Finish.COLLATE):
+                if chain.skips:
+                    result.errors = _failed(made, order)
+                    made = [sample for sample in made if not isinstance(sample, Failure)]
+                    if not made:
+                        return Reply("written", errors=result.errors, busy_s=busy)
+                made = self._maker.collate(chain, made, order, busy)
+                if isinstance(made, Failure):
+                    return Reply("failed", errors=[(order.slot, made.error)], busy_s=busy)
+                made = _packed_batch(made, order.batch)
+            elif order.finish in (Finish.SAMPLES, Finish.GROUP):
+                if order.finish is Finish.GROUP:
+                    made = [self._maker.group(chain, made, order, busy)]
+                result.kept, samples = listed(made)
+                made = self._maker.packed_samples(samples, chain)
+                result.failed = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
+                result.errors = [(order.slot + result.kept[k], samples[k].error) for k in result.failed]
+            elif order.finish is Finish.CHECK:
+                return Reply("written", errors=_failed(made, order), busy_s=busy)
+        except BaseException as error:  # a SystemExit of the user's functions ends no worker
+            self._progress(-1)  # what does leaves it at the sample
+            return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
+        result.made = made
+        return self._write(result, busy)
+
+    def place(self, task: int, place: Place) -> Reply:
+        """Write what is held for a task."""
+        result = self._held.pop(task)
+        result.order.place = place
+        return self._write(result, {})
+
+    def let_go(self, task: int) -> None:
+        """Forget what is held for a task, if anything is."""
+        self._held.pop(task, None)
+
+    def tidy(self) -> None:
+        """Keep no memory that large samples had, once it is free: few are as large."""
+        if self._had_large:
+            self._had_large = bool(self._held)
+            give_back_freed_memory()
+
+    def _write(self, result: _Result, busy: dict[str, float]) -> Reply:
+        began = time.perf_counter()
+        try:
+            write = self._write_slots if result.order.finish is Finish.SLOTS else self._write_packed
+            return write(result, busy)
+        except Exception as error:
+            return Reply("failed", errors=[(result.order.slot, serialize.pack_error(error))], busy_s=busy)
+        finally:
+            busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
+
+    def _write_packed(self, result: _Result, busy: dict[str, float]) -> Reply:
+        parts, place = result.made, result.order.place
+        size = serialize.packed_size(parts)
+        if place is None or size_of(place) < size:
+            self._held[result.order.task] = result
+            return Reply("held", size=size, busy_s=busy)
+        lengths = serialize.write(parts, self._inputs.view(place))
+        copies = self._copies(place, [(0, size)])
+        reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
+        reply.kept, reply.failed = result.kept, result.failed
+        return reply
+
+    def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        """What was written, for a trainer that shares no memory with this worker."""
+        return self._inputs.taken(ranges) if isinstance(place, int) else []
+
+    def _write_slots(self, result: _Result, busy: dict[str, float]) -> Reply:
+        order, made = result.order, result.made
+        errors = _failed(made, order)
+        if len(errors) == len(made):
+            return Reply("written", errors=errors, busy_s=busy)
+        (spec, told), place = self._specs.get(order.chain, (None, b"")), order.place
+        if spec is None or place is None:
+            self._held[order.task] = result
+            first = next(sample for sample in made if not isinstance(sample, Failure))
+            form = spec or collate.Spec.of(first)
+            if form is None or (spec is None and self._are_too_large(form.columns(first))):
+                return Reply("held", busy_s=busy)
+            return Reply("held", spec=told or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
+        if errors and not result.skips:
+            # The batch raises: what is in its slots is never seen.
+            return Reply("written", errors=errors, busy_s=busy)
+        whole = [sample for sample in made if not isinstance(sample, Failure)]
+        try:
+            columns = spec.write(whole, self._inputs.view(place), order.slot, order.capacity)
+        except collate.Mismatch:
+            return Reply("mismatch", busy_s=busy)
+        if self._are_too_large(columns):
+            return Reply("mismatch", busy_s=busy)
+        copies = self._copies(place, _ranges(spec, order.slot, len(whole), order.capacity))
+        return Reply("written", columns=columns, errors=errors, busy_s=busy, copies=copies)
+
+    def _are_too_large(self, columns: list[list[Any]]) -> bool:
+        """Whether a value that has no slot is better packed with its batch: a message is copied several times."""
+        return self._everywhere and any(len(value) > LARGE_BYTES for column in columns for value in column)
+
+    def _scan(self, order: TaskMessage) -> Reply:
+        assert order.scan is not None
+        assert order.place is not None
+        scanner, offset, last = order.scan
+        began = time.perf_counter()
+        rows = scanner.feed(self._inputs.view(order.place), offset, last)
+        return Reply("written", value=(rows, scanner), busy_s={"scan": time.perf_counter() - began})
+
+    def _may_fill(self, order: TaskMessage) -> bool:
+        """Whether samples can be written as they are made, and need not be kept for another attempt."""
+        is_known = order.chain in self._specs and order.place is not None
+        return is_known and not any(part.are_objects for part in order.parts)
+
+    def _fill(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Reply:
+        """Samples into their slots while they are in the processor's cache."""
+        assert order.place is not None
+        spec, _ = self._specs[order.chain]
+        slots = collate.Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
+        if chain.columns is not None and not order.failures and self._fill_columns(chain, slots, order, busy):
+            copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
+            return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
+        errors: list[tuple[int, PackedError]] = []
+        began, made_s = time.perf_counter(), sum(busy.values())
+        numbers = itertools.count(order.slot)
+
+        def leaves_out(sample: Any) -> bool:
+            slot = next(numbers)
+            if isinstance(sample, Failure):
+                errors.append((slot, sample.error))
+                return True
+            return bool(errors) and not chain.skips  # with one the batch raises: what is in its slots is never seen
+
+        try:
+            slots.fill(self._maker.make(chain, order, busy), leaves_out=leaves_out)
+        except collate.Mismatch:
+            return Reply("mismatch", busy_s=busy)
+        if self._are_too_large(slots.columns):
+            return Reply("mismatch", busy_s=busy)
+        made_s = sum(busy.values()) - made_s
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began - made_s
+        copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
+        return Reply("written", columns=slots.columns, errors=errors, busy_s=busy, copies=copies)
+
+    def _fill_columns(self, chain: Chain, slots: collate.Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
+        """All samples at once into their slots; whether they are such that this could be done."""
+        assert chain.columns is not None
+        (part,) = order.parts
+        found = part.undecoded(self._inputs)
+        if found is None:
+            return False
+        rows, bodies = found
+        began = time.perf_counter()
+        columns = chain.columns(rows, bodies)
+        decoded = time.perf_counter()
+        name = chain.steps[0].name
+        busy[name] = busy.get(name, 0.0) + decoded - began
+        if columns is None:
+            return False
+        is_written = slots.fill_columns(columns, bodies, len(rows))
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - decoded
+        return is_written
+
+
+def _failed(made: Sequence[Any], order: TaskMessage) -> list[tuple[int, PackedError]]:
+    """(slot, error) of each sample that could not be made."""
+    return [(order.slot + k, sample.error) for k, sample in enumerate(made) if isinstance(sample, Failure)]
+
+
+def _packed_batch(batch: Any, number: int) -> list[serialize.PickledPart]:
+    try:
+        return serialize.pack(batch)
+    except Exception as error:
+        error.add_note(f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer")
+        raise
+
+
+def untold(_: int) -> None:
+    """Progress that nobody asks for."""
+
+
+def open_part(part: Part) -> list[Any]:
+    """The samples of a part, in the process that has its leases."""
+    sent, segments = part.sent()
+    inputs = Inputs()
+    for segment in segments:
+        inputs.attach(segment.number, segment.view)
+    return list(inputs.samples([sent], {}))
+
+
+def _ranges(spec: collate.Spec, slot: int, count: int, capacity: int) -> Iterator[tuple[int, int]]:
+    """(offset, size) of what the samples in the slots [slot, slot + count) are written to."""
+    offset = 0
+    for leaf in spec.leaves:
+        if leaf.dtype is not None and leaf.nbytes:
+            yield offset + slot * leaf.nbytes, count * leaf.nbytes
+            offset += collate.aligned(leaf.nbytes * capacity)

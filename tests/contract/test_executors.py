@@ -1,0 +1,42 @@
+"""Every executor of ours keeps the contract of executors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from headrace.processes.fork_client import ForkServer
+from headrace.testing import ExecutorContract
+from headrace.work.executor import Executor
+from headrace.work.processes import ProcessExecutor
+from headrace.work.threads import ThreadExecutor
+
+
+class TestThreads(ExecutorContract):
+    can_die = False
+
+    def open_executor(self, count: int) -> Executor:
+        return ThreadExecutor()
+
+
+class _WithServer(ProcessExecutor):
+    """Lets the fork server go as a loader does."""
+
+    def __init__(self, count: int) -> None:
+        self._server = ForkServer.acquire()
+        super().__init__(count, self._server, {})
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            pids = list(self.by_pid)
+            await super().aclose()
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # one that hangs is borne with for some seconds
+            self._server.release()
+
+
+class TestProcesses(ExecutorContract):
+    def open_executor(self, count: int) -> Executor:
+        return _WithServer(count)

@@ -1,0 +1,110 @@
+"""What a stranger writes to have a format: it is registered by a call or by an entry point, and keeps the contract."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from contributed import row_groups
+from contributed.row_groups import RowGroups
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats import registry
+from headrace.formats.format import Block, Format
+from headrace.testing import FormatContract
+
+SAMPLES = [{"n": n, "text": "ü" * n} for n in range(30)]
+
+
+@pytest.fixture(autouse=True)
+def only_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "_registered", {})
+    registry._installed.cache_clear()
+    yield
+    registry._installed.cache_clear()
+
+
+class TestRowGroups(FormatContract):
+    samples = SAMPLES
+
+    @pytest.fixture(autouse=True, params=["call", "entry point"])
+    def registered(self, only_here: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        if request.param == "call":
+            hr.register_format(RowGroups())
+        else:
+            entry = importlib.metadata.EntryPoint("any", "contributed.row_groups:RowGroups", "headrace.formats")
+            monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+
+    def open_format(self) -> Format:
+        return RowGroups()
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return {"0.rowg": row_groups.write(samples)}
+
+
+class Counting(RowGroups):
+    """Says of each sample how often blocks were opened in its process before."""
+
+    name = "counting"
+    suffixes = (".counted",)
+    opened = 0
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, Any]]:
+        type(self).opened += 1
+        return [{**row, "opened": type(self).opened} for row in super().open_block(block, bodies)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_block_is_opened_once_for_all_of_its_rows(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counting, "opened", 0)
+    hr.register_format(Counting())
+    memory.put("memory://rowg/0.counted", row_groups.write(SAMPLES, 10))
+    with hr.DataLoader(hr.stream("memory://rowg/0.counted").shuffle(), batch_size=2, num_workers=workers) as loader:
+        got = [(n, k) for batch in loader for n, k in zip(batch["n"].tolist(), batch["opened"].tolist(), strict=True)]
+    assert sorted(n for n, _ in got) == list(range(30))
+    assert {k for _, k in got} == {1, 2, 3}
+    assert len({(n // 10, k) for n, k in got}) == 3
+
+
+def test_format_is_found_by_suffix_by_sniff_and_in_compressed_shards() -> None:
+    hr.register_format(RowGroups())
+    data = row_groups.write(SAMPLES)
+    for name, body in (("a.rowg", data), ("a.rowg.gz", gzip.compress(data)), ("of_no_known_kind.b", data)):
+        memory.put(f"memory://rowg/{name}", body)
+        assert [sample["n"] for sample in hr.stream(f"memory://rowg/{name}")] == list(range(30))
+
+
+def test_damage_in_a_block_is_that_of_its_rows_alone() -> None:
+    hr.register_format(RowGroups())
+    data = bytearray(row_groups.write(SAMPLES, 10))
+    second = data.index(b"x\x9c", data.index(b"x\x9c") + 20)
+    data[second + 9] ^= 1
+    memory.put("memory://rowg/damaged.rowg", bytes(data))
+    stream = hr.stream("memory://rowg/damaged.rowg")
+    with hr.DataLoader(stream, batch_size=None, on_error="skip", num_workers=1) as loader:
+        assert [int(sample["n"]) for sample in loader] == [*range(10), *range(20, 30)]
+    with pytest.raises(hr.DecodeError, match=r"sample '10' of memory://rowg/damaged.rowg.*checksum"):
+        list(stream)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffixes"),
+    [("tar", (".x",)), ("jsonl", (".x",)), ("a b", (".x",)), ("", (".x",)), ("x", ("x",)), ("x", (".tar",)),
+     ("x", (".gz",)), ("x", (".X",)), ("x", (".mds",))],
+)  # fmt: skip
+def test_name_or_suffix_that_is_ours_or_none_is_refused(name: str, suffixes: tuple[str, ...]) -> None:
+    form = RowGroups()
+    form.name, form.suffixes = name, suffixes
+    with pytest.raises(hr.OptionError, match="must be"):
+        hr.register_format(form)
+
+
+def test_shards_of_several_formats_are_refused_by_name() -> None:
+    with pytest.raises(hr.OptionError, match=r"b.tar says tar, and memory://x/a.jsonl says jsonl"):
+        hr.stream(["memory://x/a.jsonl", "memory://x/b.tar"])
+    with pytest.raises(hr.OptionError, match="format='rowg' is not known"):
+        hr.stream("memory://x/a.rowg", format="rowg")

@@ -1,0 +1,267 @@
+"""The first error of a batch comes as soon as nothing before it can fail, whatever becomes of the samples behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from tests.end_to_end.tars import numbered_samples, tar
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+WORKERS = [0, 2]
+
+
+class Waiting(hr.AsyncDataset):
+    """Of 160 samples one fails, and some others never come."""
+
+    def __init__(self, bad: int, missing: range) -> None:
+        self.bad, self.missing = bad, missing
+
+    def __len__(self) -> int:
+        return 160
+
+    async def aget(self, index: int) -> int:
+        if index == self.bad:
+            raise ValueError(f"sample {index}")
+        if index in self.missing:
+            await asyncio.Event().wait()
+        return index
+
+
+def same(batch: list[Any]) -> list[Any]:
+    return batch
+
+
+def is_kept(_: Any) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("collate", [None, same])
+@pytest.mark.parametrize("bad", [0, 5, 40])
+def test_first_error_is_raised_when_the_samples_behind_it_never_come(
+    bad: int, collate: Callable[..., Any] | None, num_workers: int
+) -> None:
+    data = Waiting(bad, range(bad + 1, 64))
+    with hr.DataLoader(data, batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        with pytest.raises(ValueError, match=f"^sample {bad}\n"):
+            next(batches)
+        rest = [int(k) for batch in batches for k in batch]
+        assert rest == list(range(64, 160))
+        assert loader.stats().fetch.claimed_bytes == 0
+        assert loader.stats().fetch.input_bytes == 0
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("bad", [0, 3])
+def test_first_error_is_raised_behind_a_filter_when_the_samples_behind_it_never_come(
+    bad: int, num_workers: int
+) -> None:
+    data = Waiting(bad, range(bad + 1, 160)).filter(is_kept)
+    with hr.DataLoader(data, batch_size=64, num_workers=num_workers) as loader:
+        with pytest.raises(ValueError, match=f"^sample {bad}\n"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_error_before_it_is_raised_when_a_later_one_came_first(num_workers: int) -> None:
+    is_later_told = threading.Event()
+
+    class Turned(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 64
+
+        async def aget(self, index: int) -> int:
+            if index == 9:
+                is_later_told.set()
+                raise ValueError("the later one")
+            if index == 4:
+                await asyncio.to_thread(is_later_told.wait)
+                raise ValueError("the earlier one")
+            if index > 9:
+                await asyncio.Event().wait()
+            return index
+
+    with hr.DataLoader(Turned(), batch_size=64, num_workers=num_workers) as loader:
+        batches = iter(loader)
+        with pytest.raises(ValueError, match="the earlier one"):
+            next(batches)
+        assert list(batches) == []
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_first_error_is_raised_of_an_asynchronous_step_when_the_next_sample_never_comes(num_workers: int) -> None:
+    class Numbers(hr.AsyncIterableDataset):
+        async def aiter(self) -> AsyncIterator[int]:
+            yield 0
+            yield 1
+            await asyncio.Event().wait()
+
+    async def fails(sample: int) -> int:
+        if sample:
+            raise ValueError("no ones")
+        return sample
+
+    with hr.DataLoader(Numbers().map(fails), batch_size=64, num_workers=num_workers) as loader:
+        with pytest.raises(ValueError, match="no ones"):
+            next(iter(loader))
+
+
+def served(server: FaultServer, count: int, silent: range, size: int = 10) -> list[str]:
+    """Shards, of which some are never answered for."""
+    return [
+        server.add(f"{k}.tar", tar(numbered_samples(k * size, size, 10)), *(["hang"] if k in silent else []))
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+@pytest.mark.parametrize("collate", [None, same])
+def test_first_error_is_raised_when_no_later_shard_answers(
+    collate: Callable[..., Any] | None, num_workers: int
+) -> None:
+    with FaultServer() as server:
+        urls = served(server, 12, range(2, 12))
+        urls[1] = f"{server.url}/missing.tar"
+        data = hr.stream(urls).to_tuple("cls")
+        with hr.DataLoader(data, batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
+            with pytest.raises(hr.ObjectMissingError):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_first_error_of_a_step_is_raised_when_no_later_shard_answers(num_workers: int) -> None:
+    def label(sample: dict[str, bytes]) -> int:
+        if sample["cls"] == b"3":
+            raise ValueError("no threes")
+        return int(sample["cls"])
+
+    with FaultServer() as server:
+        urls = served(server, 12, range(1, 12))
+        with hr.DataLoader(hr.stream(urls).map(label), batch_size=64, num_workers=num_workers) as loader:
+            with pytest.raises(ValueError, match="no threes"):
+                next(iter(loader))
+
+
+def test_first_error_is_raised_when_no_other_file_is_answered_for() -> None:
+    with FaultServer() as server:
+        urls = [server.add(f"{k}.bin", b"x", "hang") for k in range(64)]
+        urls[0] = f"{server.url}/missing.bin"
+        with hr.DataLoader(hr.files(urls), batch_size=64) as loader:
+            with pytest.raises(hr.ObjectMissingError):
+                next(iter(loader))
+
+
+@pytest.mark.parametrize("num_workers", WORKERS)
+def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_workers: int) -> None:
+    with FaultServer() as server:
+        urls = served(server, 12, range(0), 20)
+        urls[1] = f"{server.url}/missing.tar"
+        urls[6] = f"{server.url}/missing.tar"
+        data = hr.stream(urls).map(number_of)
+        with hr.DataLoader(data, batch_size=32, num_workers=num_workers) as loader:
+            whole, states = zip(*outcomes(loader), strict=True)
+        # samples 0 to 19, a failure, 40 to 119, a failure, and 140 to 239
+        numbers = [*range(20), None, *range(40, 120), None, *range(140, 240)]
+        cut = [numbers[k : k + 32] for k in range(0, len(numbers), 32)]
+        assert list(whole) == ["missing" if None in batch else batch for batch in cut]
+        for stop in range(1, len(whole)) if num_workers == 0 else [4]:
+            with hr.DataLoader(data, batch_size=32, num_workers=num_workers) as loader:
+                loader.load_state_dict(states[stop])
+                begin = stop - (whole[stop - 1] == "missing")  # it is used up once the next one is asked for
+                assert [told for told, _ in outcomes(loader)] == list(whole[begin:])
+
+
+def number_of(sample: dict[str, bytes]) -> int:
+    return int(sample["cls"])
+
+
+def outcomes(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each batch, or that it failed, and the state before it."""
+    batches = iter(loader)
+    while True:
+        state = loader.state_dict()
+        try:
+            yield next(batches).tolist(), state
+        except hr.ObjectMissingError:
+            yield "missing", state
+        except StopIteration:
+            return
+
+
+def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each batch, or how it failed, and the state once that was told."""
+    batches = iter(loader)
+    while True:
+        try:
+            outcome = next(batches)
+        except (hr.ObjectMissingError, ValueError) as error:
+            outcome = str(error).partition("\n")[0]
+        except StopIteration:
+            return
+        yield outcome, loader.state_dict()
+
+
+def check_states(loader: Callable[[], hr.DataLoader[Any]], told: list[tuple[Any, dict[str, Any]]]) -> None:
+    """See that from each state on the same follows: an error is used up once the next batch is asked for."""
+    for at, (outcome, state) in enumerate(told):
+        with loader() as resumed:
+            resumed.load_state_dict(state)
+            wanted = told[at:] if isinstance(outcome, str) else told[at + 1 :]
+            assert [outcome for outcome, _ in failures_too(resumed)] == [outcome for outcome, _ in wanted]
+
+
+def test_states_go_on_exactly_when_shards_fail_behind_an_error_that_came_before_them() -> None:
+    urls = [memory_shard(k) for k in range(96)]
+    for missing in (0, 20, 40):
+        urls[missing] = f"memory://first-error/missing-{missing}.tar"
+    data = hr.stream(urls).map(number_of)
+
+    def loader() -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=32, collate_fn=same, num_workers=0)
+
+    with loader() as first:
+        told = list(failures_too(first))
+    assert ["missing-0.tar" in told[0][0], "missing-40.tar" in told[1][0]] == [True, True]
+    assert told[2][0] == list(range(64, 96))
+    check_states(loader, told)
+
+
+def test_states_go_on_exactly_behind_a_filter_when_an_error_came_first() -> None:
+    first_told: Future[None] = Future()
+
+    class Later(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 48
+
+        async def aget(self, index: int) -> int:
+            if index in (0, 17):
+                raise ValueError(f"sample {index}")
+            await asyncio.wrap_future(first_told)
+            return index
+
+    def loader() -> hr.DataLoader[Any]:
+        return hr.DataLoader(Later().filter(is_kept), batch_size=8, collate_fn=same, num_workers=0)
+
+    with loader() as first:
+        outcomes = failures_too(first)
+        told = [next(outcomes)]
+        first_told.set_result(None)
+        told += outcomes
+    batches = [list(range(k, k + 8)) for k in (8, 24, 32, 40)]
+    assert [outcome for outcome, _ in told] == ["sample 0", batches[0], "sample 17", *batches[1:]]
+    check_states(loader, told)
+
+
+def memory_shard(number: int) -> str:
+    url = f"memory://first-error/{number}.tar"
+    memory.put(url, tar(numbered_samples(number, 1, 10)))
+    return url

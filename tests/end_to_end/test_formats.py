@@ -1,0 +1,165 @@
+"""Lines of JSON and MDS are streams as tar shards are: order, ranks, random access, checks, and what is read."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from end_to_end import mds
+
+import headrace as hr
+from headrace.cli import main
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+COLUMNS = {"n": "int", "text": "str"}
+COUNTS = [40, 0, 23, 60]
+
+
+def numbered(counts: Sequence[int] = COUNTS) -> list[list[dict[str, Any]]]:
+    samples = iter([{"n": n, "text": "ü" * (n % 7 * 40)} for n in range(sum(counts))])
+    return [list(itertools.islice(samples, count)) for count in counts]
+
+
+def lines(samples: Sequence[Any]) -> bytes:
+    return b"".join(json.dumps(sample).encode() + b"\n" for sample in samples)
+
+
+def put_lines(name: str, pack: Any = bytes, ending: str = "") -> list[str]:
+    urls = [f"memory://{name}/{k}.jsonl{ending}" for k in range(len(COUNTS))]
+    for url, samples in zip(urls, numbered(), strict=True):
+        memory.put(url, pack(lines(samples)))
+    return urls
+
+
+def made(kind: str) -> hr.Stream:
+    """A stream with numbers, as a new process would make it."""
+    if kind == "jsonl":
+        return hr.stream(put_lines("lines"), index="build")
+    return hr.stream(mds.put(f"mds-{kind}", mds.folder(COLUMNS, numbered(), None if kind == "mds" else kind)))
+
+
+KINDS = ["jsonl", "mds", "zstd", "gz"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def seen(data: Any, **options: Any) -> list[int]:
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=7, collate_fn=list, **options)
+    with loader:
+        return [sample["n"] for batch in loader for sample in batch]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by", ["auto", "shards", "within", "global"])
+def test_each_sample_comes_once_over_ranks_however_it_is_shuffled(kind: str, by: str) -> None:
+    data = made(kind).shuffle(by)  # type: ignore[arg-type]
+    assert len(data) == sum(COUNTS)
+    alone = seen(data)
+    ranks = [seen(data, rank=rank, world_size=3) for rank in range(3)]
+    assert sorted(alone) == sorted(itertools.chain(*ranks)) == list(range(sum(COUNTS)))
+    assert alone != sorted(alone)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_are_chosen_by_number_and_by_key(kind: str) -> None:
+    data = made(kind)
+    assert [data[k]["n"] for k in (0, 39, 40, -1)] == [0, 39, 40, 122]
+    assert seen(data.slice(30, 50, 3)) == list(range(30, 50, 3))
+    assert seen(data.sample([100, 3, 3, 41])) == [100, 3, 3, 41]
+    first = data[0]["__key__"]
+    assert seen(data.filter(lambda key: key == first, field="__key__")) == [0, 40, 63]
+    assert data.keys()[40] == first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_formats_are_mixed_with_others(kind: str) -> None:
+    data = hr.mix({"a": made(kind).shuffle(), "b": hr.from_map([{"n": 1000 + n, "text": ""} for n in range(20)])})
+    assert sorted(seen(data)) == [*range(sum(COUNTS)), *range(1000, 1020)]
+    both = hr.mix({"a": made(kind).shuffle(), "b": made("mds").shuffle()}) if kind != "mds" else None
+    assert both is None or sorted(seen(both, num_workers=1)) == sorted([*range(sum(COUNTS))] * 2)
+
+
+@pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (zstandard.ZstdCompressor().compress, ".zst")])
+def test_compressed_lines_are_read_as_they_lie(pack: Any, ending: str) -> None:
+    data = hr.stream(put_lines(f"packed{ending}", pack, ending))
+    assert seen(data) == list(range(sum(COUNTS)))
+    assert sorted(seen(data.shuffle(), num_workers=1)) == list(range(sum(COUNTS)))
+    assert seen(hr.stream(put_lines(f"packed{ending}", pack, ending), index="build")) == list(range(sum(COUNTS)))
+
+
+def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) -> None:
+    body = lines(numbered([50])[0])
+    with FaultServer() as server:
+        url = server.add("a.jsonl", body)
+        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
+        data = hr.stream(url, index=str(tmp_path / "a.hri"))
+        server.log.clear()
+        assert data[44]["n"] == 44
+        assert [request.headers["range"] for request in server.log] == [_range_of(body, 44)]
+        server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
+        with pytest.raises(hr.ChecksumError):
+            data[44]
+
+
+def _range_of(body: bytes, row: int) -> str:
+    starts = [0, *(k + 1 for k, byte in enumerate(body) if byte == 10)]
+    return f"bytes={starts[row]}-{starts[row + 1] - 2}"
+
+
+def test_mds_sample_is_got_by_one_request_behind_the_table_of_its_shard() -> None:
+    files = mds.folder(COLUMNS, numbered())
+    with FaultServer() as server:
+        for name, data in files.items():
+            server.add(f"d/{name}", data)
+        stream = hr.stream(f"{server.url}/d")
+        assert len(server.log) == 1, "the catalogue"
+        assert len(stream) == sum(COUNTS)
+        assert len(server.log) == 1, "it has counted them"
+        assert stream[45]["n"] == 45
+        ranges = [request.headers["range"] for request in server.log[1:]]
+        assert ranges[0] == f"bytes=0-{4 * (23 + 2) - 1}"
+        assert len(ranges) == 2
+
+
+def test_folder_with_a_damaged_shard_names_it() -> None:
+    files = mds.folder(COLUMNS, numbered())
+    files["shard.00002.mds"] = files["shard.00002.mds"][:-5]
+    data = hr.stream(mds.put("mds-damaged", files))
+    with pytest.raises(hr.FormatError, match=r"memory://mds-damaged/shard.00002.mds is damaged"):
+        seen(data)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz"])
+def test_compressed_shard_with_other_bytes_names_its_hash(compression: str) -> None:
+    files = mds.folder(COLUMNS, numbered([30]), compression)
+    name = f"shard.00000.mds.{compression}"
+    files[name] = files[name][:30] + bytes([files[name][30] ^ 1]) + files[name][31:]
+    data = hr.stream(mds.put("mds-hash", files))
+    with pytest.raises(hr.DecodeError, match=r"sample '0' of memory://mds-hash/shard.00000.mds.*sha1"):
+        seen(data)
+
+
+def test_catalogue_is_found_by_its_name_and_several_folders_are_one_stream() -> None:
+    first, second = (mds.put(f"mds-many/{k}", mds.folder(COLUMNS, numbered([5]))) for k in range(2))
+    assert seen(hr.stream(f"{first}/index.json")) == list(range(5))
+    assert seen(hr.stream([first, f"{second}/"])) == [*range(5)] * 2
+    with pytest.raises(hr.OptionError, match="bring their own index"):
+        hr.stream(first, index="build")
+
+
+def test_read_is_no_other_for_callers_on_a_loop() -> None:
+    async def read() -> list[int]:
+        return [sample["n"] async for sample in made("mds")]
+
+    assert asyncio.run(read()) == list(range(sum(COUNTS)))

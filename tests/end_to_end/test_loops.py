@@ -1,0 +1,256 @@
+"""Iterators outlive event loops, and cancellations: what one loop has left comes in the next."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from torch.utils.data import Dataset, IterableDataset
+
+import headrace as hr
+
+COUNT = 20
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counting(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(COUNT))
+
+
+class AsyncNumbers(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return COUNT
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
+    "no workers": lambda: hr.DataLoader(Numbers(), 4),
+    "iterable, no workers": lambda: hr.DataLoader(Counting(), 4),
+    "workers": lambda: hr.DataLoader(Numbers(), 4, num_workers=2),
+    "threads": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, workers="thread"),
+    "economic": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, economic=True),
+    "asynchronous data set": lambda: hr.DataLoader(AsyncNumbers(), 4),
+    "stream": lambda: hr.DataLoader(AsyncNumbers().filter(lambda number: number >= 0), 4),
+}
+pytestmark = pytest.mark.usefixtures("warm_workers")
+every_kind = pytest.mark.parametrize("kind", LOADERS)
+leaves_threads = pytest.mark.may_leave(
+    threads="^(Trio|AnyIO) .*thread", reason="libraries keep idle threads for a while"
+)
+
+
+async def take(batches: Any, count: int | None = None) -> list[int]:
+    """The numbers of the next batches; None: of all that are left."""
+    got: list[int] = []
+    if count != 0:
+        async for batch in batches:
+            got += batch.tolist()
+            if count is not None and len(got) >= 4 * count:
+                break
+    return got
+
+
+@leaves_threads
+@pytest.mark.parametrize("order", [("asyncio", "asyncio"), ("asyncio", "trio"), ("trio", "asyncio"), ("trio", "trio")])
+@every_kind
+def test_loop_goes_on_with_the_rest_when_another_loop_has_ended(kind: str, order: tuple[str, str]) -> None:
+    with LOADERS[kind]() as loader:
+        batches = aiter(loader)
+        first = anyio.run(take, batches, 2, backend=order[0])
+        assert first == list(range(8))
+        assert first + anyio.run(take, batches, backend=order[1]) == list(range(COUNT))
+        assert anyio.run(take, batches, backend=order[1]) == [], "it is over"
+
+
+@every_kind
+def test_loop_goes_on_with_the_rest_when_a_task_of_another_loop_still_waits(kind: str) -> None:
+    """As where a loop is stopped and left, and nobody cancels its tasks."""
+
+    async def begin() -> asyncio.Task[Any]:
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        return waiting
+
+    with LOADERS[kind]() as loader:
+        batches = aiter(loader)
+        left = asyncio.new_event_loop()
+        waiting = left.run_until_complete(begin())
+        got = waiting.result().tolist() if waiting.done() else []
+        got += asyncio.run(take(batches))
+        waiting.cancel()
+        left.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+        left.run_until_complete(left.shutdown_default_executor())
+        left.close()
+        assert got == list(range(COUNT))
+
+
+class Gate:
+    """Holds up whoever makes number 4, until it is opened."""
+
+    def __init__(self) -> None:
+        self.is_reached, self.is_open = threading.Event(), threading.Event()
+
+    def pass_by(self, number: int) -> bool:
+        if number == 4:
+            self.is_reached.set()
+            return self.is_open.is_set()
+        return True
+
+
+class Gated(Numbers):
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __getitem__(self, index: int) -> int:
+        if not self.gate.pass_by(index):
+            self.gate.is_open.wait()
+        return index
+
+
+class AsyncGated(AsyncNumbers):
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    async def aget(self, key: int) -> int:
+        if not self.gate.pass_by(key):
+            await asyncio.to_thread(self.gate.is_open.wait)
+        return key
+
+
+@pytest.mark.parametrize("dataset", [Gated, AsyncGated])
+def test_batch_comes_next_when_the_task_that_waited_for_it_was_cancelled(dataset: Any) -> None:
+    gate = Gate()
+    states: list[Any] = []
+
+    async def main() -> list[int]:
+        async with hr.DataLoader(dataset(gate), 4) as loader:
+            batches = aiter(loader)
+            got = await take(batches, 1)
+            waiting = asyncio.ensure_future(anext(batches))
+            await asyncio.to_thread(gate.is_reached.wait)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            gate.is_open.set()
+            states.append(loader.state_dict())
+            return got + await take(batches)
+
+    assert asyncio.run(main()) == list(range(COUNT))
+    with hr.DataLoader(dataset(gate), 4) as loader:
+        loader.load_state_dict(states[0])
+        assert [number for batch in loader for number in batch.tolist()] == list(range(4, COUNT))
+
+
+def test_error_is_told_in_its_place_when_the_task_that_waited_was_cancelled() -> None:
+    class Broken(Gated):
+        def __getitem__(self, index: int) -> int:
+            if super().__getitem__(index) == 4:
+                raise ValueError("number 4")
+            return index
+
+    gate = Gate()
+
+    async def main() -> list[int]:
+        batches = aiter(hr.DataLoader(Broken(gate), 4))
+        got = await take(batches, 1)
+        waiting = asyncio.ensure_future(anext(batches))
+        await asyncio.to_thread(gate.is_reached.wait)
+        waiting.cancel()
+        gate.is_open.set()
+        with pytest.raises(ValueError, match="number 4"):
+            await anext(batches)
+        return got + await take(batches)
+
+    assert asyncio.run(main()) == [*range(4), *range(8, COUNT)]
+
+
+def test_iterator_in_a_thread_says_its_state_and_can_be_closed() -> None:
+    async def main() -> None:
+        loader = hr.DataLoader(Numbers(), 4)
+        batches: Any = aiter(loader)
+        with pytest.raises(hr.OptionError, match="ask its loader"):
+            batches.state_dict()
+        await take(batches, 2)
+        assert batches.state_dict() == loader.state_dict()
+        await batches.aclose()
+        with pytest.raises(hr.LoaderClosedError):
+            await anext(batches)
+
+    asyncio.run(main())
+
+
+class OfTheCaller(hr.AsyncIterableDataset):
+    """It belongs to the program's own loop, and is held up there until it is let go on."""
+
+    loop = "caller"
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def aiter(self) -> Any:
+        for number in range(COUNT):
+            if number == 8:
+                await self.go_on.wait()
+            yield number
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(is_cancelled: bool) -> None:
+    """They are neither waited for without end, nor is their end taken for that of the epoch."""
+    with hr.DataLoader(OfTheCaller(), batch_size=4) as loader:
+
+        async def begin() -> Any:
+            batches = aiter(loader)
+            assert await take(batches, 1) == list(range(4))
+            return batches
+
+        if is_cancelled:
+            batches = asyncio.run(begin())
+        else:
+            loop = asyncio.new_event_loop()
+            batches = loop.run_until_complete(begin())
+            for task in asyncio.all_tasks(loop):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what is tried here
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+        with pytest.raises(hr.LoaderClosedError, match=r"OfTheCaller\.loop is 'caller'"):
+            asyncio.run(take(batches))
+
+
+def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_cancelled() -> None:
+    """Ranks compare their plans there: no batch may come without it, and its error is not another one."""
+    gate = Gate()
+
+    def compare() -> None:
+        gate.is_reached.set()
+        gate.is_open.wait()
+        raise hr.StateMismatchError("plans differ")
+
+    async def main() -> None:
+        async with hr.DataLoader(AsyncNumbers(), 4) as loader:
+            batches: Any = aiter(loader)
+            batches.before = compare
+            waiting = asyncio.ensure_future(anext(batches))
+            await asyncio.to_thread(gate.is_reached.wait)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            gate.is_open.set()
+            with pytest.raises(hr.StateMismatchError, match="plans differ"):
+                await anext(batches)
+
+    asyncio.run(main())

@@ -1,0 +1,387 @@
+"""Steps that give many samples for one, and batches that are made on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+
+
+def listed(n: int) -> list[dict[str, int]]:
+    return [{"n": n * 100 + k, "drawn": int(hr.rng().integers(1 << 30))} for k in range(n % 4)]
+
+
+def generated(n: int) -> Iterator[dict[str, int]]:
+    yield from listed(n)
+
+
+async def awaited(n: int) -> list[dict[str, int]]:
+    await asyncio.sleep(0)
+    return listed(n)
+
+
+async def generated_on_the_loop(n: int) -> AsyncIterator[dict[str, int]]:
+    for sample in listed(n):
+        yield sample
+
+
+def draws(sample: dict[str, int]) -> dict[str, int]:
+    return {**sample, "own": int(hr.rng().integers(1 << 30))}
+
+
+def sized(batch: dict[str, Any]) -> dict[str, Any]:
+    return {**batch, "size": torch.full((len(batch["n"]),), len(batch["n"]))}
+
+
+async def sized_on_the_loop(batch: dict[str, Any]) -> dict[str, Any]:
+    return sized(batch)
+
+
+def most_sums(batch: dict[str, Any]) -> bool:
+    return int(batch["n"].sum()) % 4 != 1
+
+
+def source(count: int = 23) -> hr.Stream:
+    return hr.from_map(list(range(count)))
+
+
+def rows(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return tuple(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
+    return batch
+
+
+STREAMS: dict[str, Callable[[], hr.Stream]] = {
+    "lists": lambda: source().flat_map(listed),
+    "generators": lambda: source().shuffle(seed=3).flat_map(generated).map(draws),
+    "coroutines": lambda: source().flat_map(awaited).map(draws),
+    "asynchronous generators": lambda: source().flat_map(generated_on_the_loop).map(draws),
+    "repeated": lambda: source(5).flat_map(listed).repeat(3),
+    "taken": lambda: source().flat_map(listed).take(17),
+    "epochs": lambda: source(5).flat_map(listed).epoch(samples=19),
+    "unbatched": lambda: source().flat_map(listed).batch(3).map(sized).unbatch(),
+    "batched again": lambda: source().flat_map(listed).batch(3).map(sized).unbatch().batch(5).map(sized),
+    "batched again, on the loop": lambda: (
+        source().flat_map(listed).batch(3).map(sized_on_the_loop).unbatch().map(draws)
+    ),
+    "three times": lambda: source().flat_map(listed).batch(2).unbatch().filter(odd).batch(7).map(sized).unbatch(),
+    "whole ones": lambda: source().flat_map(listed).batch(4, drop_last=True).unbatch().batch(3, drop_last=True),
+    "left-out batches": lambda: source().flat_map(listed).batch(3).filter(most_sums),
+    "taken apart, and taken": lambda: source().flat_map(listed).batch(3).unbatch().take(20),
+}
+
+
+def odd(sample: dict[str, Any]) -> bool:
+    return int(sample["n"]) % 3 != 1
+
+
+def loader_of(name: str, workers: int = 0) -> hr.DataLoader[Any]:
+    stream = STREAMS[name]()
+    size = 1 if stream.pipeline().is_batched else 4
+    return hr.DataLoader(stream, batch_size=size, num_workers=workers)
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) -> None:
+    with loader_of(name) as loader:
+        states, whole = [json.loads(json.dumps(loader.state_dict()))], []
+        for batch in loader:
+            whole.append(rows(batch))
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    assert len(whole) > 3
+    for done, state in enumerate(states[:-1]):
+        with loader_of(name) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert [rows(batch) for batch in loader] == whole[done:], f"after {done} batches: {state}"
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_stream_gives_the_same_when_workers_share_it(workers: int) -> None:
+    for name in ("generators", "asynchronous generators", "batched again", "three times", "left-out batches"):
+        with loader_of(name) as alone, loader_of(name, workers) as shared:
+            assert [rows(batch) for batch in shared] == [rows(batch) for batch in alone], name
+
+
+def test_stream_gives_the_same_when_it_is_looped_over_asynchronously() -> None:
+    async def looped(loader: hr.DataLoader[Any]) -> list[Any]:
+        return [rows(batch) async for batch in loader]
+
+    for name in STREAMS:
+        with loader_of(name) as one, loader_of(name) as other:
+            assert asyncio.run(looped(one)) == [rows(batch) for batch in other], name
+
+
+def test_batches_are_of_several_sizes_when_they_are_taken_apart() -> None:
+    stream = source(10).map(lambda n: {"n": n}).batch(4).map(sized).unbatch().batch(3)
+    with hr.DataLoader(stream) as loader:
+        batches = list(loader)
+    assert [batch["n"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [batch["size"].tolist() for batch in batches] == [[4, 4, 4], [4, 4, 4], [4, 4, 2], [2]]
+
+
+def test_parts_of_a_sample_have_random_numbers_of_their_own() -> None:
+    stream = (
+        source(40)
+        .flat_map(lambda n: [{"n": n}] * 5)
+        .map(draws)
+        .batch(7)
+        .unbatch()
+        .map(lambda s: {**s, "more": draws(s)["own"]})
+    )
+    with hr.DataLoader(stream, batch_size=200) as loader:
+        (batch,) = loader
+    for name in ("own", "more"):
+        assert len(set(batch[name].tolist())) == 200
+    assert not set(batch["own"].tolist()) & set(batch["more"].tolist())
+
+
+def failing(n: int) -> Iterator[dict[str, int]]:
+    yield {"n": n * 10}
+    if n % 5 == 3:
+        raise ValueError(f"sample {n} is damaged")
+    yield {"n": n * 10 + 1}
+
+
+def failing_later(sample: dict[str, int]) -> dict[str, int]:
+    if sample["n"] % 40 == 21:
+        raise ValueError(f"part {sample['n']} is damaged")
+    return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_of_a_sample_comes_when_its_parts_fail_and_are_skipped(workers: int) -> None:
+    stream = source(10).flat_map(failing)
+    with hr.DataLoader(stream, batch_size=4, num_workers=workers, on_error="skip") as loader:
+        got = [n for batch in loader for n in batch["n"].tolist()]
+        assert loader.stats().skipped == 2
+    assert got == [n * 10 + k for n in range(10) if n % 5 != 3 for k in range(2)]
+
+
+def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
+    def make() -> hr.DataLoader[Any]:
+        stream = source(20).flat_map(failing).map(failing_later).batch(3).map(sized).unbatch()
+        return hr.DataLoader(stream, batch_size=4, on_error="skip")
+
+    with make() as loader:
+        states, whole = [], []
+        for batch in loader:
+            whole.append(rows(batch))
+            states.append(loader.state_dict())
+    assert sum(len(batch) for batch in whole) == 20 * 2 - 4 * 2 - 4
+    for done, state in enumerate(states, 1):
+        with make() as loader:
+            loader.load_state_dict(state)
+            assert [rows(batch) for batch in loader] == whole[done:], f"after {done} batches"
+
+
+def test_error_comes_in_its_place_when_a_group_has_a_sample_that_failed() -> None:
+    stream = source(9).flat_map(failing).batch(4).unbatch()
+    got: list[Any] = []
+    with hr.DataLoader(stream, batch_size=2) as loader:
+        batches = iter(loader)
+        while len(got) < 20:
+            try:
+                got.append(next(batches)["n"].tolist())
+            except StopIteration:
+                break
+            except ValueError as error:
+                got.append(str(error))
+    assert got[:3] == [[0, 1], [10, 11], "sample 3 is damaged"]
+    assert got[3:5] == [[50, 51], [60, 61]] or got[3][0] == 50
+
+
+def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"each": 6}
+
+    def many(n: int) -> list[int]:
+        return [n] * counts["each"]
+
+    with hr.DataLoader(source(4).flat_map(many), batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+    assert state["parts"] == [4]
+    counts["each"] = 3
+    with hr.DataLoader(source(4).flat_map(many), batch_size=4) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(hr.StateMismatchError, match="4 samples were received of those that one sample"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda data: data.flat_map(listed).shuffle(), r"\.shuffle\(auto\) behind \.flat_map\(listed\)"),
+        (lambda data: data.flat_map(listed).sample([1]), r"\.sample\(…\) behind \.flat_map\(listed\)"),
+        (lambda data: data.batch(3).unbatch().repeat(2), r"\.repeat\(2\) behind \.unbatch\(\)"),
+        (lambda data: data.batch(3).shuffle(), r"\.shuffle\(auto\) behind \.batch\(\)"),
+        (lambda data: data.flat_map(listed).take(3).flat_map(listed), r"flat_map\(listed\) behind"),
+        (lambda data: data.flat_map(listed).take(9).batch(3).unbatch(), r"before \.batch\(3\)"),
+        (lambda data: hr.mix({"a": data.flat_map(listed)}), r"flat_map\(listed\) of source 'a'"),
+        (lambda data: hr.mix({"a": data.batch(2).unbatch()}), r"batch\(2\) of source 'a'"),
+        (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), r"in_order=False and \.flat_map\(listed\)"),
+        (lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4), r"batch_size=4 and \.batch\(\)"),
+        (lambda data: data.flat_map(3), r"flat_map\(3\): a function is needed"),
+    ],
+)
+def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        make(source())
+
+
+def test_length_is_refused_when_samples_become_many() -> None:
+    for stream in (source().flat_map(listed), source().batch(3).unbatch()):
+        with pytest.raises(TypeError, match="is known only later"):
+            len(stream)
+        with pytest.raises(TypeError, match="is known only later"):
+            len(hr.DataLoader(stream))
+
+
+@pytest.mark.parametrize("given", ["text", 3, None, {"a": 1}])
+def test_flat_map_says_what_is_needed_when_no_list_is_given(given: Any) -> None:
+    with (
+        hr.DataLoader(source().flat_map(lambda n: given)) as loader,
+        pytest.raises(TypeError, match="a list of samples is needed"),
+    ):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [torch.arange(3), torch.arange(3) + 3],
+        [(torch.tensor(1), "a"), (torch.tensor(2), "b")],
+        [{"x": torch.tensor([1.0]), "y": {"z": "a"}}, {"x": torch.tensor([2.0]), "y": {"z": "b"}}],
+        ["one", "two"],
+    ],
+)
+def test_unbatch_gives_the_samples_that_were_batched(samples: list[Any]) -> None:
+    with hr.DataLoader(hr.from_map(samples).batch(2).unbatch(), batch_size=None) as loader:
+        got = list(loader)
+    assert str(got) == str([list(sample) if isinstance(sample, tuple) else sample for sample in samples])  # as torch
+
+
+def test_unbatch_says_what_is_wrong_when_fields_have_different_lengths() -> None:
+    batch = {"a": torch.zeros(3), "b": torch.zeros(2)}
+    with (
+        hr.DataLoader(hr.from_map([batch]).unbatch()) as loader,
+        pytest.raises(ValueError, match="these have 2 and 3"),
+    ):
+        next(iter(loader))
+
+
+def test_no_more_is_read_than_is_asked_for_when_nothing_is_made_before() -> None:
+    asked: list[int] = []
+
+    class Watched(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 50
+
+        async def aget(self, key: int) -> int:
+            asked.append(key)
+            return key
+
+    stream = Watched().flat_map(lambda n: [n] * 30)
+    with hr.DataLoader(stream, batch_size=4, prefetch_factor=0) as loader:
+        batches = iter(loader)
+        for _ in range(7):
+            next(batches)
+        assert sorted(asked) == [0, 1, 2, 3]  # one might have given one
+        for _ in range(23):
+            next(batches)
+        assert sorted(asked) == [0, 1, 2, 3]
+        next(batches)
+        assert len(asked) <= 8
+
+
+@pytest.mark.parametrize("name", ["lists", "batched again", "left-out batches"])
+def test_batches_are_left_out_when_they_are_skipped(name: str) -> None:
+    with loader_of(name) as loader:
+        whole = [rows(batch) for batch in loader]
+    with loader_of(name) as loader:
+        loader.skip(2)
+        batches = iter(loader)
+        assert rows(next(batches)) == whole[2]
+        state = loader.state_dict()
+    with loader_of(name) as loader:
+        loader.load_state_dict(state)
+        assert [rows(batch) for batch in loader] == whole[3:]
+
+
+@pytest.mark.parametrize("resumes_at", [1, 3])
+def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number(resumes_at: int) -> None:
+    def make(rank: int) -> hr.DataLoader[Any]:
+        stream = source(40).shuffle(seed=1).flat_map(listed).batch(3).map(sized).unbatch().epoch(samples=37)
+        return hr.DataLoader(stream, batch_size=4, rank=rank, world_size=2)
+
+    lengths = []
+    for rank in range(2):
+        with make(rank) as loader:
+            whole = [rows(batch) for batch in loader]
+        with make(rank) as loader:
+            batches = iter(loader)
+            for _ in range(resumes_at):
+                next(batches)
+            state = loader.state_dict()
+        with make(rank) as loader:
+            loader.load_state_dict(state)
+            assert [rows(batch) for batch in loader] == whole[resumes_at:]
+        lengths.append([len(batch) for batch in whole])
+        if state.get("parts"):
+            with (
+                hr.DataLoader(loader.dataset, batch_size=4, rank=0, world_size=1) as other,
+                pytest.raises(hr.StateMismatchError),
+            ):
+                other.load_state_dict(state)
+    assert len(lengths[0]) == len(lengths[1])
+    assert sum(map(sum, lengths)) == 37
+
+
+def test_samples_come_again_when_a_worker_dies_over_them(tmp_path: Path) -> None:
+    def dies_once(n: int) -> list[dict[str, int]]:
+        if n == 7 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return listed(n)
+
+    def dies_once_over_a_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        if 900 in batch["n"] and not (tmp_path / "again").exists():
+            (tmp_path / "again").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sized(batch)
+
+    def make(fn: Any, of_batches: Any) -> hr.Stream:
+        return source().flat_map(fn).batch(3).map(of_batches).unbatch()
+
+    with (
+        hr.DataLoader(make(dies_once, dies_once_over_a_batch), batch_size=4, num_workers=2) as loader,
+        hr.DataLoader(make(listed, sized), batch_size=4) as alone,
+    ):
+        assert [rows(batch) for batch in loader] == [rows(batch) for batch in alone]
+        assert loader.stats().work.deaths == 2
+
+
+def dies(batch: dict[str, Any]) -> dict[str, Any]:
+    if 301 in batch["n"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def test_error_names_the_worker_when_a_group_ends_each_of_them() -> None:
+    with hr.DataLoader(source().flat_map(listed).batch(3).map(dies).unbatch(), batch_size=3, num_workers=1) as loader:
+        batches = iter(loader)
+        assert next(batches)["n"].tolist() == [100, 200, 201]
+        with pytest.raises(hr.WorkerDiedError):
+            next(batches)
+        assert next(batches)["n"].tolist() == [601, 700, 701]  # 500 and 600 were in a batch with the error

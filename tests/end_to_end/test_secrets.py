@@ -1,0 +1,111 @@
+"""What an address gives in confidence is in nothing that a loader gives, keeps or says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.tars import numbered_samples, tar
+
+import headrace as hr
+from headrace.testing import FaultServer
+
+SECRET = "hush7531"
+KEYS = [f"{n:06d}" for n in range(12)]
+ADDRESSES = ["http://me:{secret}@{host}/{name}", "http://{host}/{name}?X-Amz-Credential=me&X-Amz-Signature={secret}"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    with FaultServer() as server:
+        for n in range(2):
+            server.add(f"{n}.tar", tar(numbered_samples(6 * n, 6)))
+        server.add("broken.tar", tar(numbered_samples(0, 2))[:2000])
+        yield server
+
+
+@pytest.fixture(params=ADDRESSES, ids=["userinfo", "signature"])
+def urls(request: pytest.FixtureRequest, server: FaultServer) -> list[str]:
+    host = server.url.removeprefix("http://")
+    return [request.param.format(secret=SECRET, host=host, name=f"{n}.tar") for n in range(2)]
+
+
+def words_of(error: BaseException) -> str:
+    return "".join([repr(error), repr(pickle.loads(pickle.dumps(error))), *traceback.format_exception(error)])
+
+
+def as_it_is(samples: list[Any]) -> list[Any]:
+    return samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("index", [None, "build"])
+def test_samples_states_and_reports_tell_no_secret(urls: list[str], num_workers: int, index: str | None) -> None:
+    data = hr.stream(urls, format="tar", index=index).shuffle(seed=2)
+    with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=as_it_is) as loader:
+        samples, states = [], []
+        for batch in loader:
+            samples += batch
+            states.append(json.dumps(loader.state_dict()))
+        assert sorted(sample["__key__"] for sample in samples) == KEYS
+        places = {sample["__url__"].partition("?")[0].rpartition("/")[2] for sample in samples}
+        assert places == {"0.tar", "1.tar"}
+        told = [repr(samples), *states, loader.report(), repr(loader.stats()), repr(loader), repr(data)]
+    assert SECRET not in " ".join(told)
+
+
+def test_samples_by_number_and_files_tell_no_secret(urls: list[str]) -> None:
+    shards = hr.stream(urls, format="tar", index="build")
+
+    async def read() -> list[Any]:
+        async with hr.DataLoader(shards, batch_size=None) as loader:
+            samples = [sample async for sample in loader]
+        async with hr.DataLoader(hr.files(urls), batch_size=None) as loader:
+            return samples + [sample async for sample in loader]
+
+    samples = asyncio.run(read())
+    assert len(samples) == 14
+    assert SECRET not in repr([sample["__url__"] for sample in samples])
+
+
+def test_errors_and_their_notes_tell_no_secret(urls: list[str]) -> None:
+    def fail(sample: dict[str, Any]) -> None:
+        raise ValueError(f"no luck with {sample['__key__']} of {sample['__url__']}")
+
+    broken = [url.replace("0.tar", "broken.tar") for url in urls[:1]]
+    gone = [url.replace("0.tar", "gone.tar") for url in urls[:1]]
+    ways = [
+        hr.stream(urls, format="tar").map(fail),
+        hr.stream(urls, format="tar").to_tuple("none"),
+        hr.stream(urls, format="tar").decode(bin="l8"),
+        hr.stream(broken, format="tar"),
+        hr.stream(gone, format="tar"),
+        hr.stream(gone, format="tar", index="build"),
+        hr.files(gone),
+    ]
+    for data in ways:
+        for num_workers in (0, 1):
+            with hr.DataLoader(data, batch_size=5, num_workers=num_workers, collate_fn=as_it_is) as loader:
+                with pytest.raises(Exception) as caught:
+                    list(loader)
+                assert SECRET not in words_of(caught.value) + loader.report() + repr(loader.stats())
+
+
+def test_index_and_cache_keep_no_secret(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    fetch = hr.FetchOptions(cache_dir=tmp_path / "cache")
+    for index in (None, "build"):
+        data = hr.stream(urls, format="tar", index=index).shuffle("global" if index else "window", seed=1)
+        with hr.DataLoader(data, batch_size=5, fetch=fetch, collate_fn=as_it_is) as loader:
+            assert sum(map(len, loader)) == 12
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.relative_to(tmp_path).parts[0] for path in kept} == {"home", "cache"}
+    for path in kept:
+        assert SECRET not in str(path)
+        assert SECRET.encode() not in path.read_bytes()

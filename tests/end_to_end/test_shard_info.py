@@ -1,0 +1,354 @@
+"""Ranks divide what iterable data sets give, as those say; none gets the samples of another."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from gloo import ranks_of
+
+import headrace as hr
+
+
+class Numbers(hr.AsyncIterableDataset):
+    """Numbers without end; each rank gives its own."""
+
+    ranks_by = "shard_info"
+
+    async def aiter(self) -> AsyncIterator[int]:
+        part = hr.shard_info()
+        for number in itertools.count(part.rank, part.world):
+            yield number
+
+
+class Stateful(Numbers):
+    """It goes on from its state."""
+
+    def __init__(self) -> None:
+        self.turn, self.is_told = 0, False
+
+    async def aiter(self) -> AsyncIterator[int]:
+        self.turn, self.is_told = self.turn if self.is_told else 0, False
+        part = hr.shard_info()
+        while True:
+            self.turn += 1
+            yield 1000 * part.epoch + part.rank + (self.turn - 1) * part.world
+
+    def state_dict(self) -> dict[str, int]:
+        return {"turn": self.turn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.turn, self.is_told = state["turn"], True
+
+
+class Same(hr.AsyncIterableDataset):
+    """The same numbers on all ranks, drawn at random; it goes on from its state."""
+
+    ranks_by = "position"
+
+    def __init__(self, count: int = 10**6) -> None:
+        self.count, self.next, self.is_told = count, 0, False
+
+    async def aiter(self) -> AsyncIterator[tuple[int, int]]:
+        self.next, self.is_told = self.next if self.is_told else 0, False
+        assert hr.shard_info().world == 1, "it gives all"
+        while self.next < self.count:
+            self.next += 1
+            yield self.next - 1, int(hr.rng().integers(1 << 30))
+
+    state_dict = lambda self: {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next, self.is_told = state["next"], True
+
+
+def loader_of(data: Any, rank: int, world: int, **options: Any) -> hr.DataLoader[Any]:
+    options = {"batch_size": 4, **options} if "global_batch_size" not in options else options
+    return hr.DataLoader(data, rank=rank, world_size=world, collate_fn=list, **options)
+
+
+def ranks(data: Any, world: int, **options: Any) -> list[list[Any]]:
+    """The batches of each rank."""
+    told = []
+    for rank in range(world):
+        with loader_of(data() if callable(data) else data, rank, world, **options) as loader:
+            told.append(list(loader))
+    return told
+
+
+def flat(batches: list[list[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+def test_part_is_told_when_aiter_asks() -> None:
+    seen = []
+
+    class Asking(Numbers):
+        async def aiter(self) -> AsyncIterator[int]:
+            seen.append(hr.shard_info())
+            yield hr.shard_info().rank
+
+    with hr.DataLoader(Asking(), seed=5) as loader:
+        assert list(loader) == list(loader) == [0]
+    for rank in range(2):
+        with loader_of(Asking().epoch(samples=2), rank, 2, seed=6, batch_size=1) as loader:
+            loader.set_epoch(3)
+            assert list(loader) == [[rank]]
+    with loader_of(Asking(), 1, 2, shard=False) as loader:
+        assert list(loader) == [[0]]
+    assert seen == [
+        hr.ShardInfo(0, 1, 0, 5),
+        hr.ShardInfo(0, 1, 1, 5),
+        *(hr.ShardInfo(rank, 2, 3, 6) for rank in range(2)),
+        hr.ShardInfo(0, 1, 0, 0),
+    ]
+
+
+def test_part_is_refused_when_no_loader_runs() -> None:
+    with pytest.raises(hr.OptionError, match="there is no epoch"):
+        hr.shard_info()
+
+
+def test_threads_and_tasks_of_aiter_are_told_its_part_too() -> None:
+    class Threaded(Numbers):
+        async def aiter(self) -> AsyncIterator[int]:
+            part = await asyncio.to_thread(hr.shard_info)
+            assert await asyncio.create_task(self.ask()) == part
+            for number in range(part.rank, 8, part.world):
+                yield number
+
+        async def ask(self) -> hr.ShardInfo:
+            return hr.shard_info()
+
+    assert ranks(Threaded().epoch(samples=8), 2) == [[[0, 2, 4, 6]], [[1, 3, 5, 7]]]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_samples_come_once_when_an_iterable_divides_them_itself(world: int) -> None:
+    told = ranks(Numbers().epoch(samples=60), world)
+    assert len({len(batches) for batches in told}) == 1
+    assert sorted(flat([flat(batches) for batches in told])) == list(range(60))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_samples_come_once_when_a_plain_iterable_divides_them_itself(world: int) -> None:
+    class Plain:
+        def __iter__(self) -> Iterator[int]:
+            part = hr.shard_info()
+            return iter(range(part.rank, 10**6, part.world))
+
+    def make() -> Iterator[int]:
+        return iter(Plain())
+
+    for iterable in (Plain(), make):
+        told = ranks(hr.from_iterable(iterable, ranks_by="shard_info").map(lambda n: n).epoch(samples=60), world)
+        assert sorted(flat([flat(batches) for batches in told])) == list(range(60))
+
+
+def is_some(number: int) -> bool:
+    return number % 5 != 0
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_samples_come_once_when_a_filter_stands_before_the_epoch_of_an_iterable(world: int) -> None:
+    told = ranks(Numbers().filter(is_some).epoch(samples=48), world)
+    assert len({len(batches) for batches in told}) == 1
+    got = flat([flat(batches) for batches in told])
+    assert len(set(got)) == len(got) == 48
+    assert all(map(is_some, got))
+
+
+@pytest.mark.parametrize("tail", ["short", "drop"])
+@pytest.mark.parametrize("count", [48, 49, 53])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_get_the_global_batches_of_one_when_they_divide_by_position(world: int, count: int, tail: Any) -> None:
+    """With the random numbers of one, too."""
+    (alone,) = ranks(Same().epoch(samples=count), 1, global_batch_size=12, tail=tail)
+    told = ranks(Same().epoch(samples=count), world, global_batch_size=12, tail=tail)
+    steps = [flat(list(step)) for step in zip(*told, strict=True)]
+    assert flat(steps) == flat(alone)
+    assert steps[:3] == alone[:3]
+
+
+def test_samples_come_once_when_a_filter_follows_and_ranks_divide_by_position() -> None:
+    told = ranks(Same().map(lambda pair: pair[0]).filter(is_some).epoch(samples=48), 3)
+    got = flat([flat(batches) for batches in told])
+    assert len(set(got)) == len(got) == 48
+
+
+def test_ranks_are_refused_when_an_iterable_does_not_say_how_they_divide_it() -> None:
+    class Silent(Numbers):
+        ranks_by = None
+
+    for data in (Silent().epoch(samples=8), hr.from_iterable([1, 2]).epoch(samples=2), Silent(), Silent().filter(bool)):
+        with pytest.raises(hr.OptionError, match=r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*shard=False"):
+            ranks(data, 2)
+    with loader_of(Silent().take(8), 1, 2, shard=False) as loader:
+        assert flat(list(loader)) == list(range(8))
+
+
+def test_ranks_are_refused_when_an_iterable_does_not_ask_though_it_says_so() -> None:
+    class Lying(Numbers):
+        async def aiter(self) -> AsyncIterator[int]:
+            for number in range(8):
+                yield number
+
+    with pytest.raises(hr.OptionError, match=r"Lying .*without asking hr\.shard_info\(\)"):
+        ranks(Lying().epoch(samples=8), 2)
+    assert ranks(Lying().epoch(samples=8), 1, batch_size=8) == [[list(range(8))]]
+
+
+def test_ranks_are_refused_when_an_iterable_says_what_nobody_knows() -> None:
+    class Wrong(Numbers):
+        ranks_by = "worker"  # type: ignore[assignment]
+
+    with pytest.raises(hr.OptionError, match="ranks_by='worker'"):
+        ranks(Wrong().epoch(samples=8), 2)
+    with pytest.raises(hr.OptionError, match="or a function that gives one"):
+        hr.from_iterable(5)  # type: ignore[arg-type]
+
+
+def test_ranks_are_refused_when_it_is_not_said_how_many_samples_an_epoch_has() -> None:
+    for data in (Numbers(), Numbers().take(8), Numbers().epoch(samples=8).filter(is_some)):
+        with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
+            ranks(data, 2)
+
+
+def test_rank_raises_when_its_samples_end_before_the_epoch_does() -> None:
+    """Others go on, and would wait for it."""
+    for data in (Same(20), Same(20).filter(bool)):
+        got = []
+        with (
+            loader_of(data.epoch(samples=24), 1, 2) as loader,
+            pytest.raises(hr.OptionError, match="rank 1 of 2 after"),
+        ):
+            got.extend(loader)
+        assert len(got) == (3 if data is None else len(got)) >= 2
+
+
+@pytest.mark.parametrize("data", [Stateful, Same])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("steps", [0, 1, 3, 5, None])
+def test_rank_goes_on_exactly_from_its_own_state(data: Any, world: int, steps: int | None) -> None:
+    """None: from the end of the epoch."""
+    make = lambda: data().epoch(samples=60)
+    whole = []
+    for rank in range(world):
+        with loader_of(make(), rank, world) as loader:
+            whole.append([list(loader) for _ in range(2)])
+    for rank in range(world):
+        with loader_of(make(), rank, world) as loader:
+            batches = iter(loader)
+            got = list(itertools.islice(batches, steps))
+            state = json.loads(json.dumps(loader.state_dict()))
+            assert got == whole[rank][0][:steps]
+        with loader_of(make(), rank, world, num_workers=1) as loader:
+            loader.load_state_dict(state)
+            if steps is not None:
+                assert list(loader) == whole[rank][0][steps:]
+            assert list(loader) == whole[rank][1]
+
+
+@pytest.mark.parametrize("data", [Stateful, Same])
+def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
+    make = lambda: data().epoch(samples=60)
+    with loader_of(make(), 1, 2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for rank, world in ((0, 2), (0, 1), (1, 3)):
+        with loader_of(make(), rank, world) as loader:
+            with pytest.raises(hr.StateMismatchError, match="samples of an iterable have no numbers") as caught:
+                loader.load_state_dict(state)
+            assert caught.value.field == "world"
+
+
+def test_state_is_refused_when_positions_were_divided_by_other_batches() -> None:
+    with loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=8) as loader:
+        batches = iter(loader)
+        next(batches)
+        next(batches)
+        state = loader.state_dict()
+    with loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=10) as loader:
+        with pytest.raises(hr.StateMismatchError, match="global batches of 8"):
+            loader.load_state_dict(state)
+
+
+def test_state_is_refused_when_ranks_now_divide_in_another_way() -> None:
+    class Other(Same):
+        ranks_by = "shard_info"
+
+    Other.__name__ = "Same"
+    with loader_of(Same().epoch(samples=60), 1, 2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of(Other().epoch(samples=60), 1, 2) as loader, pytest.raises(hr.StateMismatchError):
+        loader.load_state_dict(state)
+
+
+def test_iterable_of_the_callers_loop_is_told_its_part() -> None:
+    class OfTheCaller(Numbers):
+        loop = "caller"
+
+        async def aiter(self) -> AsyncIterator[int]:
+            assert threading.current_thread() is threading.main_thread()
+            async for number in super().aiter():
+                yield number
+
+    async def read(rank: int) -> list[int]:
+        async with loader_of(OfTheCaller().epoch(samples=8), rank, 2) as loader:
+            return flat([batch async for batch in loader])
+
+    assert [asyncio.run(read(rank)) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+BODY = """
+import itertools, os
+import torch.distributed as dist
+import headrace as hr
+dist.init_process_group("gloo")
+
+class Numbers(hr.AsyncIterableDataset):
+    ranks_by = "shard_info"
+    async def aiter(self):
+        part = hr.shard_info()
+        for number in itertools.count(part.rank, part.world):
+            yield number
+
+class Same(hr.AsyncIterableDataset):
+    ranks_by = "position"
+    async def aiter(self):
+        for number in itertools.count():
+            yield number
+
+class Silent(Same):
+    ranks_by = None
+
+def main(count):
+    told = {}
+    for data in (Numbers(), Same(), hr.from_iterable(itertools.count, ranks_by="position")):
+        with hr.DataLoader(data.map(lambda n: n).epoch(samples=count), batch_size=4, num_workers=1) as loader:
+            told[type(data).__name__] = [batch.tolist() for batch in loader]
+    try:
+        next(iter(hr.DataLoader(Silent().epoch(samples=count))))
+    except hr.OptionError as error:
+        told["refused"] = str(error)
+    dist.destroy_process_group()
+    return told
+"""
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_samples_come_once_when_ranks_are_processes(world: int) -> None:
+    told = ranks_of(world, BODY, (50,))
+    for name in ("Numbers", "Same", "Stream"):
+        assert len({len(rank[name]) for rank in told}) == 1
+        got = flat([flat(rank[name]) for rank in told])
+        assert len(got) == len(set(got)) == 50
+        if name != "Numbers":  # of which each rank has its own, and another number
+            assert sorted(got) == list(range(50))
+    assert all("hr.shard_info()" in rank["refused"] for rank in told)

@@ -1,0 +1,55 @@
+"""The commands that the README gives are those that CI runs, and CONTRIBUTING begins with."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAKE = "python3 -m venv .venv && .venv/bin/python -m pip install nox"
+
+
+def commands() -> list[str]:
+    """Those of the README's first block, without their comments."""
+    block = re.search(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None
+    return [" ".join(shlex.split(line, comments=True)) for line in block[1].splitlines()]
+
+
+def sessions() -> set[str]:
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+
+
+def test_each_of_the_two_commands_makes_the_environment_that_it_uses() -> None:
+    assert commands() == [f"{MAKE} && .venv/bin/nox -s {session}" for session in ("demo", "tests")]
+
+
+def test_ci_runs_the_readmes_test_command_and_every_other_check() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert f"({commands()[1]})" in script
+    named = re.findall(r"\.venv/bin/nox -s ([a-z_ ]+?)(?: \|\||\))", script)
+    assert {name for names in named for name in names.split()} == {"tests", "lint", "types", "imports", "docs"}
+
+
+def test_contributing_begins_with_the_same_environment() -> None:
+    first, activate, *_ = re.findall(r"^    (\S.*)$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert first == MAKE
+    assert activate.startswith(". .venv/bin/activate")
+
+
+def test_sessions_that_are_named_anywhere_exist() -> None:
+    for page in ("README.md", "CONTRIBUTING.md", ".ci/run", "benchmarks/README.md"):
+        for names in re.findall(r"nox -s ((?:[a-z_]+ ?)+)", (ROOT / page).read_text()):
+            named = {name for name in names.split() if name in sessions()}
+            assert names.split()[0] in named, f"{page}: nox -s {names}"
+
+
+def test_no_page_has_pip_install_outside_of_an_environment() -> None:
+    """The system's own `python3` refuses that on Debian, Ubuntu and others (PEP 668)."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run", *(ROOT / "docs").rglob("*.md")]
+    assert not [
+        page for page in pages if re.search(r"python3 -m pip|^\s*pip3? install", page.read_text(), re.MULTILINE)
+    ]

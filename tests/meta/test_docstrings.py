@@ -1,0 +1,45 @@
+"""Docstrings say of each parameter by its own name what it is: the reference is made of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "src"
+SECTION = re.compile(r"^Args:\n((?:(?: {4}.*)?\n?)*)", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\S[^:]*):", re.MULTILINE)
+
+
+def parameters(arguments: ast.arguments) -> set[str]:
+    names = {a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]}
+    several = {"*": arguments.vararg, "**": arguments.kwarg}
+    return names | {f"{stars}{a.arg}" for stars, a in several.items() if a is not None}
+
+
+def described(tree: ast.AST) -> Iterator[tuple[str, str, set[str]]]:
+    """(whose docstring, a name that it describes, the names that there are)."""
+    for node in ast.walk(tree):
+        makes: list[ast.stmt] = [node] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else []
+        if isinstance(node, ast.ClassDef):
+            makes = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name in ("__init__", "__new__")]
+        if makes and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            section = SECTION.search(ast.get_docstring(node) or "")
+            known = parameters(makes[0].args)  # type: ignore[attr-defined]
+            yield from ((node.name, name, known) for name in ENTRY.findall(section[1] if section else ""))
+
+
+def test_each_parameter_has_a_line_of_its_own() -> None:
+    wrong = [
+        f"{path.relative_to(SOURCES)}: {whose}: {name}"
+        for path in sorted(SOURCES.rglob("*.py"))
+        for whose, name, known in described(ast.parse(path.read_text()))
+        if name not in known
+    ]
+    assert not wrong
+
+
+def test_a_line_for_two_parameters_is_found() -> None:
+    source = 'def f(a, b, *c):\n    """F.\n\n    Args:\n        a, b: two.\n        *c: more.\n    """\n'
+    assert [name for _, name, known in described(ast.parse(source)) if name not in known] == ["a, b"]

@@ -1,0 +1,105 @@
+"""What tests leave in shared memory is found; what other programs have there is not taken for theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import ours
+import pytest
+
+MAKES_NAMES = """
+import multiprocessing, os, sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+kept = []
+for _ in sys.stdin:
+    memory, semaphore = SharedMemory(create=True, size=8), multiprocessing.get_context("spawn").Semaphore()
+    of_torch = Path(f"/dev/shm/torch_{os.getpid()}_{len(kept)}")
+    of_torch.touch()
+    kept.append((memory, semaphore, of_torch))
+    print(memory.name, "sem." + semaphore._semlock.name.removeprefix("/"), of_torch.name, flush=True)
+for memory, _, of_torch in kept:
+    memory.unlink()
+    of_torch.unlink()
+"""
+
+
+def makers(command: list[str], env: dict[str, str]) -> Iterator[Callable[[], list[str]]]:
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def make() -> list[str]:
+        print(file=process.stdin, flush=True)
+        names = process.stdout.readline().split()
+        assert all(Path("/dev/shm", name).exists() for name in names)
+        assert len(names) == 3
+        return names
+
+    yield make
+    process.stdin.close()
+    assert not process.stdout.read()  # it has ended
+    process.stdout.close()
+    assert process.wait() == 0
+
+
+@pytest.fixture(scope="module")
+def another_program() -> Iterator[Callable[[], list[str]]]:
+    """Has names made by a process that has nothing to do with this one; gives them."""
+    in_background = 'exec 3<&0; "$0" -c "$1" <&3 &'  # the shell ends at once: what it has started is no child of ours
+    command = ["sh", "-c", in_background, sys.executable, MAKES_NAMES]
+    yield from makers(command, {name: value for name, value in os.environ.items() if name != ours.MARK})
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[], list[str]]]:
+    yield from makers([sys.executable, "-c", MAKES_NAMES], dict(os.environ))
+
+
+def test_names_of_another_program_are_no_leak(another_program: Callable[[], list[str]]) -> None:
+    names = another_program()  # they stay beyond this test, and the check after it must not count them either
+
+    assert not ours.shared_names(names)
+
+
+def test_names_of_a_child_are_found(child: Callable[[], list[str]]) -> None:
+    names = child()
+
+    assert ours.shared_names(names) == set(names)
+
+
+def test_own_names_are_found_when_held_and_when_named_by_process(scratch_name: str) -> None:
+    of_torch = Path(f"/dev/shm/torch_{os.getpid()}_1")
+    of_torch.touch()
+    with Path("/dev/shm", scratch_name).open("wb"):
+        found = ours.shared_names()
+    of_torch.unlink()
+
+    assert found >= {scratch_name, of_torch.name}
+
+
+def test_name_that_nobody_holds_is_found_unless_another_python_is_there(
+    another_program: Callable[[], list[str]], scratch_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    another_program()
+    Path("/dev/shm", scratch_name).touch()
+
+    beside_others = ours.shared_names([scratch_name])
+    monkeypatch.setattr(ours, "_is_another_python_there", lambda: False)
+    alone = ours.shared_names([scratch_name])
+
+    assert not beside_others
+    assert alone == {scratch_name}
+
+
+@pytest.fixture
+def scratch_name() -> Iterator[str]:
+    name = f"psm_{uuid.uuid4().hex}"
+    yield name
+    Path("/dev/shm", name).unlink()

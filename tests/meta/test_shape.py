@@ -1,0 +1,105 @@
+"""The shape of the package: bounds that were reached, and that nothing may raise again."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src"
+LINES_OF_A_FILE = 400
+PARAMETERS = 9  # but for torch's constructor
+ISINSTANCE_IN_1000_LINES = 9.3
+ANY_IN_1000_LINES = 31.5
+LONGER_FILES = {  # these are to become shorter, and no longer
+    "headrace/drop_in/workers/batch_builder.py": 413,
+    "headrace/drop_in/workers/handles.py": 458,
+    "headrace/drop_in/workers/pool.py": 541,
+    "headrace/loader.py": 443,
+    "headrace/scheduler/assembly.py": 448,
+    "headrace/testing/channels.py": 406,
+    "headrace/torch_compat/collate.py": 449,
+    "headrace/torch_compat/stateful.py": 406,
+}
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ast.Module]:
+    return {
+        path.relative_to(SOURCES).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): ast.parse(
+            path.read_text()
+        )
+        for path in sorted(SOURCES.rglob("*.py"))
+    }
+
+
+@pytest.fixture(scope="module")
+def lines() -> dict[str, int]:
+    return {path.relative_to(SOURCES).as_posix(): len(path.read_text().splitlines()) for path in SOURCES.rglob("*.py")}
+
+
+def imports_of(module: ast.Module, names: set[str]) -> Iterator[str]:
+    """Which of `names` a module imports anywhere, also in functions and for types alone."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield from {full if full in names else node.module} & names
+
+
+def test_no_module_imports_itself_by_way_of_others(modules: dict[str, ast.Module]) -> None:
+    names = set(modules)
+    graph = {name: set(imports_of(module, names)) - {name} for name, module in modules.items()}
+    left = dict(graph)
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    # what is left lies in circles, or above some
+    while top := [name for name in left if not any(name in needs for needs in left.values())]:
+        for name in top:
+            del left[name]
+    assert sorted(left) == []
+
+
+def test_no_file_is_longer_than_one_can_keep_in_mind(lines: dict[str, int]) -> None:
+    longer = {name: count for name, count in lines.items() if count > LINES_OF_A_FILE}
+    assert {name: count for name, count in longer.items() if count > LONGER_FILES.get(name, 0)} == {}
+
+
+def test_no_function_has_more_parameters_than_one_can_keep_apart(modules: dict[str, ast.Module]) -> None:
+    found = {}
+    for name, module in modules.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                count = sum(arg.arg not in ("self", "cls") for arg in args)
+                count += (node.args.vararg is not None) + (node.args.kwarg is not None)
+                if count > PARAMETERS and (name, node.name) != ("headrace.loader", "__init__"):
+                    found[f"{name}.{node.name}"] = count
+    assert found == {}
+
+
+def test_no_two_classes_have_one_name(modules: dict[str, ast.Module]) -> None:
+    homes = collections.defaultdict(list)
+    for name, module in modules.items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("word", "most"), [("isinstance", ISINSTANCE_IN_1000_LINES), ("Any", ANY_IN_1000_LINES)], ids=str
+)
+def test_types_are_asked_for_and_left_open_no_more_often_than_before(
+    word: str, most: float, modules: dict[str, ast.Module], lines: dict[str, int]
+) -> None:
+    count = sum(
+        isinstance(node, ast.Name) and node.id == word for module in modules.values() for node in ast.walk(module)
+    )
+    assert 1000 * count / sum(lines.values()) <= most

@@ -1,0 +1,36 @@
+"""The page that says where one adds something names what there is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/explanation/where_to_add.md"
+ROWS = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| ")][1:]
+NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", "|".join(row))})
+GROUPS = {"headrace.stores", "headrace.decoders", "headrace.operators", "headrace.formats", "headrace.executors"}
+
+
+def exists(name: str) -> bool:
+    if "/" in name or name.endswith(".py") or name.isidentifier():
+        return (ROOT / "src/headrace" / name).exists() or name == "__sample_source__"
+    if name in GROUPS:
+        return any(f'"{name}"' in path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    module, _, attribute = name.removesuffix("()").replace("hr.", "headrace.", 1).rpartition(".")
+    return hasattr(importlib.import_module(module), attribute) if module else attribute == "__sample_source__"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_page_names_exists(name: str) -> None:
+    assert exists(name)
+
+
+def test_page_has_a_row_for_each_contract_and_each_way_to_register() -> None:
+    testing, public = importlib.import_module("headrace.testing"), importlib.import_module("headrace")
+    contracts = {f"headrace.testing.{name}" for name in testing.__all__ if name.endswith("Contract")}
+    ways = {f"hr.{name}" for name in public.__all__ if name.startswith("register_")}
+    assert contracts | ways <= set(NAMES)

@@ -1,0 +1,209 @@
+"""Servers that give objects as a whole only: what is read from begin to end is sent once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from end_to_end.tars import numbered_samples, tar
+from network.bodies import numbered
+from network.scripted import Says, chunked, ok, serving
+
+import headrace as hr
+from headrace.errors import BadResponseError, ObjectChangedError
+from headrace.fetch import Reader
+from headrace.fetch.rest import Rest
+from headrace.options import FetchOptions
+from headrace.testing import FaultServer
+
+SHARDS, IN_SHARD = 3, 40
+SMALL = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, hedge_share=0)
+BODY = numbered(900_000)
+DATES = ("Last-Modified: Tue, 01 Jan 2030 00:00:00 GMT", "Last-Modified: Wed, 02 Jan 2030 00:00:00 GMT")
+BREAKS = ["close_body:times=2", "reset_body:times=2", "stall:times=2,s=3600", "slowdown:times=2"]
+KEYS = [f"{n:06d}" for n in range(SHARDS * IN_SHARD)]
+
+
+def shard(number: int) -> bytes:
+    return tar(numbered_samples(number * IN_SHARD, IN_SHARD, size=20_000))  # a dozen ranges
+
+
+def keys_of(loader: hr.DataLoader) -> list[str]:
+    return [key for batch in loader for key in batch[0]]
+
+
+class PythonsServer:
+    """`python -m http.server` as people start it: HTTP/1.0, no ranges, no ETags."""
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "log"
+        served = folder / "served"
+        served.mkdir()
+        for number in range(SHARDS):
+            (served / f"train-{number}.tar").write_bytes(shard(number))
+        command = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", str(served)]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        found = re.search(r"port (\d+)", self.process.stdout.readline())
+        assert found is not None
+        self.url = f"http://127.0.0.1:{found[1]}/train-{{0..{SHARDS - 1}}}.tar"
+
+    def requests(self) -> list[str]:
+        """The names that were asked for, but not what was not there."""
+        return re.findall(r'"GET /(\S+) HTTP/1.1" 200', self._log.read_text())
+
+
+@pytest.fixture
+def pythons(tmp_path: Path) -> Iterator[PythonsServer]:
+    server = PythonsServer(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.communicate()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_stream_from_pythons_server_gives_every_sample_in_every_epoch_by_one_request_a_shard(
+    pythons: PythonsServer, num_workers: int
+) -> None:
+    data = hr.stream(pythons.url).to_tuple("__key__", "bin")
+    options = {"fetch": SMALL, "batch_size": 7, "num_workers": num_workers}
+    with hr.DataLoader(data, collate_fn=lambda batch: list(zip(*batch, strict=True)), **options) as loader:
+        for _ in range(3):
+            wanted = dict(sample for k in range(SHARDS) for sample in numbered_samples(k * IN_SHARD, IN_SHARD, 20_000))
+            got = [(key, bytes(body)) for keys, bodies in loader for key, body in zip(keys, bodies, strict=True)]
+            assert got == [(key, wanted[key]["bin"]) for key in KEYS]
+    assert sorted(pythons.requests()) == sorted(3 * [f"train-{k}.tar" for k in range(SHARDS)])
+
+
+def test_stream_from_pythons_server_fits_a_small_memory_budget(pythons: PythonsServer) -> None:
+    data = hr.stream(pythons.url).shuffle(seed=3).to_tuple("__key__")
+    with hr.DataLoader(data, batch_size=7, fetch=SMALL, memory_budget=2**20) as loader:
+        epochs = [keys_of(loader) for _ in range(2)]
+    assert [sorted(keys) for keys in epochs] == [KEYS, KEYS]
+    assert len(pythons.requests()) == 2 * SHARDS
+
+
+def test_epoch_that_is_left_early_leaves_no_answer_open(pythons: PythonsServer) -> None:
+    data = hr.stream(pythons.url).to_tuple("__key__")
+    with hr.DataLoader(data, batch_size=3, fetch=SMALL, memory_budget=2**20) as loader:
+        for batch in loader:
+            assert list(batch[0]) == KEYS[:3]
+            break
+        assert keys_of(loader) == KEYS
+
+
+def test_shard_of_which_the_cache_has_the_beginning_is_read_on(pythons: PythonsServer, tmp_path: Path) -> None:
+    fetch = FetchOptions(range_bytes=64 * 1024, cache_dir=tmp_path / "cache")
+    data = hr.stream(pythons.url).to_tuple("__key__")
+    with hr.DataLoader(data, batch_size=3, fetch=fetch, memory_budget=2**20) as loader:
+        next(iter(loader))
+        assert keys_of(loader) == KEYS
+    parts = sorted((tmp_path / "cache").rglob("*"), key=lambda path: path.name)
+    for path in [path for path in parts if path.is_file()][::2]:
+        path.unlink()
+    with hr.DataLoader(data, batch_size=3, fetch=fetch, memory_budget=2**20) as loader:
+        assert keys_of(loader) == KEYS
+
+
+def test_index_of_shards_on_a_server_without_ranges_says_what_is_missing(pythons: PythonsServer) -> None:
+    data = hr.stream(pythons.url, index="build").shuffle("global", seed=1).to_tuple("__key__", "bin")
+    with hr.DataLoader(data, batch_size=7, fetch=SMALL) as loader:
+        with pytest.raises(BadResponseError, match=r"ignores byte ranges.*not by an index"):
+            keys_of(loader)
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_body_that_breaks_is_asked_for_again_once_for_each_break(how: str) -> None:
+    fetch = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, stall_timeout_s=0.5, first_byte_timeout_s=0.5)
+    with FaultServer(seed=3) as server:
+        urls = [server.add(f"train-{k}.tar", shard(k), "no_ranges", how) for k in range(SHARDS)]
+        data = hr.stream(urls).to_tuple("__key__")
+        with hr.DataLoader(data, batch_size=7, fetch=fetch) as loader:
+            assert keys_of(loader) == KEYS
+        asked = [request.name for request in server.log if request.name.endswith(".tar")]
+    # two times for each range that meets a fault; the fault counts its own by object and range
+    assert len(asked) <= SHARDS * (1 + 2 * 3)
+
+
+@pytest.mark.parametrize("how", ["chunked", "close", "interim"])
+def test_whole_is_taken_in_parts_in_every_framing(how: str) -> None:
+    with FaultServer(seed=3) as server:
+        urls = [server.add(f"train-{k}.tar", shard(k), "no_ranges", how) for k in range(SHARDS)]
+        loader = hr.DataLoader(hr.stream(urls).to_tuple("__key__"), batch_size=7, fetch=SMALL)
+        if how == "chunked":
+            with loader, pytest.raises(BadResponseError, match="does not say how long"):
+                keys_of(loader)
+            return
+        with loader:
+            assert keys_of(loader) == KEYS
+        assert len([request for request in server.log if request.name.endswith(".tar")]) == SHARDS
+
+
+def test_server_that_honours_ranges_is_asked_as_before() -> None:
+    with FaultServer(seed=3) as server:
+        data = shard(0)
+        url = server.add("train-0.tar", data)
+        with hr.DataLoader(hr.stream([url]).to_tuple("__key__"), batch_size=7, fetch=SMALL) as loader:
+            assert keys_of(loader) == KEYS[:IN_SHARD]
+        asked = [request for request in server.log if request.name == "train-0.tar"]
+    assert all(request.range for request in asked)
+    assert sum(map(length_of, asked)) >= len(data)
+    assert len({request.range for request in asked}) == len(asked) <= 5 + len(data) // SMALL.range_bytes
+
+
+def length_of(request: object) -> int:
+    first, last = re.findall(r"\d+", request.range)  # type: ignore[attr-defined]
+    return int(last) - int(first) + 1
+
+
+@pytest.mark.asyncio
+async def test_parts_come_from_one_answer_and_go_back_to_a_new_one() -> None:
+    async with serving(ok(BODY, "Last-Modified: Tue, 01 Jan 2030 00:00:00 GMT")) as server:
+        async with Reader(SMALL, concurrency=4) as reader:
+            rest, room = Rest(), bytearray(300_000)
+            for start in (0, 300_000, 600_000, 100):
+                span = await reader.read_into(server.url, start, memoryview(room), rest=rest)
+                assert (span.start, span.stop, span.in_order) == (start, start + 300_000, True)
+                assert room == BODY[start : start + 300_000]
+            assert len(server.requests) == 2
+            rest.release()
+
+
+@pytest.mark.asyncio
+async def test_part_behind_a_gap_is_taken_from_the_same_answer() -> None:
+    async with serving(ok(BODY)) as server:
+        async with Reader(SMALL, concurrency=4) as reader:
+            rest, room = Rest(), bytearray(1000)
+            await reader.read_into(server.url, 0, memoryview(room), rest=rest)
+            await reader.read_into(server.url, 700_000, memoryview(room), rest=rest)
+            assert room == BODY[700_000:701_000]
+            assert len(server.requests) == 1
+            rest.release()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("fields", [DATES, ('ETag: "a"', 'ETag: "b"')])
+async def test_object_that_was_replaced_between_two_answers_is_an_error(fields: tuple[str, str]) -> None:
+    before = Says(ok(BODY, fields[0])[:400_000], "end")
+    async with serving(before, ok(BODY[::-1], fields[1])) as server:
+        async with Reader(SMALL, concurrency=4) as reader:
+            rest, room = Rest(), bytearray(300_000)
+            span = await reader.read_into(server.url, 0, memoryview(room), rest=rest)
+            with pytest.raises(ObjectChangedError):
+                await reader.read_into(server.url, 300_000, memoryview(room), rest=rest, etag=span.etag)
+            rest.release()
+
+
+@pytest.mark.asyncio
+async def test_whole_of_something_shorter_is_no_part_of_the_object() -> None:
+    async with serving(Says(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as server:
+        async with Reader(SMALL, concurrency=4) as reader:
+            rest, room = Rest(), bytearray(300_000)
+            await reader.read_into(server.url, 0, memoryview(room), rest=rest)
+            with pytest.raises(BadResponseError, match="before the part"):
+                await reader.read_into(server.url, 300_000, memoryview(room), rest=rest)

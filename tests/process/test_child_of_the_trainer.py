@@ -1,0 +1,229 @@
+"""Workers are what children of the trainer would be that were started now: beside torch's own, in every way of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from process.waiting import run_script
+
+# The fork server is started first, by the loader; then the trainer changes what its children inherit.
+SIDE_BY_SIDE = """
+import json, locale, multiprocessing, resource, warnings
+from multiprocessing import parent_process, current_process, Process
+
+warnings.simplefilter("ignore")
+locale.setlocale(locale.LC_ALL, "C")
+resource.setrlimit(resource.RLIMIT_NOFILE, (900, 1000))
+
+def started() -> str:
+    try:
+        Process(target=print).start()
+    except AssertionError as error:
+        return str(error)
+    return "a child"
+
+class Told(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+    def __getitem__(self, index):
+        parent, own = parent_process(), current_process()
+        return {
+            "class": type(own).__name__,
+            "parent": [parent.name, parent.pid, parent.is_alive()],
+            "child": started(),
+            "daemon": own.daemon,
+            "children": multiprocessing.active_children(),
+            "authkey": own.authkey == KEY,
+            "affinity": sorted(os.sched_getaffinity(0)),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "umask": os.umask(0o022),
+            "limits": [resource.getrlimit(which) for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+            "locale": locale.setlocale(locale.LC_ALL),
+            "arguments": sys.argv,
+            "recursion": sys.getrecursionlimit(),
+            "switch": sys.getswitchinterval(),
+            "threads": torch.get_num_threads(),
+            "dtype": str(torch.get_default_dtype()),
+            "process": open("/proc/self/comm").read(),
+            "name": own.name,
+        }
+
+class Ours(hr.AsyncDataset):
+    def __len__(self):
+        return 1
+    async def aget(self, index):
+        return index
+
+def told(index):
+    return Told()[index]
+
+def first(samples):
+    return samples[0]
+
+KEY = b"a key of the program's"
+loaders = {
+    "ours": hr.DataLoader(Told(), collate_fn=first, num_workers=1),
+    "economic": hr.DataLoader(Told(), collate_fn=first, num_workers=1, economic=True),
+    "streaming": hr.DataLoader(Ours().map(told), collate_fn=first, num_workers=1),
+}
+current_process().authkey = KEY
+current_process().name = "the trainer"
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+os.nice(3)
+os.umask(0o027)
+resource.setrlimit(resource.RLIMIT_NOFILE, (700, 1000))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+locale.setlocale(locale.LC_ALL, "C.UTF-8")
+sys.argv = ["train.py", "--fast"]
+sys.setrecursionlimit(2345)
+sys.setswitchinterval(0.25)
+loaders["torch"] = torch.utils.data.DataLoader(Told(), collate_fn=first, num_workers=1)
+for name, loader in loaders.items():
+    for sample in loader:
+        print(json.dumps([name, sample]))
+for name in ("ours", "economic", "streaming"):
+    loaders[name].close()
+"""
+
+
+def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_started_earlier() -> None:
+    code, out, err = run_script(SIDE_BY_SIDE)
+    assert code == 0, err
+    told = dict(json.loads(line) for line in out.splitlines())
+    assert told.keys() == {"torch", "ours", "economic", "streaming"}
+    numbers = {name: sample.pop("name") for name, sample in told.items()}
+    assert told["torch"]["child"] == "daemonic processes are not allowed to have children"
+    assert told["torch"]["limits"] == [[700, 1000], [0, 0]]
+    streaming = told["streaming"]
+    streaming["threads"] = told["torch"]["threads"]  # there it is the loader's business
+    for name in ("ours", "economic", "streaming"):
+        assert told[name] == told["torch"], name
+    assert sorted(numbers.values()) == [f"Process-{number}" for number in (1, 2, 3, 4)], "as one program's children"
+
+
+def test_limits_and_priorities_that_may_not_be_taken_are_no_error() -> None:
+    code, out, err = run_script("""
+        import resource
+        os.nice(5)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
+        loader = hr.DataLoader([1, 2], num_workers=1)  # has the fork server started, with these
+        print([int(batch) for batch in loader])
+        from headrace.processes import child
+        told = child.described()
+        told["niceness"], told["affinity"] = -20, [10_000]
+        told["limits"] = [[resource.RLIMIT_NOFILE, 2**40, 2**41]]
+        told["locale"], told["recursion_limit"] = "no such place", 1
+        os.setgroups([]) if os.getuid() == 0 else None
+        if os.fork() == 0:
+            if os.getuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            child._apply(told)
+            print(os.getpriority(os.PRIO_PROCESS, 0), resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)
+            os._exit(0)
+        os.wait()
+        loader.close()
+    """)
+    assert code == 0, err
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+    assert out.splitlines() == ["[1, 2]", f"{niceness} (600, 600)"]
+
+
+def test_interpreter_of_workers_has_the_options_of_the_trainers() -> None:
+    code, out, err = run_script(
+        """
+        class Told:
+            def __len__(self):
+                return 1
+            def __getitem__(self, index):
+                return [__debug__, sys.flags.utf8_mode, sys.flags.safe_path, sys.warnoptions]
+        def first(samples):
+            return samples[0]
+        for kind in (torch.utils.data.DataLoader, hr.DataLoader):
+            print(*kind(Told(), collate_fn=first, num_workers=1))
+        """,
+        options=("-O", "-X", "utf8", "-W", "error::EncodingWarning"),
+    )
+    assert code == 0, err
+    assert out.splitlines() == ["[False, 1, False, ['error::EncodingWarning']]"] * 2
+
+
+FINALIZERS = """
+from multiprocessing.util import Finalize
+
+class Kept:
+    pass
+
+def note(name):
+    with open(os.path.join(os.environ["NOTES"], f"{name}-{os.getpid()}"), "x"):
+        pass
+
+KEPT = Kept()
+
+def of_both(value):
+    "Which worker takes a task is nobody's choice: the first waits until the other has begun, too."
+    while sum(name.startswith("begun") for name in os.listdir(os.environ["NOTES"])) < 2:
+        time.sleep(0.01)
+    return value
+
+def begin(number):
+    import tempfile
+    from multiprocessing import util
+    note("begun")
+    Finalize(KEPT, note, ["finalized"], exitpriority=10)
+    util.get_temp_dir()
+
+class Data(hr.AsyncDataset):
+    def __len__(self):
+        return 4
+    async def aget(self, index):
+        return index
+
+class Items:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return of_both(index)
+
+options = dict(num_workers=2, worker_init_fn=begin)
+which = {which}
+if which == "streaming":
+    loader = hr.DataLoader(Data().map(of_both), **options)
+else:
+    loader = hr.DataLoader(Items(), **options, economic=which == "economic")
+print(len([batch for batch in loader]))
+loader.close()
+"""
+
+
+@pytest.mark.parametrize("which", ["torch", "economic", "streaming"])
+def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("notes", "temporary"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    code, out, err = run_script(FINALIZERS.replace("{which}", repr(which)))
+    assert (code, out.strip()) == (0, "4"), err
+    assert len(list((tmp_path / "notes").glob("finalized-*"))) == 2, "one of each worker"
+    assert list((tmp_path / "temporary").glob("pymp-*")) == [], "folders that multiprocessing makes are gone"
+
+
+def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_function() -> None:
+    code, out, err = run_script("""
+        import multiprocessing
+        from headrace.processes import child
+        read, write = os.pipe()  # in the place of the trainer's process descriptor: readable at its end
+        pid = os.fork()
+        if pid == 0:
+            os.close(write)
+            def run():
+                parent = multiprocessing.parent_process()
+                parent.join()
+                raise SystemExit(40 + parent.is_alive())
+            os._exit(child.live(child.described(), child.next_number(), run, read))
+        os.close(write)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """)
+    assert (code, out.strip()) == (0, "40"), err

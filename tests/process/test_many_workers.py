@@ -1,0 +1,176 @@
+"""Many workers, large surroundings: orders to the fork server never wait for it, nor it for those who gave them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process.waiting import children_of, wait_until
+
+import headrace as hr
+from headrace.processes.fork_client import ForkServer, WorkerSpawner
+
+WORKERS = 64
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run_on_loop(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[Any]]], Any]:
+    factory = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+
+    def run(main: Callable[[], Awaitable[Any]]) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(main())  # type: ignore[arg-type]
+
+    return run
+
+
+@pytest.fixture
+def large_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 KiB."""
+    for number in range(4):
+        monkeypatch.setenv(f"HEADRACE_TEST_{number}", "x" * 2**16)
+
+
+class Length:
+    """How long a variable is in the worker that is asked, or "none"."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __len__(self) -> int:
+        return 2 * WORKERS
+
+    def __getitem__(self, index: int) -> str:
+        return str(len(os.environ[self.name])) if self.name in os.environ else "none"
+
+
+def test_all_workers_start_when_they_are_many_and_the_environment_is_large(
+    fork_server: ForkServer, run_on_loop: Callable[..., Any], large_environment: None
+) -> None:
+    async def start() -> int:
+        starter = WorkerSpawner(fork_server, lambda *_: None, {})
+        try:
+            started = await asyncio.gather(*(starter.start(number) for number in range(WORKERS)))
+            for _, sock in started:
+                sock.close()
+            return len({pid for pid, _ in started})
+        finally:
+            starter.close()
+
+    assert run_on_loop(start) == WORKERS
+
+
+def test_loop_goes_on_while_the_fork_server_reads_nothing(
+    fork_server: ForkServer, run_on_loop: Callable[..., Any], large_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start() -> int:
+        starter = WorkerSpawner(fork_server, lambda *_: None, {})
+        try:
+            os.kill(fork_server.process.pid, signal.SIGSTOP)
+            starting = []
+            for number in range(WORKERS):
+                monkeypatch.setenv("HEADRACE_TEST_NUMBER", str(number))  # so that each has surroundings of its own
+                starting.append(asyncio.ensure_future(starter.start(number)))
+                await asyncio.sleep(0)  # all of it was given to the fork server as far as that can be
+            assert not any(task.done() for task in starting)
+            os.kill(fork_server.process.pid, signal.SIGCONT)
+            started = await asyncio.gather(*starting)
+            for _, sock in started:
+                sock.close()
+            return len({pid for pid, _ in started})
+        finally:
+            os.kill(fork_server.process.pid, signal.SIGCONT)
+            starter.close()
+
+    assert run_on_loop(start) == WORKERS
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("regime", ["torch", "economic", "ours"])
+def test_loader_works_when_workers_are_many_and_the_environment_is_large(
+    regime: str, fork_server: ForkServer, large_environment: None
+) -> None:
+    data: Any = Length("HEADRACE_TEST_3")
+    options: dict[str, Any] = {"economic": True} if regime == "economic" else {}
+    if regime == "ours":
+        data = hr.from_map(data)
+    size = 2 if regime == "torch" else WORKERS
+    with hr.DataLoader(data, batch_size=size, num_workers=WORKERS, prefetch_factor=1, **options) as loader:
+        assert [value for batch in loader for value in batch] == [str(2**16)] * 2 * WORKERS
+    wait_until(lambda: not children_of(fork_server.process.pid), "so many workers have ended")
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker 0:RuntimeWarning")
+def test_worker_sees_the_environment_as_it_is_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = hr.DataLoader(Length("HEADRACE_TEST_SEEN"), batch_size=1, num_workers=1, prefetch_factor=1)
+    iterator = iter(loader)
+    seen = [next(iterator)[0]]
+    monkeypatch.setenv("HEADRACE_TEST_SEEN", "four")
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    seen += [batch[0] for batch in iterator]
+    assert seen[0] == "none"
+    assert seen[-1] == "4"
+
+
+@pytest.mark.parametrize("sent", [1, 2, 3, 4, 7, 8, 11])
+def test_fork_server_serves_others_when_a_connection_ends_inside_a_message(fork_server: ForkServer, sent: int) -> None:
+    with fork_server.connect() as connection:
+        connection.sendall(struct.pack("<Q", 200)[:sent] + b"{}"[: max(0, sent - 8)])
+    assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
+
+
+def test_fork_server_serves_others_while_a_connection_is_in_the_middle_of_a_message(fork_server: ForkServer) -> None:
+    with fork_server.connect() as connection:
+        connection.sendall(struct.pack("<Q", 200)[:5])
+        assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
+
+
+def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server: ForkServer) -> None:
+    """A trainer's loop may be busy for long; all it is told lies in the meantime with the fork server."""
+    with fork_server.connect() as connection:
+        busy = struct.pack("<Q", len(b'{"busy": true}')) + b'{"busy": true}'
+        connection.settimeout(20)
+        for _ in range(2000):
+            connection.sendall(busy)
+        assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_fork_server_that_begins_again_keeps_what_it_was_told_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_environment: None
+) -> None:
+    """Behind the order to import a module come those to fork; one that starts a thread makes the server start anew."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "module_with_a_thread.py").write_text(
+        "import threading\n"
+        "is_over = threading.Event()\n"
+        "thread = threading.Thread(target=is_over.wait, daemon=True)\n"
+        "thread.start()\n"
+        "class Data(list): pass\n"
+    )
+    import module_with_a_thread
+
+    try:
+        loader = hr.DataLoader(module_with_a_thread.Data(range(32)), batch_size=1, num_workers=16)
+        assert [batch.item() for batch in loader] == list(range(32))
+    finally:
+        module_with_a_thread.is_over.set()
+        module_with_a_thread.thread.join()
+        del sys.modules["module_with_a_thread"]
+
+
+def test_fork_server_is_idle_after_a_connection_has_ended_inside_a_message(fork_server: ForkServer) -> None:
+    with fork_server.connect() as connection:
+        connection.sendall(b"\x01\x02")
+
+    def sleeps() -> bool:
+        return Path(f"/proc/{fork_server.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+    wait_until(sleeps, "the fork server waits")

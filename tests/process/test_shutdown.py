@@ -1,0 +1,80 @@
+"""The fork server ends when it is told to, and with a trainer that ends before it stands."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from process.waiting import trainer, wait_until
+
+import headrace as hr
+from headrace.processes.fork_client import ForkServer
+
+
+@pytest.fixture(autouse=True)
+def _own_fork_server(fork_server: ForkServer) -> Iterator[None]:
+    shared, ForkServer._shared = ForkServer._shared, None
+    yield
+    hr.shutdown()
+    ForkServer._shared = shared
+
+
+def test_shutdown_ends_the_fork_server_at_once_and_can_be_repeated() -> None:
+    assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
+    assert ForkServer._shared is not None
+    process = ForkServer._shared.process
+    hr.shutdown()
+    assert process.returncode == 0
+    hr.shutdown()
+    assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize("regime", ["torch", "ours"])
+def test_shutdown_leaves_loaders_that_are_open(regime: str) -> None:
+    data = range(40) if regime == "torch" else hr.from_map(range(40))
+    with hr.DataLoader(data, batch_size=4, num_workers=2) as loader:
+        iterator = iter(loader)
+        got = next(iterator).tolist()
+        assert ForkServer._shared is not None
+        process = ForkServer._shared.process
+        hr.shutdown()
+        assert process.poll() is None
+        assert got + [value for batch in iterator for value in batch.tolist()] == list(range(40))
+        for _ in range(2):  # a next epoch, too
+            assert [value for batch in loader for value in batch.tolist()] == list(range(40))
+        del iterator
+    wait_until(lambda: process.poll() is not None, "it ends with the last of its users")
+
+
+def test_shutdown_where_nothing_runs_does_nothing() -> None:
+    hr.shutdown()
+    assert ForkServer._shared is None
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed"])
+def test_fork_server_that_still_imports_ends_with_the_trainer(how: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        f"import time\nopen({str(tmp_path / 'imports')!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    with trainer(
+        f"""
+        sys.path.insert(0, {str(tmp_path)!r})  # of the fork server, too; torch is here already
+        loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
+        while not os.path.exists({str(tmp_path / "imports")!r}):
+            time.sleep(0.01)
+        print("made", flush=True)
+        if {how == "is killed"}:
+            signal.pause()
+        """
+    ) as running:
+        assert running.line() == "made"
+        if how == "is killed":
+            os.kill(running.pid, signal.SIGKILL)
+        assert running.finish() == (
+            -signal.SIGKILL if how == "is killed" else 0,
+            "",
+            "",
+        )  # nobody has the pipes any more

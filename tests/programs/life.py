@@ -1,0 +1,312 @@
+"""The life of a loader, its iterators and its workers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from watching import Note, attempt, program, run, tried
+
+
+class Counting(Dataset[Any]):
+    """Says how often this copy was asked."""
+
+    def __init__(self, count: int = 12) -> None:
+        self.count, self.asked = count, 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        worker = get_worker_info()
+        return index, self.asked, worker.id if worker else -1
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.begun += 1
+        worker = get_worker_info()
+        for k in range(7):
+            yield k, self.begun, worker.id if worker else -1
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether the processes end, soon."""
+    for _ in range(2000):
+        alive = [pid for pid in pids if os.path.exists(f"/proc/{pid}/stat") and state_of(pid) not in "ZX"]  # noqa: PTH110
+        if not alive:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+@program
+def epochs_of_one_loader(loader: Any, note: Note) -> None:
+    for data in (Counting(), Stream()):
+        for workers, persistent in ((0, False), (2, False), (2, True)):
+            loading = loader(data, 3, num_workers=workers, persistent_workers=persistent)
+            for epoch in range(3):
+                for batch in loading:
+                    note(epoch, batch)
+        note(vars(data))
+
+
+@program
+def epochs_that_are_left_early(loader: Any, note: Note) -> None:
+    for data in (Counting(), Stream()):
+        for workers, persistent in ((0, False), (2, False), (2, True)):
+            loading = loader(data, 3, num_workers=workers, persistent_workers=persistent)
+            for epoch in range(3):
+                for number, batch in enumerate(loading):
+                    note(workers, epoch, batch[0])
+                    if number == epoch:
+                        break
+            note([batch[0].tolist() for batch in loading])
+
+
+@program
+def iterators_beside_each_other(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        loading = loader(Counting(), 3, num_workers=workers, generator=torch.Generator().manual_seed(1), shuffle=True)
+        for one, other in zip(loading, loading, strict=True):
+            note(workers, one, other)
+        nested = [(a[0].tolist(), b[0].tolist()) for a in loading for b in itertools.islice(loading, 2)]
+        note(nested)
+        first, second = iter(loading), iter(loading)
+        note(next(first), next(second), next(first))
+        del first
+        note(list(second))
+
+
+@program
+def persistent_iterator_is_one(loader: Any, note: Note) -> None:
+    loading = loader(Counting(), 3, num_workers=2, persistent_workers=True)
+    first = iter(loading)
+    note(next(first), next(first))
+    second = iter(loading)
+    note(first is second, next(second))
+    pids = [worker.pid for worker in second._workers]
+    note(len(list(second)), attempt(lambda each=second: next(each)))
+    third = iter(loading)
+    note(third is first, [worker.pid for worker in third._workers] == pids, len(list(third)))
+    del first, second, third, loading
+    gc.collect()
+    note(gone(pids))
+
+
+@program
+def iterator_at_its_end(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        iterator = iter(loader(Counting(), 5, num_workers=workers))
+        for batch in iterator:
+            note(batch)
+        for _ in range(3):
+            note(attempt(lambda each=iterator: next(each)))
+        note(list(iterator), iter(iterator) is iterator)
+
+
+@program
+def workers_that_are_gone_with_their_iterator(loader: Any, note: Note) -> None:
+    for persistent in (False, True):
+        loading = loader(Counting(), 3, num_workers=2, persistent_workers=persistent)
+        iterator = iter(loading)
+        pids = [worker.pid for worker in iterator._workers]
+        note(len(set(pids)), os.getpid() in pids, [worker.is_alive() for worker in iterator._workers])
+        next(iterator)
+        freed = weakref.ref(iterator)
+        del iterator, loading
+        gc.collect()
+        note(freed() is None, gone(pids))
+
+
+@program
+def lengths(loader: Any, note: Note) -> None:
+    class Sized(Stream):
+        def __len__(self) -> int:
+            return 7
+
+    for data in (Counting(), Counting(0), Counting(1), Stream(), Sized()):
+        for size in (None, 4, 100):
+            for drop_last in (False, True) if size else (False,):
+                for workers in (0, 1):
+                    loading = loader(data, size, num_workers=workers, drop_last=drop_last)
+                    iterator = iter(loading)
+                    note(
+                        size,
+                        drop_last,
+                        attempt(lambda each=loading: len(each)),
+                        attempt(lambda each=iterator: len(each)),
+                    )
+                    note(len(list(iterator)))
+
+
+@program
+def data_set_that_grows(loader: Any, note: Note) -> None:
+    data = [1, 2, 3]
+    for workers in (0, 1):
+        loading = loader(data, 2, num_workers=workers)
+        note(len(loading), list(loading))
+        data += [4, 5]
+        note(len(loading), list(loading))
+        for batch in loading:
+            note(batch)
+            if len(data) < 30 and workers == 0:
+                data.append(9)
+
+
+@program
+def attributes_and_changes(loader: Any, note: Note) -> None:
+    names = "batch_size num_workers collate_fn pin_memory drop_last timeout worker_init_fn prefetch_factor generator "
+    names += "persistent_workers pin_memory_device in_order multiprocessing_context sampler batch_sampler dataset"
+    for options in (
+        {},
+        {"num_workers": 2},
+        {"batch_size": None},
+        {"batch_size": 3, "shuffle": True, "drop_last": True},
+    ):
+        loading = loader(range(8), **options)
+        for name in names.split():
+            note(name, getattr(loading, name))
+        for name in names.split():
+            note(name, attempt(lambda each=loading, n=name: setattr(each, n, getattr(each, n))))
+        note(loading._auto_collation, loading._is_multiprocessing if hasattr(loading, "_is_multiprocessing") else None)
+        note(attempt(lambda each=loading: setattr(each, "of_the_users", 5)), loading.of_the_users)
+        note(attempt(lambda each=loading: each.none_such))
+
+
+@program
+def options_that_are_changed_between_epochs(loader: Any, note: Note) -> None:
+    loading = loader(Counting(), 3)
+    note([batch[0].tolist() for batch in loading])
+    loading.num_workers, loading.prefetch_factor = 2, 2
+    note(list(loading))
+    loading.collate_fn = lambda samples: [sample[0] for sample in samples]
+    note(list(loading))
+    loading.num_workers, loading.prefetch_factor = 0, None
+    note(list(loading))
+
+
+@program
+def copies_and_pickles(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        loading = loader(Counting(), 3, num_workers=workers, shuffle=True)
+        loading.note = "of the user's"
+        for made in (copy.copy(loading), copy.deepcopy(loading), pickle.loads(pickle.dumps(loading))):
+            note(type(made) is type(loading), made.note, made.num_workers, made.batch_size, len(made))
+            for batch in made:
+                note(batch)
+        iterator = iter(loading)
+        note(attempt(lambda each=iterator: pickle.dumps(each))[:40])
+        del iterator
+
+
+@program
+def classes_and_types(loader: Any, note: Note) -> None:
+    loading = loader(range(3))
+    note(isinstance(loading, torch.utils.data.DataLoader), issubclass(loader, torch.utils.data.DataLoader))
+    note(loader[int] is not None, type(loading).__name__, loader.__name__, bool(loading), loading == loading)
+    note(isinstance({loading: 1}, dict), hash(loading) == hash(loading))
+    note(attempt(lambda: next(loading)), attempt(lambda: loading[0]), 2 in [int(batch) for batch in loading])
+    note([(a.item(), b.item()) for a, b in zip(loading, loading, strict=True)], list(enumerate(loading)))
+    note(list(map(int, loading)), max(loading), list(itertools.chain(loading, loading)))
+    note(list(itertools.islice(itertools.cycle(loading), 5)), *loading)
+
+
+@program
+def batches_of_every_size(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        for size in (2, 5, 1000):
+            for drop_last in (False, True):
+                for prefetch in (1, 3) if workers else (None,):
+                    options = {"num_workers": workers, "drop_last": drop_last, "prefetch_factor": prefetch}
+                    note(str(options), size, [batch[0].tolist() for batch in loader(Counting(), size, **options)])
+
+
+@program
+def empty_data_sets(loader: Any, note: Note) -> None:
+    class Nothing(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(())
+
+    for workers in (0, 2):
+        for data in ([], Nothing(), range(0)):
+            for size in (1, None):
+                loading = loader(data, size, num_workers=workers)
+                note(list(loading), list(loading))
+        note(list(loader([1], batch_sampler=[], num_workers=workers)))
+        note(list(tried(loader([1], batch_sampler=[[]], num_workers=workers))))
+
+
+@program
+def more_workers_than_batches(loader: Any, note: Note) -> None:
+    for data in (Counting(2), Stream()):
+        loading = loader(data, 1, num_workers=4, persistent_workers=True)
+        for _ in range(2):
+            note(list(loading))
+
+
+@program
+def loader_in_a_thread(loader: Any, note: Note) -> None:
+    got: list[Any] = []
+
+    def read() -> None:
+        got.extend(loader(Counting(), 3, num_workers=2))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    note(got)
+    iterator = iter(loader(Counting(), 3, num_workers=2))
+    first = next(iterator)
+    thread = threading.Thread(target=lambda: got.extend(iterator))
+    thread.start()
+    thread.join()
+    note(first, got[4:])
+
+
+@program
+def loader_that_makes_a_loader(loader: Any, note: Note) -> None:
+    class Within(Dataset[Any]):
+        """Each sample is read by a loader, in the worker."""
+
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            return [batch.tolist() for batch in loader(range(index, index + 4), 2)]
+
+    for workers in (0, 1):
+        for batch in tried(loader(Within(), num_workers=workers, collate_fn=lambda samples: samples)):
+            note(workers, batch)
+
+
+@program
+def time_limits_that_are_kept(loader: Any, note: Note) -> None:
+    for batch in loader(Counting(), 3, num_workers=2, timeout=60):
+        note(batch)
+
+
+if __name__ == "__main__":
+    run()

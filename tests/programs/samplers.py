@@ -1,0 +1,329 @@
+"""Samplers, and torch's own wrappers of data sets: which samples come, in which order, and what was drawn for it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    get_worker_info,
+    random_split,
+)
+from watching import Note, attempt, program, run, tried
+
+
+class Augmented(Dataset[Any]):
+    """Draws from all three generators for each sample."""
+
+    def __init__(self, count: int = 13) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return index, torch.rand(2), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def epochs(loading: Any, note: Note, count: int = 2, **between: Any) -> None:
+    for epoch in range(count):
+        for batch in tried(loading):
+            note(epoch, batch)
+        note("between epochs", torch.rand(1).item(), random.random())
+
+
+def generator(seed: int = 5) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@program
+def shuffled_epochs_with_random_numbers(loader: Any, note: Note) -> None:
+    for workers in (0, 1, 2):
+        for persistent in {False, workers > 0}:
+            epochs(loader(Augmented(), 4, True, num_workers=workers, persistent_workers=persistent), note)
+
+
+@program
+def shuffled_epochs_with_a_generator(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        given = generator()
+        epochs(loader(Augmented(), 4, True, num_workers=workers, generator=given), note)
+        note(torch.rand(1, generator=given).item())
+
+
+@program
+def order_that_is_not_kept(loader: Any, note: Note) -> None:
+    loading = loader(Augmented(), 4, True, num_workers=2, in_order=False, generator=generator())
+    for _ in range(2):
+        note(sorted(index for batch in loading for index in batch[0].tolist()))
+    for batch in loader(Augmented(), 4, num_workers=1, in_order=False):
+        note(batch)
+
+
+@program
+def samplers_of_torch(loader: Any, note: Note) -> None:
+    data = Augmented()
+    for workers in (0, 2):
+        samplers = [
+            SequentialSampler(data),
+            RandomSampler(data),
+            RandomSampler(data, replacement=True, num_samples=40, generator=generator()),
+            RandomSampler(data, num_samples=30, generator=generator()),
+            SubsetRandomSampler([1, 5, 9], generator()),
+            WeightedRandomSampler([0.1, 0.9, 0.0, 0.5], 9, generator=generator()),
+            WeightedRandomSampler([0.1, 0.9, 0.3, 0.5], 3, replacement=False),
+        ]
+        for sampler in samplers:
+            loading = loader(data, 4, sampler=sampler, num_workers=workers)
+            note(type(sampler).__name__, len(loading), loading.sampler is sampler)
+            epochs(loading, note)
+
+
+@program
+def ranks(loader: Any, note: Note) -> None:
+    data = Augmented()
+    for rank in range(2):
+        for drop_last in (False, True):
+            sampler = DistributedSampler(data, 2, rank, shuffle=True, seed=3, drop_last=drop_last)
+            loading = loader(data, 3, sampler=sampler, num_workers=2, drop_last=drop_last)
+            for epoch in (0, 1, 5):
+                sampler.set_epoch(epoch)
+                for batch in loading:
+                    note(rank, epoch, batch)
+
+
+class ByLength(Sampler[list[int]]):
+    """Batches of samples of one length, a new order in each epoch; without torch's base in the constructor."""
+
+    def __init__(self, lengths: list[int], size: int) -> None:
+        self.lengths, self.size, self.epoch = lengths, size, 0
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.lengths) / self.size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.epoch += 1
+        order = sorted(range(len(self.lengths)), key=lambda k: (self.lengths[k], (k * self.epoch) % 7))
+        batches = [order[at : at + self.size] for at in range(0, len(order), self.size)]
+        random.shuffle(batches)
+        yield from batches
+
+
+class Endless(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randperm(5).tolist()
+
+
+class Failing(Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from (3, 1)
+        raise LookupError("of the sampler")
+
+
+@program
+def samplers_of_ones_own(loader: Any, note: Note) -> None:
+    data = Augmented()
+    for workers in (0, 2):
+        epochs(loader(data, batch_sampler=ByLength([k % 4 for k in range(13)], 3), num_workers=workers), note)
+        epochs(loader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, drop_last=True)), note)
+        iterator = iter(loader(data, 2, sampler=Endless(), num_workers=workers))
+        for _ in range(6):
+            note(next(iterator)[0])
+        del iterator
+        for batch in beginning(loader(data, 1, sampler=Failing(), num_workers=workers), 6):
+            note(workers, batch)
+
+
+@program
+def keys_of_every_type(loader: Any, note: Note) -> None:
+    class Named(Dataset[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            return key
+
+    keys = ["a", ("b", 1), 2.5, None, np.int64(3), b"x", frozenset({1}), slice(1, 2), [1, 2], {"a": 1}]
+    for workers in (0, 2):
+        for batch in tried(loader(Named(), None, sampler=keys, num_workers=workers, collate_fn=lambda key: key)):
+            note(workers, batch)
+        for batch in tried(loader(Named(), 2, sampler=keys, num_workers=workers, collate_fn=lambda batch: batch)):
+            note(workers, batch)
+        for batch in tried(
+            loader(Named(), batch_sampler=[(1, 2), [3], (), range(2)], num_workers=workers, collate_fn=lambda b: b)
+        ):
+            note(workers, batch)
+
+
+class Bulk(Augmented):
+    def __init__(self, give: Any) -> None:
+        super().__init__()
+        self.give = give
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.give(indices)
+
+
+@program
+def whole_batches_at_once(loader: Any, note: Note) -> None:
+    given: list[Any] = [
+        lambda ks: [k * 10 for k in ks],
+        lambda ks: tuple(ks),
+        lambda ks: {"ks": ks},
+        lambda ks: torch.tensor(ks),
+        lambda ks: np.array(ks),
+        lambda ks: (k for k in ks) if get_worker_info() is None else iter(ks),
+        lambda ks: "text",
+        lambda ks: None,
+        lambda ks: [],
+    ]
+    for workers in (0, 2):
+        for number, give in enumerate(given):
+            for collate in (None, lambda batch: (type(batch).__name__, list(batch) if batch is not None else None)):
+                for batch in tried(loader(Bulk(give), 4, num_workers=workers, collate_fn=collate)):
+                    note(workers, number, batch)
+
+
+# Wrappers
+
+
+class Part(IterableDataset[Any]):
+    """Each worker its share."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for k in range(self.start + first, self.stop, step):
+            yield k, torch.rand(1).item()
+
+
+class Sized(Part):
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@program
+def wrappers_of_torch(loader: Any, note: Note) -> None:
+    data = Augmented()
+    wrapped: list[Any] = [
+        Subset(data, [7, 7, 1, -1]),
+        Subset(Subset(data, range(4, 10)), [0, 5]),
+        ConcatDataset([data, Augmented(3)]),
+        data + Augmented(2),
+        StackDataset(a=data, b=Augmented()),
+        StackDataset(data, TensorDataset(torch.arange(13))),
+        *random_split(data, [5, 8], generator()),
+        *random_split(data, [0.5, 0.5]),
+    ]
+    for workers in (0, 2):
+        for part in wrapped:
+            loading = loader(part, 3, num_workers=workers)
+            note(type(part).__name__, len(part), len(loading))
+            epochs(loading, note, 1)
+
+
+@program
+def streams(loader: Any, note: Note) -> None:
+    made: list[Any] = [Part(0, 11), Sized(0, 11), ChainDataset([Sized(0, 3), Sized(10, 14)]), Sized(0, 3) + Sized(5, 9)]
+    for workers in (0, 2, 3):
+        for data in made:
+            for size, drop_last in ((3, False), (3, True), (None, False)):
+                loading = loader(data, size, num_workers=workers, drop_last=drop_last)
+                note(type(data).__name__, size, attempt(lambda each=loading: len(each)))
+                epochs(loading, note, 1)
+
+
+@program
+def streams_that_give_what_they_should_not(loader: Any, note: Note) -> None:
+    class Longer(Sized):
+        def __len__(self) -> int:
+            return 2
+
+        def __repr__(self) -> str:
+            return "the longer one"
+
+    class Shared(IterableDataset[Any]):
+        """Every worker gives all."""
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(range(4))
+
+    class NoIterator(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return 5
+
+    class Itself(IterableDataset[Any]):
+        """Is its own iterator."""
+
+        at = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            self.at += 1
+            if self.at > 5:
+                raise StopIteration
+            return self.at
+
+    for workers in (0, 2):
+        for data in (Longer(0, 7), Shared(), NoIterator(), Itself()):
+            loading = loader(data, 2, num_workers=workers)
+            note(attempt(lambda each=loading: len(each)))
+            for batch in beginning(loading, 1 if isinstance(data, NoIterator) else 50):
+                note(workers, batch)
+
+
+def beginning(loading: Any, at_most: int) -> Iterator[Any]:
+    """As `tried`, also where there is no iterator."""
+    iterator = attempt(lambda: iter(loading))
+    yield from [iterator] if isinstance(iterator, str) else tried(iterator, at_most)
+
+
+@program
+def stream_shuffled_by_ones_own_rule(loader: Any, note: Note) -> None:
+    class Shuffled(IterableDataset[Any]):
+        def __init__(self, source: Any, size: int) -> None:
+            self.source, self.size, self.epoch = source, size, 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[Any]:
+            drawn, held = random.Random(self.epoch), list[Any]()
+            for sample in self.source:
+                held.append(sample)
+                if len(held) == self.size:
+                    yield held.pop(drawn.randrange(len(held)))
+            drawn.shuffle(held)
+            yield from held
+
+    data = Shuffled(Part(0, 20), 5)
+    loading = loader(data, 4, num_workers=2)
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        for batch in loading:
+            note(epoch, batch)
+
+
+if __name__ == "__main__":
+    run()

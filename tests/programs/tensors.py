@@ -1,0 +1,253 @@
+"""Tensors of every form, as samples, within batches of one's own, and held by the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+from watching import Note, program, run, tried
+
+
+class Made(Dataset[Any]):
+    """What each of some functions makes, twice in turn: a batch of two is of one function."""
+
+    def __init__(self, makers: dict[str, Callable[[int], Any]]) -> None:
+        self.makers = list(makers.values())
+
+    def __len__(self) -> int:
+        return 2 * len(self.makers)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.makers[index // 2](index)
+
+
+def unchanged(sample: Any) -> Any:
+    return sample
+
+
+def compare(loader: Any, note: Note, makers: dict[str, Callable[[int], Any]]) -> None:
+    for workers in (0, 2):
+        for name, batch in zip(makers, tried(loader(Made(makers), 2, num_workers=workers), 500), strict=True):
+            note(workers, "collated", name, batch)
+        for collate in (None, unchanged):
+            loading = loader(Made(makers), None, num_workers=workers, collate_fn=collate)
+            for number, sample in enumerate(tried(loading, 500)):
+                note(workers, "as it is" if collate else "converted", number, sample)
+
+
+class Image(torch.Tensor):
+    """A kind of tensor of the user's."""
+
+
+class Tagged(torch.Tensor):
+    """Carries something beside its values."""
+
+    tag: str
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, tag: str = "none") -> Self:
+        made = torch.Tensor._make_subclass(cls, data)
+        made.tag = tag
+        return made
+
+    def __init__(self, data: torch.Tensor, tag: str = "none") -> None:
+        super().__init__()
+
+
+def numbered(k: int, *shape: int) -> torch.Tensor:
+    return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape) + k
+
+
+@program
+def views_and_strides(loader: Any, note: Note) -> None:
+    makers: dict[str, Callable[[int], Any]] = {
+        "of no dimension": lambda k: torch.tensor(float(k)),
+        "of no element": lambda _: torch.empty(0, 3),
+        "empty in the middle": lambda _: torch.empty(2, 0, 4),
+        "one element": lambda k: torch.tensor([k]),
+        "transposed": lambda k: numbered(k, 2, 3).T,
+        "permuted": lambda k: numbered(k, 2, 3, 4).permute(2, 0, 1),
+        "every second": lambda k: numbered(k, 8)[::2],
+        "behind an offset": lambda k: numbered(k, 10)[5:],
+        "expanded": lambda k: torch.tensor([float(k)]).expand(4),
+        "flipped": lambda k: numbered(k, 4).flip(0),
+        "diagonal": lambda k: numbered(k, 3, 3).diagonal(),
+        "unfolded": lambda k: numbered(k, 6).unfold(0, 3, 1),
+        "channels last": lambda k: numbered(k, 1, 3, 4, 4).to(memory_format=torch.channels_last),
+        "large and transposed": lambda k: numbered(k, 60, 70).T,
+        "large with channels last": lambda k: numbered(k, 1, 3, 40, 40).to(memory_format=torch.channels_last),
+        "many dimensions": lambda k: numbered(k, 1, 2, 1, 2, 1, 2, 1),
+    }
+    compare(loader, note, makers)
+
+
+@program
+def complex_views(loader: Any, note: Note) -> None:
+    # Out of a worker of torch's loader, what is conjugated lazily comes without its sign.
+    lazy: dict[str, Callable[[int], Any]] = {
+        "conjugated": lambda k: torch.tensor([1 + 2j, k + 1j]).conj(),
+        "negative": lambda k: torch.tensor([1 + 2j, k + 1j]).conj().imag,
+    }
+    for size in (None, 2):
+        for batch in tried(loader(Made(lazy), size)):
+            note(batch)
+    makers: dict[str, Callable[[int], Any]] = {
+        "real part": lambda k: torch.tensor([1 + 2j, k + 1j]).real,
+        "as real": lambda k: torch.view_as_real(torch.tensor([1 + 2j, k + 1j])),
+    }
+    compare(loader, note, makers)
+
+
+@program
+def tensors_with_gradients(loader: Any, note: Note) -> None:
+    makers: dict[str, Callable[[int], Any]] = {
+        "leaf": lambda k: torch.full((2,), float(k), requires_grad=True),
+        "parameter": lambda k: torch.nn.Parameter(torch.full((2,), float(k))),
+        "frozen parameter": lambda k: torch.nn.Parameter(torch.full((2,), float(k)), requires_grad=False),
+        "buffer": lambda k: torch.nn.Buffer(torch.full((2,), float(k))),
+    }
+    for workers in (0, 2):
+        for sample in tried(loader(Made(makers), None, num_workers=workers, collate_fn=unchanged)):
+            note(workers, sample)
+    for batch in loader(Made(makers), 2):
+        note(batch)
+    with torch.no_grad():
+        for batch in loader(Made(makers), 2):
+            note("without gradients", batch)
+
+
+@program
+def kinds_of_ones_own(loader: Any, note: Note) -> None:
+    makers: dict[str, Callable[[int], Any]] = {
+        "kind": lambda k: numbered(k, 2, 3).as_subclass(Image),
+        "large kind": lambda k: numbered(k, 50, 60).as_subclass(Image),
+        "with an attribute": lambda k: Tagged(numbered(k, 2), tag=f"the {k}th"),
+        "attribute of a plain one": lambda k: with_attribute(numbered(k, 3)),
+    }
+    compare(loader, note, makers)
+
+
+def with_attribute(value: torch.Tensor) -> torch.Tensor:
+    value.note = "of the user's"  # type: ignore[attr-defined]
+    return value
+
+
+@program
+def sparse_tensors(loader: Any, note: Note) -> None:
+    makers: dict[str, Callable[[int], Any]] = {
+        "coordinates": lambda k: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, float(k)], (2, 3)),
+        "coalesced": lambda k: torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, float(k)], (2, 3)).coalesce(),
+        "rows": lambda k: torch.tensor([[0.0, k + 1.0], [2.0, 0.0]]).to_sparse_csr(),
+        "empty": lambda _: torch.sparse_coo_tensor(size=(2, 3)),
+    }
+    compare(loader, note, makers)
+
+
+@program
+def nested_tensors(loader: Any, note: Note) -> None:
+    makers: dict[str, Callable[[int], Any]] = {
+        "jagged": lambda k: torch.nested.nested_tensor([torch.ones(2) * k, torch.ones(3)], layout=torch.jagged),
+        "strided": lambda k: torch.nested.nested_tensor([torch.ones(2) * k, torch.ones(3)], layout=torch.strided),
+    }
+    for workers in (0, 2):
+        for batch in tried(loader(Made(makers), 2, num_workers=workers)):
+            note(workers, batch)
+
+
+@program
+def storages_and_generators(loader: Any, note: Note) -> None:
+    def collate(samples: list[torch.Tensor]) -> Any:
+        sample = samples[0]
+        return [sample.untyped_storage().nbytes(), torch.Generator().manual_seed(5).get_state(), sample.numpy()]
+
+    for workers in (0, 2):
+        for batch in loader([numbered(k, 3) for k in range(4)], num_workers=workers, collate_fn=collate):
+            note(workers, batch)
+
+
+@program
+def batches_of_one_form_and_then_another(loader: Any, note: Note) -> None:
+    """What was settled by a first batch does not hold for those after it."""
+
+    def changing(k: int) -> Any:
+        forms: list[Any] = [
+            numbered(k, 30, 30),
+            numbered(k, 30, 31),
+            numbered(k, 30, 30).double(),
+            numbered(k, 30, 30).numpy(),
+            {"a": numbered(k, 30, 30)},
+            {"a": numbered(k, 30, 30), "b": k},
+            {"b": k, "a": numbered(k, 30, 30)},
+            (numbered(k, 30, 30), k),
+            [numbered(k, 30, 30), float(k)],
+            numbered(k, 30, 30).as_subclass(Image),
+            numbered(k, 30, 30).T,
+            k,
+            float(k),
+            f"{k}",
+            numbered(k, 30, 30),
+        ]
+        return forms[k // 4]
+
+    makers = {str(k): changing for k in range(30)}
+    for workers in (0, 1, 2):
+        for size in (2, 4):
+            for batch in tried(loader(Made(makers), size, num_workers=workers), 100):
+                note(workers, size, batch)
+
+
+@program
+def default_dtype_and_device(loader: Any, note: Note) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for workers in (0, 1):
+            for batch in loader([1.5, 2.5], 2, num_workers=workers, collate_fn=torch.tensor):
+                note(workers, batch)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@program
+def tensor_data_sets(loader: Any, note: Note) -> None:
+    data = TensorDataset(numbered(0, 10, 4), torch.arange(10), torch.rand(10) > 0.5, numbered(0, 4, 10).T)
+    for workers in (0, 2):
+        for shuffle in (False, True):
+            for drop_last in (False, True):
+                for batch in loader(data, 3, shuffle, num_workers=workers, drop_last=drop_last):
+                    note(workers, shuffle, drop_last, batch)
+
+
+@program
+def batches_that_are_changed_in_place_and_kept(loader: Any, note: Note) -> None:
+    for workers in (0, 2):
+        kept = []
+        for batch in loader([numbered(k, 40, 50) for k in range(12)], 2, num_workers=workers):
+            batch += 1000
+            kept.append((batch, batch[0], batch.numpy(), batch.view(-1)[:3]))
+        note(workers, kept)
+
+
+@program
+def collating_by_hand(loader: Any, note: Note) -> None:
+    def padded(samples: list[torch.Tensor]) -> Any:
+        return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True), torch.tensor([len(s) for s in samples])
+
+    def packed(samples: list[torch.Tensor]) -> Any:
+        return torch.nn.utils.rnn.pack_sequence(samples, enforce_sorted=False)
+
+    def both(samples: list[torch.Tensor]) -> Any:
+        return {"list": samples, "first": default_collate(samples[:1])}
+
+    rows = [numbered(k, 1 + k * 7 % 5) for k in range(8)]
+    for workers in (0, 2):
+        for collate in (padded, packed, both, torch.cat):
+            for batch in loader(rows, 3, num_workers=workers, collate_fn=collate):
+                note(workers, batch)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,191 @@
+"""Runs programs with one class of loader, and writes down all that they could tell the classes apart by.
+
+A family of programs is a file that is run as a script, so that its classes and functions are those of `__main__`, as
+most users' are. Each program is one function that takes the class and a function that notes a thing:
+
+    @program
+    def batches_of_numbers(loader: Any, note: Note) -> None:
+        for batch in loader(range(10), batch_size=4, num_workers=2):
+            note(batch)
+
+    if __name__ == "__main__":
+        run()
+
+Beside what a program notes, the warnings, the error that ends it and what it has drawn of the random numbers count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import gc
+import hashlib
+import importlib
+import json
+import random
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Note = Callable[..., None]
+Program = Callable[[Any, Note], None]
+
+CLASSES = {"torch": "torch.utils.data", "headrace": "headrace"}
+PROGRAMS: dict[str, Program] = {}
+
+ENDED_BY = "ended by"
+
+# Of the machine and of torch's way to start workers, and not of a program; and ours, of workers that have to be forks.
+_IGNORED_WARNINGS = ("This DataLoader will create", "use of fork()", "is multi-threaded", "cannot be sent to a worker")
+
+
+def program(function: Program) -> Program:
+    """Makes a program of a function."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+def run() -> None:
+    """Run the programs of this script: `SCRIPT CLASS RECORD [PROGRAM ...]`; a RECORD of - is standard output."""
+    which, record, *names = sys.argv[1:]
+    loader = importlib.import_module(CLASSES[which]).DataLoader
+    told = {}
+    for name in names or PROGRAMS:
+        told[name] = _notes_of(PROGRAMS[name], loader)
+        if record == "-":
+            sys.stdout.writelines(f"{name}: {line}\n" for line in told[name])
+        else:
+            Path(record).write_text(json.dumps(told))
+
+
+def _notes_of(function: Program, loader: Any) -> list[str]:
+    torch.manual_seed(11)
+    random.seed(12)
+    np.random.seed(13)  # noqa: NPY002
+    notes: list[str] = []
+
+    def note(*things: Any) -> None:
+        notes.append(" ".join(thing if isinstance(thing, str) else described(thing) for thing in things))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            function(loader, note)
+        except BaseException as error:
+            note(ENDED_BY, described_error(error))
+        gc.collect()
+    for warning in caught:
+        if not any(text in str(warning.message) for text in _IGNORED_WARNINGS):
+            note("warned", warning.category.__name__, str(warning.message))
+    note("drawn", torch.rand(1).item(), random.random(), np.random.rand())  # noqa: NPY002
+    return notes
+
+
+def tried(iterator: Iterable[Any], at_most: int = 50) -> Iterator[Any]:
+    """Each batch, or the error in its place as text, up to the end."""
+    iterator = iter(iterator)
+    for _ in range(at_most):
+        try:
+            told = next(iterator)
+        except StopIteration:
+            return
+        except BaseException as error:
+            told = described_error(error)
+        yield told
+
+
+def attempt(act: Callable[[], Any]) -> Any:
+    """What the call gives, or its error as text."""
+    try:
+        return act()
+    except BaseException as error:
+        return described_error(error)
+
+
+def described_error(error: BaseException) -> str:
+    """Type and text; of a traceback in the text, only what is in the script, as the rest is the loader's own."""
+    text, within, kept = str(error), False, []
+    for line in text.split("\n"):
+        if re.match(r'  File ".*", line \d+', line):
+            within = Path(sys.argv[0]).name not in line
+        elif not line.startswith("    "):
+            within = False
+        if not within and not set(line.strip()) <= set("~^"):
+            kept.append(re.sub(r'File ".*/', 'File "', line))
+    bases = [base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"]
+    return f"{type(error).__qualname__} ({bases[0]}): " + "\n".join(kept)
+
+
+def described(value: Any) -> str:
+    """The same text exactly where each type, bit and attribute is the same."""
+    kind = _name(type(value))
+    if isinstance(value, torch.Tensor):
+        return f"{kind}[{_tensor(value)}]{_attributes(value)}"
+    if isinstance(value, np.ndarray):
+        return f"{kind}[{_array(value)}]"
+    if isinstance(value, np.generic):
+        return f"{kind}[{value.dtype!r} {value!r}]"
+    if isinstance(value, Mapping):
+        parts = ", ".join(f"{described(key)}: {described(part)}" for key, part in value.items())
+        return f"{kind}{{{parts}}}{_attributes(value)}"
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | range | memoryview):
+        return f"{kind}[{', '.join(map(described, value))}]{_attributes(value)}"
+    if isinstance(value, set | frozenset):
+        return f"{kind}{{{', '.join(sorted(map(described, value)))}}}"
+    if isinstance(value, BaseException):
+        return f"the error {described_error(value)}"
+    if isinstance(value, type):
+        return f"the type {_name(value)}"
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={described(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{kind}({', '.join(fields)})"
+    if value is None or isinstance(value, int | float | complex | str | bytes | bytearray | range | enum.Enum):
+        return f"{kind} {value!r}"
+    return f"{kind}{_attributes(value)}" if hasattr(value, "__dict__") else f"{kind} {value!r}"
+
+
+def _name(kind: type) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def _attributes(value: Any) -> str:
+    own = {key: part for key, part in getattr(value, "__dict__", {}).items() if key not in ("data", "_values")}
+    return f" with {described(own)}" if own else ""
+
+
+def _tensor(value: torch.Tensor) -> str:
+    told = f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
+    told += f" requires_grad={value.requires_grad} leaf={value.is_leaf}"
+    value = value.detach() if type(value) is torch.Tensor else value.detach().as_subclass(torch.Tensor)
+    if value.layout is torch.sparse_coo:
+        return f"{told} coalesced={value.is_coalesced()} {_tensor(value._indices())} {_tensor(value._values())}"
+    if value.layout is torch.sparse_csr:
+        return f"{told} {_tensor(value.crow_indices())} {_tensor(value.col_indices())} {_tensor(value.values())}"
+    if value.is_nested:
+        return f"{told} {[_tensor(part) for part in value.unbind()]}"
+    # A tensor with gaps may arrive without, and so one of which elements share a place: the order of dimensions counts.
+    strides = torch.empty_like(value).stride() if value.numel() else None
+    told += f" strides={strides} conj={value.is_conj()} neg={value.is_neg()}"
+    if value.is_quantized:
+        return f"{told} {value.qscheme()} {value.q_scale()} {value.q_zero_point()} {value.int_repr().tolist()}"
+    flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return f"{told} {_bits(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b'')}"
+
+
+def _array(value: np.ndarray[Any, Any]) -> str:
+    flags = f"c={value.flags.c_contiguous} f={value.flags.f_contiguous} writeable={value.flags.writeable}"
+    padded = value.dtype.hasobject or value.dtype == np.longdouble
+    parts = value.tolist() if padded else _bits(np.ascontiguousarray(value).tobytes())
+    return f"{value.dtype!r} {value.shape} strides={value.strides} {flags} {parts}"
+
+
+def _bits(value: bytes) -> str:
+    return value.hex() if len(value) <= 64 else f"{len(value)} bytes, {hashlib.sha256(value).hexdigest()[:16]}"

@@ -1,0 +1,331 @@
+"""The engine without threads, processes or clocks: workers that answer in any order, a trainer that asks at any time.
+
+It runs on the simulated loop, where the order of all that is ready is drawn by a seed, and a hang is an error at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+from simulation.loop import simulate
+
+from headrace.deliver.progress import Progress, ProgressSnapshot
+from headrace.deliver.slabs import Slabs
+from headrace.delivery import Delivery
+from headrace.memory import Arena, Claim, Lease
+from headrace.parts import ListPart, address_of
+from headrace.producer import Flow
+from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
+from headrace.scheduler.budget import Budget
+from headrace.scheduler.epoch import Epoch
+from headrace.scheduler.origins import Origins
+from headrace.scheduler.position_map import PositionMap
+from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
+from headrace.scheduler.skips import Skips
+from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.tasks import Chain, Reply, Task
+from headrace.torch_compat import serialize
+from headrace.work.messages import TaskMessage
+from headrace.work.task_runner import TaskRunner, untold
+
+
+class Broken(Exception):
+    """What a worker that is told to fail answers."""
+
+
+class ScriptedWorks:
+    """Workers that take any time for an answer, do a task twice, and fail when they are told to.
+
+    Args:
+        fails: asked for each task, in the order in which they are taken on.
+    """
+
+    def __init__(self, chains: dict[int, Chain], rng: random.Random, fails: Callable[[Task], bool]) -> None:
+        self._rng, self._fails = rng, fails
+        self._runner = TaskRunner(everywhere=False, progress=untold)
+        self._numbers = itertools.count(1)
+        self.tasks: dict[Task, int] = {}
+        self.failed: list[Task] = []
+        for number, chain in chains.items():
+            self._runner.learn(number, lambda chain=chain: chain)
+
+    def learn_spec(self, number: int, spec: bytes) -> None:
+        self._runner.learn_spec(number, spec)
+
+    async def run(self, task: Task) -> Reply:
+        assert task not in self.tasks
+        number = self.tasks[task] = next(self._numbers)
+        parts = []
+        for part in task.parts:
+            sent, segments = part.sent()
+            parts.append(sent)
+            for segment in segments:
+                self._runner.attach(segment.number, segment.view)
+        place = None
+        if task.place is not None:
+            self._attach(task.place)
+            place = address_of(task.place)
+        await self._some_time()
+        if self._fails(task):
+            self.failed.append(task)
+            reply = Reply("failed", errors=[(task.slot, serialize.pack_error(Broken("told to")))])
+        else:
+            if self._rng.random() < 0.2:  # a worker that died has left nothing: another one does it again
+                self._runner.work(TaskMessage.of(number, task, parts, place))
+                self._runner.let_go(number)
+            reply = self._runner.work(TaskMessage.of(number, task, parts, place))
+        if reply.kind != "held":
+            self._release(task)
+        return reply
+
+    async def place(self, task: Task, place: Lease) -> Reply:
+        if task.place is not None:
+            task.place.release()
+        task.place = place
+        self._attach(place)
+        await self._some_time()
+        reply = self._runner.place(self.tasks[task], address_of(place))
+        if reply.kind != "held":
+            self._release(task)
+        return reply
+
+    def abandon(self, task: Task) -> None:
+        if task in self.tasks:
+            self._runner.let_go(self.tasks[task])
+            self._release(task)
+
+    def _attach(self, place: Lease) -> None:
+        self._runner.attach(place.segment.number, place.segment.view)
+
+    async def _some_time(self) -> None:
+        await asyncio.sleep(self._rng.choice([0, 0, 1, 5, 20]))
+
+    def _release(self, task: Task) -> None:
+        del self.tasks[task]
+        for part in task.parts:
+            part.release()
+        if task.place is not None:
+            task.place.release()
+
+
+class Trainer:
+    """The other end of the channel: it asks for batches one after the other, and lets go of each at any time."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.asked, self.sent = depth, 0, list[Delivery]()
+        self.errors: list[bytes] = []
+        self.is_closed = False
+        self._callback: Callable[[], None] = lambda: None
+        self._came = asyncio.Event()
+
+    @property
+    def granted(self) -> int:
+        return self.asked + self.depth
+
+    def send(self, message: Delivery) -> None:
+        assert len(self.sent) < self.granted, "more is sent than was granted"
+        self.sent.append(message)
+        self._came.set()
+
+    def fail(self, blob: bytes) -> None:
+        self.errors.append(blob)
+        self._came.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._came.set()
+
+    def on_credit(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+
+    def take_back(self) -> Sequence[Delivery]:
+        return ()
+
+    async def receive(self) -> Delivery | None:
+        """The next batch; None at the end."""
+        self.asked += 1
+        self._callback()
+        while len(self.sent) < self.asked:
+            if self.is_closed:
+                return None
+            self._came.clear()
+            await self._came.wait()
+        return self.sent[self.asked - 1]
+
+
+class Scripted:
+    """A source that puts its samples in any order, and at any time."""
+
+    def __init__(self, samples: Sequence[Any], rng: random.Random, *, breaks: bool = False) -> None:
+        self._samples, self._rng, self._breaks = samples, rng, breaks
+
+    async def run(self, flow: Flow) -> None:
+        at = 0
+        async with anyio.create_task_group() as group:
+            while at < len(self._samples):
+                count = min(self._rng.randint(1, 4), len(self._samples) - at)
+                claim = await flow.turn(100 * count, at)
+                group.start_soon(self._put, flow, at, count, claim)
+                at += count
+        if self._breaks:
+            raise Broken("the source")
+
+    async def _put(self, flow: Flow, start: int, count: int, claim: Claim) -> None:
+        await asyncio.sleep(self._rng.choice([0, 1, 10]))
+        flow.put(start, flow.part_of(list(self._samples[start : start + count]), claim))
+
+    def mark(self, position: int) -> Any:
+        return position
+
+
+class _Meters:
+    """Counts nothing."""
+
+    def set_reading(self, epoch: object, is_reading: bool) -> None: ...
+
+    def set_depths(self, *, ready: int, open_batches: int) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        samples: the source's.
+        stages: before the last one; the chains that they name are in `chains`, as 1 is, the last one's.
+        groups: of what each level of samples is made.
+        done: how many of the source's samples were received before.
+        known: how many samples are known of what the first ones give.
+    """
+
+    samples: Sequence[Any]
+    chains: dict[int, Chain]
+    batch_size: int = 4
+    stages: tuple[Any, ...] = ()
+    keeps_count: bool = True
+    drop_last: bool = False
+    in_order: bool = True
+    is_spread: bool = False
+    use_slots: bool = False
+    depth: int = 2
+    budget: int = 1 << 30
+    workers: int = 2
+    limit: int | None = None
+    skips: Skips | None = None
+    boundaries: BatchBoundaries | None = None
+    breaks: bool = False
+    done: int = 0
+    known: tuple[int, ...] = ()
+    fails: Callable[[Task], bool] = lambda task: False
+
+
+@dataclass
+class Run:
+    """What came of it.
+
+    Attributes:
+        batches: what each has; None in the place of one that was an error.
+        snapshots: how far the trainer was behind each.
+        errors: what ended it.
+        failed: the tasks that failed.
+    """
+
+    batches: list[Any] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    snapshots: list[ProgressSnapshot] = field(default_factory=list)
+    errors: list[bytes] = field(default_factory=list)
+    failed: list[Task] = field(default_factory=list)
+
+
+def run(plan: Plan, seed: int, stop_after: int | None = None) -> Run:
+    """One epoch to its end, or until so many batches were received; nothing may be held of it afterwards."""
+    return simulate(_run(plan, random.Random(seed), stop_after), seed)[0]
+
+
+async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
+    result = Run()
+    works = ScriptedWorks(plan.chains, rng, plan.fails)
+    arena, trainer = Arena(), Trainer(plan.depth)
+    slabs = Slabs(lambda _: None, lambda _: True)
+    slabs.limit = slabs.kept = plan.depth + 3
+    budget = Budget(plan.budget, lambda: arena.leased_bytes, lambda: arena.leased_bytes)
+    sizes = [stage.size for stage in plan.stages if isinstance(stage, GroupStage)]
+    levels = [Origins(size, known) for size, known in zip([1, *sizes], plan.known or [0] * 9, strict=False)]
+    batches = BatchSpec(
+        chain=1,
+        batch_size=plan.batch_size,
+        workers=plan.workers,
+        inner=plan.stages,
+        drop_last=plan.drop_last,
+        keeps_count=plan.keeps_count,
+        look_ahead=rng.choice([0, 3, 50]),
+        in_order=plan.in_order,
+        is_spread=plan.is_spread,
+        collations=rng.choice([None, 1]),
+    )
+    position_map = PositionMap(kept_from=None if plan.keeps_count else 0, levels=levels)
+    spec = EpochSpec(
+        source=Scripted(plan.samples[plan.done :], rng, breaks=plan.breaks),
+        batches=batches,
+        learned=Learned(plan.use_slots),
+        key=7,
+        boundaries=plan.boundaries or EvenBoundaries(plan.batch_size),
+        position_map=position_map,
+        limit=plan.limit,
+        skips=plan.skips,
+    )
+    resources = Resources(
+        works=works,
+        slabs=slabs,
+        arena=arena,
+        budget=budget,
+        meters=_Meters(),
+        wrap=ListPart,
+        copies=1,
+        pack_error=serialize.pack_error,
+    )
+    progress = Progress(ProgressSnapshot(), lambda received: {})
+    epoch = Epoch(spec, resources, trainer)
+    task = asyncio.create_task(epoch.run())
+    task.add_done_callback(lambda _: trainer.close())  # should it have failed, that is told
+    received = 0
+    while stop_after is None or received < stop_after:
+        await asyncio.sleep(rng.choice([0, 0, 2, 30]))
+        progress.ask()
+        delivery = await trainer.receive()
+        if delivery is None:
+            break
+        received += 1
+        (progress.fail if delivery.kind == "error" else progress.receive)(delivery)
+        result.batches.append(_opened(delivery, slabs))
+        result.numbers.append(delivery.batch)
+        result.snapshots.append(progress.received)
+        slabs.returned(delivery.segment)
+    epoch.stop()
+    await task
+    for delivery in trainer.sent[received:]:
+        slabs.returned(delivery.segment)
+    result.errors, result.failed = trainer.errors, works.failed
+    assert not works.tasks, "workers have tasks that nobody waits for"
+    assert not slabs._out
+    assert len(slabs._free) == len(slabs.segments), "a slab is held by nobody"
+    assert arena.leased_bytes == 0, "memory is held by nobody"
+    assert budget.claimed == 0, "bytes are claimed by nobody"
+    slabs.close()
+    arena.close()
+    return result
+
+
+def _opened(delivery: Delivery, slabs: Slabs) -> Any:
+    if delivery.kind == "error":
+        return None
+    view = slabs.segments[delivery.segment].view
+    if delivery.kind == "packed":
+        return serialize.unpack(view, delivery.lengths, copy=True)
+    raise AssertionError(delivery.kind)

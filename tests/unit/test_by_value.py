@@ -1,0 +1,78 @@
+"""What this package sends by value is nobody else's business."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import cloudpickle
+import pytest
+
+from headrace.memory import close_all
+from headrace.torch_compat import serialize
+from headrace.torch_compat.by_value import modules_by_value, packing
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[ModuleType]:
+    """A module that was loaded from a place that is not on the path: no worker could import it."""
+    path = tmp_path / "plugin_of_a_user.py"
+    path.write_text("def twice(x):\n    return 2 * x\n\n\nclass Pair(tuple):\n    pass\n")
+    spec = importlib.util.spec_from_file_location("plugin_of_a_user", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["plugin_of_a_user"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["plugin_of_a_user"]
+
+
+def sent(value: object) -> bytes:
+    descriptors: list[int] = []
+    try:
+        return b"".join(bytes(part) for part in serialize.pack_for_workers(value, descriptors))
+    finally:
+        close_all(descriptors)
+
+
+def test_users_own_pickles_are_as_they_were_before_a_plug_in_was_sent_to_workers(plugin: ModuleType) -> None:
+    before, listed = cloudpickle.dumps(plugin.twice), cloudpickle.list_registry_pickle_by_value()
+    assert len(sent(plugin.twice)) > len(before), "it goes by value"
+    assert cloudpickle.list_registry_pickle_by_value() == listed
+    assert cloudpickle.dumps(plugin.twice) == before
+    assert "plugin_of_a_user" in modules_by_value()
+    assert len(serialize.pack_bytes(plugin.Pair)) > 100, "so do samples, once that is known"
+    assert cloudpickle.list_registry_pickle_by_value() == listed
+
+
+def test_what_the_user_sends_by_value_stays_so(plugin: ModuleType) -> None:
+    cloudpickle.register_pickle_by_value(plugin)
+    try:
+        sent(plugin.twice)
+        assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value()
+    finally:
+        cloudpickle.unregister_pickle_by_value(plugin)
+
+
+def test_list_is_kept_until_the_last_of_several_threads_has_packed(plugin: ModuleType) -> None:
+    sent(plugin.twice)
+    is_in, may_end = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with packing():
+            is_in.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    is_in.wait()
+    with packing():
+        pass
+    assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value(), "the other one still packs"
+    may_end.set()
+    thread.join()
+    assert "plugin_of_a_user" not in cloudpickle.list_registry_pickle_by_value()

@@ -1,0 +1,118 @@
+"""The time limits of a read: which one ends it, when, and that nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from simulation.loop import simulate
+
+from headrace.fetch.policy.deadlines import DeadlineTimer, Watched
+from headrace.options import FetchOptions
+
+OPTIONS = FetchOptions(
+    first_byte_timeout_s=10.0, stall_timeout_s=5.0, total_timeout_s=100.0, min_rate_bytes_s=1000, hedge_share=0.0
+)
+
+
+class Read(Watched):
+    def time_s(self, options: FetchOptions) -> float:
+        return options.total_timeout_s
+
+
+class Elsewhere:
+    """What a read may wait for; it is always getting on, or never."""
+
+    def __init__(self, succeeded_at: float) -> None:
+        self.succeeded_at = succeeded_at
+
+
+async def watched(steps: Callable[[Read], list[tuple[float, int]]]) -> tuple[str | None, float]:
+    """Wait some seconds and receive some bytes, again and again; gives what ended that, and when."""
+    loop = asyncio.get_running_loop()
+    watch, read = DeadlineTimer(OPTIONS, loop.time), Read(0)
+    read.start_now(loop.time())
+    watch.begin(read, read.began)
+    why = None
+    try:
+        for wait_s, received in steps(read):
+            await asyncio.sleep(wait_s)
+            read.position += received
+    except asyncio.CancelledError:
+        why = read.settle()
+        assert why is not None
+    finally:
+        watch.end(read)
+        watch.close()
+    return why, loop.time()
+
+
+@pytest.mark.parametrize(
+    ("steps", "why", "at"),
+    [
+        ([(9.9, 1), (4.9, 1)], None, 14.8),
+        ([(99.0, 0)], "no first byte within 10 seconds", 10.0),
+        ([(1.0, 50_000), (99.0, 0)], "no byte for 5 seconds", 6.0),
+        ([(1.0, 999)] * 60, "fewer than 1000 bytes a second for 30 seconds", 31.0),
+        ([(1.0, 1100)] * 60, None, 60.0),
+        ([(1.0, 10**6)] * 200, "not all within 100 seconds", 100.0),
+    ],
+)
+def test_limit_that_is_broken_first_ends_the_read(steps: list[tuple[float, int]], why: str | None, at: float) -> None:
+    (ended, seconds), _ = simulate(watched(lambda _: steps))
+    assert ended == why
+    assert at <= seconds <= at + 2.1
+
+
+@pytest.mark.parametrize(("progress", "ends_at"), [(float("inf"), None), (-1.0, 100.0)])
+def test_wait_for_a_turn_counts_only_while_nobody_gets_on(progress: float, ends_at: float | None) -> None:
+    def steps(read: Read) -> list[tuple[float, int]]:
+        read.waits_for = Elsewhere(progress)
+        return [(500.0, 0)]
+
+    (why, seconds), _ = simulate(watched(steps))
+    assert (why is None) is (ends_at is None)
+    assert seconds == pytest.approx(ends_at or 500.0, abs=1.1)
+
+
+def test_cancellation_from_outside_is_not_taken_for_a_limit() -> None:
+    async def run() -> None:
+        task = asyncio.ensure_future(watched(lambda _: [(50.0, 0)]))
+        await asyncio.sleep(9.0)
+        task.cancel()
+        with pytest.raises(AssertionError):  # of `settle`: it was not the watch
+            await task
+
+    simulate(run())
+
+
+def test_loop_that_stood_still_is_given_time_to_read_what_has_come() -> None:
+    async def run() -> None:
+        clock_ahead = 0.0
+        loop = asyncio.get_running_loop()
+        watch, read = DeadlineTimer(OPTIONS, lambda: loop.time() + clock_ahead), Read(0)
+        read.start_now(0.0)
+        watch.begin(read, 0.0)
+        await asyncio.sleep(2.5)
+        clock_ahead = 60.0
+        await asyncio.sleep(1.0)  # the watch has looked, late
+        read.position = 100_000
+        await asyncio.sleep(3.0)
+        assert read.stopped_by is None
+        watch.end(read)
+        watch.close()
+
+    simulate(run())
+
+
+def test_timer_runs_only_while_something_is_watched() -> None:
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        watch, read = DeadlineTimer(OPTIONS, loop.time), Read(0)
+        watch.begin(read, loop.time())
+        watch.end(read)
+        await asyncio.sleep(5.0)
+        return loop.timers  # type: ignore[attr-defined, no-any-return]
+
+    assert simulate(run())[0] <= 1  # that of `simulate` itself

@@ -1,0 +1,183 @@
+"""An epoch gives what its plan says in whatever order workers answer, fail and die, and the trainer asks and leaves."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.scripted import Plan, Run, run
+
+from headrace.deliver.progress import ProgressSnapshot
+from headrace.scheduler.recipe import GroupStage, WorkStage
+from headrace.tasks import Chain, Finish, Step, Task
+
+SEEDS = st.integers(0, 2**32)
+shapes = settings(max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), deadline=None)
+
+
+def copies(n: int) -> list[int]:
+    return [n * 10 + k for k in range(n * 7 % 4)]
+
+
+def some(n: int) -> bool:
+    return n % 3 != 1
+
+
+def spread_out(batch: list[int]) -> list[int]:
+    return batch
+
+
+FLAT = Step("flat_map", "many", copies)
+SOME = Step("filter", "filter", some)
+APART = Step("unbatch", "many", spread_out)
+
+
+def last() -> Chain:
+    return Chain(collate=list)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any stages, in any order, with their chains."""
+    kinds = draw(st.lists(st.sampled_from(["flat", "some", 1, 2, 3, 5]), max_size=4))
+    chains, stages = {1: last()}, list[Any]()
+    for number, kind in enumerate(kinds, 2):
+        if isinstance(kind, int):
+            chains[number] = Chain(collate=list, after=(APART,))
+            stages.append(GroupStage(number, kind, draw(st.booleans())))
+        else:
+            chains[number] = Chain((FLAT if kind == "flat" else SOME,))
+            stages.append(WorkStage(number, kind == "flat"))
+    return Plan(
+        samples=range(draw(st.integers(0, 25))),
+        chains=chains,
+        stages=tuple(stages),
+        keeps_count=not stages,
+        batch_size=draw(st.integers(1, 7)),
+        drop_last=draw(st.booleans()),
+        depth=draw(st.sampled_from([0, 1, 3])),
+        budget=draw(st.sampled_from([300, 1500, 1 << 30])),
+        workers=draw(st.integers(1, 3)),
+        is_spread=draw(st.booleans()),
+        limit=draw(st.sampled_from([None, None, 3, 10])) if stages else None,
+    )
+
+
+def expected(plan: Plan) -> list[list[int]]:
+    """The batches, by the plainest of programs."""
+    samples: list[Any] = list(plan.samples)
+    for stage in plan.stages:
+        if isinstance(stage, GroupStage):
+            if stage.drop_last:
+                samples = samples[: len(samples) // stage.size * stage.size]
+        elif stage.gives_many:
+            samples = [part for sample in samples for part in copies(sample)]
+        else:
+            samples = list(filter(some, samples))
+    samples = samples[: plan.limit]
+    batches = [samples[k : k + plan.batch_size] for k in range(0, len(samples), plan.batch_size)]
+    return batches[:-1] if plan.drop_last and batches and len(batches[-1]) < plan.batch_size else batches
+
+
+@shapes
+@given(plan=plans(), seed=SEEDS)
+def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Plan, seed: int) -> None:
+    result = run(plan, seed)
+    assert result.batches == expected(plan)
+    assert result.numbers == list(range(len(result.batches)))
+    assert not result.errors
+
+
+@shapes
+@given(plan=plans(), seed=SEEDS, left=st.integers(0, 8))
+def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(plan: Plan, seed: int, left: int) -> None:
+    whole = expected(plan)
+    result = run(plan, seed, stop_after=left)
+    assert result.batches == whole[:left]
+    if not result.snapshots or not plan.stages:
+        return
+    received = result.snapshots[-1]
+    begun = resumed(plan, received)
+    assert run(begun, seed + 1).batches == whole[left:]
+
+
+def resumed(plan: Plan, received: ProgressSnapshot) -> Plan:
+    """What is to come, as a state has it: no more is known than the snapshot says."""
+    assert len(received.covers) <= 1
+    done = received.covers[0][1] if received.covers else 0
+    limit = None if plan.limit is None else plan.limit - received.used
+    return replace(plan, done=plan.done + done, known=received.parts, limit=limit)
+
+
+@shapes
+@given(plan=plans(), seed=SEEDS, rate=st.sampled_from([0.05, 0.3, 1.0]))
+def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int, rate: float) -> None:
+    chance = random.Random(seed)
+    result = run(replace(plan, fails=lambda task: chance.random() < rate), seed)
+    assert not result.errors
+    whole = [sample for batch in expected(replace(plan, limit=None, drop_last=False)) for sample in batch]
+    came = [sample for batch in result.batches if batch is not None for sample in batch]
+    everything = iter(_without_groups_left_out(plan)) if result.failed else iter(whole)
+    assert all(any(sample == one for one in everything) for sample in came), "a sample came twice, or out of order"
+    assert bool(result.failed) >= (None in result.batches)
+    if not result.failed:
+        assert result.batches == expected(plan)
+    elif not plan.drop_last and plan.limit is None and _are_told(plan):
+        assert None in result.batches, "tasks failed, and nobody was told"
+
+
+def _without_groups_left_out(plan: Plan) -> Iterator[int]:
+    """All that might come: where a failure stands for many samples, a last group may lack others or none."""
+    stages = tuple(replace(stage, drop_last=False) if isinstance(stage, GroupStage) else stage for stage in plan.stages)
+    for batch in expected(replace(plan, stages=stages, limit=None, drop_last=False)):
+        yield from batch
+
+
+def _are_told(plan: Plan) -> bool:
+    return not any(isinstance(stage, GroupStage) and stage.drop_last for stage in plan.stages)
+
+
+@shapes
+@given(plan=plans(), seed=SEEDS)
+def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed: int) -> None:
+    plan = replace(plan, breaks=True, drop_last=False, limit=None)
+    result = run(plan, seed)
+    assert result.batches[-1] is None
+    assert None not in result.batches[:-1]
+    whole = [sample for batch in expected(plan) for sample in batch]
+    came = [sample for batch in result.batches[:-1] for sample in batch]
+    assert came == whole[: len(came)]
+
+
+@shapes
+@given(plan=plans(), seed=SEEDS)
+def test_batches_are_all_there_when_they_may_come_in_any_order(plan: Plan, seed: int) -> None:
+    if any(stage.gives_many for stage in plan.stages):
+        return  # that is refused
+    result = run(replace(plan, in_order=False), seed)
+    assert sorted(zip(result.numbers, result.batches, strict=True)) == list(enumerate(expected(plan)))
+
+
+def test_each_kind_of_task_was_tried() -> None:
+    kinds = set()
+
+    def seen(task: Task) -> bool:
+        kinds.add(task.finish)
+        return False
+
+    chains = {1: last(), 2: Chain((FLAT,)), 3: Chain(collate=list, after=(APART,))}
+    plan = Plan(
+        samples=range(20), chains=chains, stages=(WorkStage(2, True), GroupStage(3, 3)), keeps_count=False, fails=seen
+    )
+    run(plan, 1)
+    run(replace(plan, is_spread=True), 1)
+    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE}
+
+
+def test_run_without_samples_has_no_batches() -> None:
+    assert run(Plan(samples=(), chains={1: last()}), 0) == Run()

@@ -1,0 +1,101 @@
+"""Loops of frameworks that take batches ahead, where how they do it is not known: states that may leave some out."""
+
+from __future__ import annotations
+
+import itertools
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+import headrace as hr
+
+ONE_AHEAD = """
+def one_ahead(loader):
+    batches = iter(loader)
+    ahead = next(batches)
+    for batch in batches:
+        yield ahead
+        ahead = batch
+    yield ahead
+"""
+
+
+def loop_of(name: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """A loop of a module of that name, which takes one batch ahead."""
+    module = types.ModuleType(name)
+    exec(ONE_AHEAD, vars(module))
+    loop: Callable[[Iterable[Any]], Iterator[Any]] = module.one_ahead
+    return loop
+
+
+class Keys(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return 12
+
+    async def aget(self, key: int) -> int:
+        return key
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+DATA = pytest.mark.parametrize("data", [Keys, Numbers])
+MODULES = pytest.mark.parametrize("name", ["lightning.pytorch.newer", "pytorch_lightning.newer", "accelerate.newer"])
+
+
+class Around:
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+def handed_on(loader: Any) -> Iterator[Any]:
+    yield from loader
+
+
+@DATA
+@MODULES
+@pytest.mark.parametrize("around", [None, Around, handed_on])
+def test_state_warns_that_batches_may_be_lost_when_a_framework_takes_them_in_a_way_of_its_own(
+    data: Any, name: str, around: Any
+) -> None:
+    with hr.DataLoader(data(), batch_size=4) as loader:
+        loop = loop_of(name)(loader if around is None else around(loader))
+        assert next(loop).tolist() == [0, 1, 2, 3]
+        with pytest.warns(RuntimeWarning, match=rf"{name.rpartition('.')[0]} iterates.*state_dict\(batches=n\)"):
+            loader.state_dict()
+        loader.state_dict()  # it is said once
+        state = loader.state_dict(batches=1)
+        loop.close()
+    with hr.DataLoader(data(), batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader)).tolist() == [4, 5, 6, 7]
+
+
+@DATA
+@pytest.mark.parametrize("around", [None, Around, handed_on])
+def test_state_says_nothing_when_a_loop_is_of_the_program_though_a_framework_calls_it(data: Any, around: Any) -> None:
+    module = types.ModuleType("lightning.pytorch.trainer")
+    exec("def run(hook):\n    return hook()", vars(module))
+
+    with hr.DataLoader(data(), batch_size=4) as loader:
+
+        def hook() -> list[Any]:
+            batches = itertools.islice(loader if around is None else around(loader), 2)
+            return [loader.state_dict() for _ in batches]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert len(module.run(hook)) == 2
+            assert len([loader.state_dict() for _ in loop_of("lightning.fabric.wrappers")(loader)]) == 3

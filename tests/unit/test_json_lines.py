@@ -1,0 +1,130 @@
+"""Lines of JSON are found as Python's own `splitlines` at newlines finds them, in whatever pieces they come."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.format import Block
+from headrace.formats.json_lines import JSON_LINES, LineScanner
+from headrace.formats.limits import DEFAULTS, Limits
+
+Found = list[tuple[bytes, int, int]]
+MARK = b"\xef\xbb\xbf"
+
+
+def scan(data: bytes, piece: int, limits: Limits = DEFAULTS) -> tuple[Found, hr.FormatError | None]:
+    scanner, found, start = LineScanner("memory://x/a.jsonl?X-Amz-Signature=secret", limits), Found(), 0
+    while not scanner.done:
+        stop, low = min(start + piece, len(data)), scanner.low
+        rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))
+        assert not len(rows) or int(rows.offset.min()) >= low
+        found += zip(rows.keys.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
+    return found, scanner.error
+
+
+def expected(data: bytes) -> Found:
+    found, at = Found(), len(MARK) if data.startswith(MARK) else 0
+    for number, line in enumerate(data[at:].split(b"\n"), 1):
+        if line.strip():
+            found.append((str(number).encode(), at, len(line)))
+        at += len(line) + 1
+    return found
+
+
+lines = st.sampled_from([b"{}", b"", b" ", b"\r", b"\t\r", b' {"a": 1} \r', b'{"long": "' + b"x" * 700 + b'"}', b"x"])
+
+
+@given(
+    st.lists(lines), st.sampled_from([b"", b"\n", b"\n\n", b" "]), st.booleans(), st.sampled_from([1, 2, 3, 512, 999])
+)
+def test_lines_are_found_in_any_pieces(parts: list[bytes], end: bytes, is_marked: bool, piece: int) -> None:
+    data = (MARK if is_marked else b"") + b"\n".join([b"{}", *parts]) + end
+    piece = max(piece, 3)  # engines read by 512 bytes
+    assert scan(data, piece) == (expected(data), None)
+
+
+def test_object_without_a_line_has_no_samples() -> None:
+    for data in (b"", MARK, b"\n\n", b" \r\n"):
+        assert scan(data, 512) == ([], None)
+
+
+@pytest.mark.parametrize(("data", "says"), [
+    (b"[1]\n", "JSON array"),
+    (b"\n  [\n{}]", "JSON array"), (b"\x1f\x8b\x08" + bytes(90), "gzip"), (b"hello", "b'hello'"),
+    (b"PAR1" + bytes(20), "PAR1"), (bytes(2000), "each line must be"),
+])  # fmt: skip
+def test_object_of_another_kind_is_an_error_that_says_what_it_looks_like(data: bytes, says: str) -> None:
+    found, error = scan(data, 512)
+    assert found == []
+    assert error is not None
+    assert says in str(error)
+    assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize("piece", [512, 10**6])
+def test_line_over_the_limit_ends_the_object_behind_those_before_it(piece: int) -> None:
+    data = b'{}\n\n{"n": 1}\n{"a": "' + b"x" * 5000 + b'"}\n{}\n'
+    found, error = scan(data, piece, Limits(member_bytes=2000))
+    assert found == [(b"1", 0, 2), (b"3", 4, 8)]
+    assert type(error) is hr.LimitError
+    assert (error.key, error.offset) == ("4", 13)
+    assert "line 4, byte 13" in str(error)
+
+
+def opened(line: bytes) -> Any:
+    return JSON_LINES.open_block(Block("u", ("line",)), [line])[0]
+
+
+@pytest.mark.parametrize("value", [{}, {"a": None, "ü": [1, 2.5, {"b": "\u2028"}]}, {"": ""}])
+def test_line_is_its_object(value: Any) -> None:
+    assert opened(json.dumps(value, ensure_ascii=False).encode()) == value
+    assert opened(b" " + json.dumps(value).encode() + b"\r") == value
+
+
+@pytest.mark.parametrize("line", [
+    b"", b"{", b"[1]", b"3", b"null", b'"a"', b'{"a": "\xff"}', b"{} {}", b"{'a': 1}", b'{"a":' * 99999, b"{\0}",
+    '{"a": 1}'.encode("utf-16"),
+])  # fmt: skip
+def test_line_that_is_no_object_is_a_value_error(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        opened(line)
+
+
+def put(name: str, data: bytes) -> str:
+    url = f"memory://jsonl/{name}"
+    memory.put(url, data)
+    return url
+
+
+def test_damaged_line_names_its_place_and_is_skipped_alone() -> None:
+    url = put("damaged.jsonl", b'{"n": 1}\n\n{"n": 2\n{"__n": 3}\n{"n": 4}')
+    data = hr.stream(url, index=None)
+    with pytest.raises(hr.DecodeError, match=r"sample '3' of memory://jsonl/damaged.jsonl does not open as jsonl"):
+        list(data)
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=None, on_error="skip")
+    with loader:
+        assert [sample["n"] for sample in loader] == [1, 4]
+        assert loader.stats().skipped == 2
+
+
+def test_sniff_tells_lines_from_one_object() -> None:
+    assert JSON_LINES.sniff("x", b'{"a": 1}\n{"a"') > 0.5
+    assert 0 < JSON_LINES.sniff("x", b'{"a": "' + b"x" * 5000) < 0.5
+    assert JSON_LINES.sniff("x", b'{\n  "a": 1\n}') == JSON_LINES.sniff("x", b"[1]\n") == 0
+    url = put("no_suffix.data", b'{"n": 1}\n{"n": 2}\n')
+    assert [sample["n"] for sample in hr.stream(url)] == [1, 2]
+
+
+def test_object_that_says_nothing_of_its_format_is_refused() -> None:
+    for url in (put("unknown.bin", b"\0" * 9000), "memory://jsonl/missing.bin", "memory://jsonl/missing"):
+        with pytest.raises(hr.OptionError, match="does not say its format"):
+            hr.stream(url)

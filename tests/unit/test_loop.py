@@ -1,0 +1,48 @@
+"""The loop of a loader: what ends programs does not end it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from headrace.scheduler import loop as loops
+
+
+async def raises(kind: type[BaseException], number: int) -> None:
+    await asyncio.sleep(0)
+    raise kind(number)
+
+
+@pytest.mark.parametrize("has_uvloop", [True, False], ids=["uvloop", "asyncio"])
+def test_loop_goes_on_when_tasks_and_callbacks_raise_what_ends_programs(
+    has_uvloop: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if has_uvloop:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setattr(loops.importlib.util, "find_spec", lambda _: None)
+    kinds = [SystemExit, ValueError, KeyboardInterrupt, SystemExit]
+    got: list[BaseException] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert type(loop).__mro__[2].__module__.startswith("uvloop" if has_uvloop else "asyncio")
+        for round_ in range(3):
+            tasks = [loop.create_task(raises(kind, number)) for number, kind in enumerate(kinds)]
+            loop.call_soon(sys.exit, round_)
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(error, BaseException)
+                got.append(error)
+
+    loops.run(main)
+    assert [type(error) for error in got] == 3 * kinds
+    assert "which goes on" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_loop_ends_with_another_error_when_its_own_main_raises_what_ends_programs(kind: type[BaseException]) -> None:
+    with pytest.raises(RuntimeError, match=kind.__name__) as caught:
+        loops.run(raises, kind, 1)
+    assert isinstance(caught.value.__cause__, kind)

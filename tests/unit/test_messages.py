@@ -1,0 +1,23 @@
+"""What is said of a task that ends workers names what the task was about."""
+
+from __future__ import annotations
+
+from headrace.formats.tar.scanner import TarScanner
+from headrace.parts import ListPart
+from headrace.tasks import Finish, Task
+from headrace.work.messages import died, told
+
+
+def test_death_in_the_search_for_samples_names_the_shard() -> None:
+    task = Task(0, 0, 5, Finish.SCAN, [], scan=(TarScanner("s3://bucket/a-5.tar"), 0, True))
+    error = died(task, -1, 17, -9)
+    assert str(error).startswith("DataLoader worker (pid(s) 17) exited unexpectedly (killed by SIGKILL)")
+    assert "s3://bucket/a-5.tar" in str(error)
+    assert error.url == "s3://bucket/a-5.tar"
+    assert "batch 5" not in str(error)
+
+
+def test_death_on_a_sample_names_its_position() -> None:
+    task = Task(1, 0, 2, Finish.SLOTS, [ListPart([1, 2])], position=8)
+    assert "sample 9 of the epoch" in str(died(task, 1, 17, 3))
+    assert told(3) == "exit code 3"

@@ -1,0 +1,137 @@
+"""What a state says of samples that were made of others, against a model that remembers everything."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace.parts import ListPart
+from headrace.scheduler.boundaries import EvenBoundaries, GivenBoundaries
+from headrace.scheduler.origins import Origins
+from headrace.scheduler.pile import Pile
+from headrace.scheduler.position_map import PositionMap
+
+
+class OriginsOfTwoLevels(RuleBasedStateMachine):
+    """Samples of a source become many or none, groups of them again; batches of what comes are received in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size, self.batch = 3, 2
+        self.map = PositionMap(kept_from=0, levels=[Origins(), Origins(self.size)])
+        self.first: list[int] = []  # the source's number of each sample of the first level
+        self.second: list[int] = []  # the group of each sample of the second
+        self.sources = self.groups = self.batches = 0
+        self.said: tuple[int, tuple[int, ...]] = (0, ())
+
+    @rule(counts=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    def samples_come(self, counts: list[int]) -> None:
+        units = [self.sources + k for k, count in enumerate(counts) for _ in range(count)]
+        self.sources += len(counts)
+        self.first += units
+        self.map.arrived(0, units)
+
+    @precondition(lambda self: len(self.first) >= (self.groups + 1) * self.size)
+    @rule(count=st.integers(0, 4))
+    def group_comes(self, count: int) -> None:
+        self.second += [self.groups] * count
+        self.map.arrived(1, [self.groups] * count)
+        self.groups += 1
+
+    @precondition(lambda self: len(self.second) >= (self.batches + 1) * self.batch)
+    @rule()
+    def batch_is_received(self) -> None:
+        boundaries = EvenBoundaries(self.batch)
+        start = self.batches * self.batch
+        self.map.cover(self.batches, start, start + self.batch, boundaries)
+        self.batches += 1
+        delta = self.map.after(boundaries, (0, 0))
+        source = delta.covers[-1][1] if delta.covers else self.said[0]
+        self.said = source, delta.parts or (0, 0)
+
+        self.check(received=start + self.batch)
+
+    def check(self, received: int) -> None:
+        """The rest can be made from what is said."""
+        source, (known, of_group) = self.said
+        last = self.second[received - 1]
+        is_within = received < len(self.second) and self.second[received] == last
+        begun = last if is_within else last + 1
+        assert of_group == (received - self.second.index(begun) if is_within else 0)
+        left = [number for number, unit in enumerate(self.first) if unit >= source][known:]
+        if left:
+            assert left[0] == begun * self.size, "the first sample to come is that with which the group begins"
+        else:
+            assert begun * self.size >= len(self.first)
+
+
+TestOriginsOfTwoLevels = OriginsOfTwoLevels.TestCase
+
+
+class PileAgainstAList(RuleBasedStateMachine):
+    """Parts lie in a pile in any order; what is taken comes by position, each sample once, and nothing stays leased."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pile, self.left, self.next = Pile(), dict[int, int](), 0
+
+    @rule(counts=st.lists(st.integers(0, 5), min_size=1, max_size=4), order=st.randoms(use_true_random=False))
+    def parts_come(self, counts: list[int], order: object) -> None:
+        starts = []
+        for count in counts:
+            starts.append((self.next, count))
+            self.next += count
+        order.shuffle(starts)  # type: ignore[attr-defined]
+        for start, count in starts:
+            self.pile.add(start, ListPart(list(range(start, start + count))))
+            self.left |= {position: position for position in range(start, start + count)}
+
+    @precondition(lambda self: self.left)
+    @rule(count=st.integers(1, 6))
+    def some_are_taken(self, count: int) -> None:
+        assert self.pile.start == min(self.left)
+        assert self.pile.size >= 1
+        start, part = self.pile.take(count)
+        samples = part.samples[part.start : part.start + part.count]
+        assert start == min(self.left)
+        assert 1 <= part.count <= count
+        assert samples == [self.left.pop(start + k) for k in range(part.count)]
+
+    @rule(stop=st.integers(0, 60))
+    def all_below_are_taken(self, stop: int) -> None:
+        taken = [
+            sample for _, part in self.pile.below(stop) for sample in part.samples[part.start : part.start + part.count]
+        ]
+        assert taken == sorted(position for position in self.left if position < stop)
+        for position in taken:
+            del self.left[position]
+
+    @invariant()
+    def it_knows_whether_it_is_empty(self) -> None:
+        assert bool(self.pile) == bool(self.left)
+
+
+TestPileAgainstAList = PileAgainstAList.TestCase
+
+
+@given(sizes=st.lists(st.integers(0, 5), max_size=12))
+def test_given_boundaries_find_each_sample_where_its_batch_was_cut(sizes: list[int]) -> None:
+    boundaries, position = GivenBoundaries(), 0
+    for number, size in enumerate(sizes):
+        assert boundaries.add(size) == number
+        assert (boundaries.start(number), boundaries.size(number)) == (position, size)
+        for slot in range(size):
+            assert boundaries.find(position + slot) == (number, slot)
+        position += size
+    assert boundaries.start(len(sizes) + 3) == position, "where nothing is cut yet, the last one's end is known"
+
+
+def test_units_are_known_below_zero_when_a_run_goes_on_in_the_middle_of_the_first() -> None:
+    origins = Origins(known=2)
+    assert origins.needed(0) == (0, 2)
+    origins.arrived([0, 0, 0, 0, 1])
+    assert [origins.needed(number) for number in range(3)] == [(0, 2), (0, 3), (1, 0)]
+    assert [origins.unit(number) for number in range(-1, 3)] == [-1, 0, 0, 1]
+    origins.forget(2)
+    assert origins.needed(3) == (2, 0)

@@ -1,0 +1,74 @@
+"""What a format says of a shard is read as it lies, or refused: members out of their order would be cut elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.formats.format import Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import DEFAULTS
+from headrace.indexes.of_format import OwnTables
+from headrace.rows import Rows
+
+
+class Said(Format):
+    name = "said"
+    suffixes = (".said",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    async def index(self, *about: Any) -> ShardIndex:
+        return ShardIndex(self.rows, None, 100, None)
+
+
+def table(offset: list[int], size: list[int], starts: list[int], count: int, block: list[int] | None = None) -> Rows:
+    shared = (None, None) if block is None else (np.array(block), np.arange(len(block)))
+    keys, field = np.arange(count).astype("S3"), np.zeros(len(offset), np.int32)
+    return Rows(keys, np.array(starts), field, np.array(offset, np.int64), np.array(size, np.int64), ("x",), *shared)
+
+
+def opened(rows: Rows) -> int:
+    tables = OwnTables(Said(rows), [ShardEntry("memory://said/0.said")], DEFAULTS)
+    index = asyncio.run(tables.open(None, [], lambda ordinal, shard: None))  # type: ignore[arg-type]
+    return int(index.counts.sum())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        table([0, 10], [10, 90], [0, 1, 2], 2),
+        table([0, 10], [10, 0], [0, 2], 1),
+        table([5], [5], [0, 1], 3, [0, 0, 0]),
+        table([], [], [0], 0),
+    ],
+)
+def test_table_that_can_be_is_taken(rows: Rows) -> None:
+    assert opened(rows) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        table([10, 0], [5, 5], [0, 1, 2], 2),
+        table([0, 4], [5, 5], [0, 1, 2], 2),
+        table([-1], [5], [0, 1], 1),
+        table([0], [-1], [0, 1], 1),
+        table([0], [101], [0, 1], 1),
+        table([0], [5], [0, 2], 1),
+        table([0], [5], [1, 1], 1),
+        table([0, 5], [5, 5], [0, 2, 0, 2], 3),
+        table([0], [5], [0, 1], 2),
+        table([0], [5], [0, 1], 2, [0, 1]),
+        table([0], [5], [0, 1], 2, [0, -1]),
+        table([0], [5], [0, 1], 3, [0, 0]),
+    ],
+)
+def test_table_that_no_shard_has_is_refused_by_name(rows: Rows) -> None:
+    with pytest.raises(hr.FormatError, match=r"'said' tells of memory://said/0.said what no shard can be"):
+        opened(rows)

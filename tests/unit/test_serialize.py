@@ -1,0 +1,208 @@
+"""Objects as bytes come back equal, with memory of their own or as views, and exceptions with all that they say."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from headrace.errors import DecodeError, StorageError
+from headrace.torch_compat import serialize
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+DTYPES = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(),
+    hnp.floating_dtypes(),
+    hnp.complex_number_dtypes(),
+    hnp.byte_string_dtypes(),
+)
+ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary(), ARRAYS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3), st.tuples(inner, inner)
+    ),
+    max_leaves=6,
+)
+
+
+def through(value: Any, *, copy: bool) -> Any:
+    parts = serialize.pack(value)
+    slab = np.full(serialize.packed_size(parts) + 64, 0xA5, np.uint8)
+    lengths = serialize.write(parts, memoryview(slab))
+    return serialize.unpack(slab, lengths, copy=copy)
+
+
+def assert_equal(got: Any, wanted: Any) -> None:
+    assert type(got) is type(wanted)
+    if isinstance(wanted, np.ndarray):
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+    elif isinstance(wanted, dict):
+        assert list(got) == list(wanted)
+        for key in wanted:
+            assert_equal(got[key], wanted[key])
+    elif isinstance(wanted, (list, tuple)):
+        assert len(got) == len(wanted)
+        for a, b in zip(got, wanted, strict=True):
+            assert_equal(a, b)
+    else:
+        assert got == wanted
+
+
+@settings(max_examples=200)
+@given(value=VALUES, copy=st.booleans())
+def test_values_come_back_equal(value: Any, copy: bool) -> None:
+    assert_equal(through(value, copy=copy), value)
+    assert_equal(serialize.unpack_bytes(serialize.pack_bytes(value)), value)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.uint8, torch.int64, torch.complex64, torch.uint16],
+)
+def test_tensors_come_back_equal(dtype: torch.dtype) -> None:
+    for shape, copy in itertools.product([(), (0,), (3, 0), (2, 3), (1, 70, 30)], [False, True]):
+        tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+        got = through({"t": tensor}, copy=copy)["t"]
+        assert got.dtype == tensor.dtype
+        assert got.shape == tensor.shape
+        assert torch.equal(got, tensor)
+        assert got.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_odd_tensors_come_back_equal() -> None:
+    tensors = [
+        torch.arange(12).reshape(3, 4).T,
+        torch.arange(12)[::3],
+        torch.ones(2, 3).expand(4, 2, 3),
+        torch.ones(3, requires_grad=True),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.complex(torch.ones(3), torch.ones(3)).conj(),
+        torch.eye(3).to_sparse(),
+    ]
+    for tensor in tensors:
+        got = through(tensor, copy=True)
+        assert type(got) is type(tensor)
+        assert got.layout == tensor.layout
+        assert got.requires_grad == tensor.requires_grad
+        assert torch.equal(got.to_dense(), tensor.to_dense())
+
+
+def test_what_was_one_object_stays_one() -> None:
+    tensor = torch.ones(3)
+    first, second = through((tensor, tensor), copy=False)
+    assert first is second
+
+
+def test_copies_are_independent_of_the_bytes_and_views_are_not() -> None:
+    value = {"t": torch.ones(1000), "a": np.ones(1000)}
+    parts = serialize.pack(value)
+    slab = np.zeros(serialize.packed_size(parts), np.uint8)
+    lengths = serialize.write(parts, memoryview(slab))
+    copied, viewed = serialize.unpack(slab, lengths, copy=True), serialize.unpack(slab, lengths, copy=False)
+    viewed["t"][0] = 7
+    assert np.frombuffer(slab, np.uint8).view(np.uint8)[-1000:].any()
+    slab[:] = 0
+    assert viewed["t"].sum() == 0
+    assert viewed["a"].sum() == 0
+    assert copied["t"].sum() == 1000
+    copied["a"][0] = 5
+    assert copied["a"].sum() == 1004
+
+
+def test_functions_and_classes_of_a_script_travel_by_value() -> None:
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Box:\n    def __init__(self, x): self.x = x\n    def double(self): return 2 * self.x\n", script)
+    assert serialize.unpack_bytes(serialize.pack_bytes(script["Box"](4))).double() == 8
+    offset = 5
+    assert serialize.unpack_bytes(serialize.pack_bytes(lambda x: x + offset))(2) == 7
+    assert serialize.unpack_bytes(serialize.pack_bytes(Pair(1, 2))) == Pair(1, 2)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return serialize.unpack_error(serialize.pack_error(caught))
+
+
+def test_an_error_keeps_type_arguments_notes_attributes_and_traceback() -> None:
+    error = StorageError("it broke", url="s3://b/k", start=1, stop=9, attempts=3, status=503)
+    error.add_note("stage: fetch")
+    got = raised(error)
+    assert type(got) is StorageError
+    assert str(got) == str(error)
+    assert (got.start, got.stop, got.attempts, got.status, got.url) == (1, 9, 3, 503, "s3://b/k")
+    assert got.__notes__ == ["stage: fetch"]
+    assert "in raised" in str(got.__cause__)
+    assert "it broke" in str(got.__cause__)
+
+
+def test_an_error_of_a_script_is_of_the_scripts_class() -> None:
+    class BrokenSample(ValueError):
+        def __init__(self, key: str) -> None:
+            super().__init__(f"sample {key} is broken")
+            self.key = key
+
+    class Rebuilt(BrokenSample):
+        def __reduce__(self) -> Any:
+            return Rebuilt, (self.key,)
+
+    got = raised(Rebuilt("a"))
+    assert type(got).__name__ == "Rebuilt"
+    assert got.key == "a"
+
+
+def test_an_error_whose_class_wants_other_arguments_keeps_its_class() -> None:
+    class Picky(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__(f"{first} and {second}")
+
+    got = raised(Picky(1, 2))
+    assert type(got).__name__ == "Picky"
+    assert str(got) == "1 and 2"
+
+
+def test_what_does_not_pickle_of_an_error_travels_as_text() -> None:
+    got = raised(ValueError("a lock", threading.Lock()))
+    assert type(got) is ValueError
+    assert got.args[0] == "a lock"
+    assert "lock object" in got.args[1]
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])
+def test_what_means_an_end_elsewhere_does_not_end_the_epoch(kind: type[BaseException]) -> None:
+    error = kind("of the user")
+    error.add_note("stage: map(f)")
+    got = raised(error)
+    assert type(got) is RuntimeError
+    assert kind.__name__ in str(got)
+    assert "of the user" in str(got)
+    assert got.__notes__ == ["stage: map(f)"]
+
+
+def test_notes_come_once() -> None:
+    error = DecodeError("no", field="png", key="1", url="memory://a")
+    error.add_note("once")
+    assert raised(raised(error)).__notes__ == ["once"]
+
+
+def test_bytes_that_a_former_version_has_saved_are_read() -> None:
+    for name in ("_tensor", "_put_together"):
+        assert callable(pickle.loads(f"cheadrace.torch_compat.serialize\n{name}\n.".encode()))

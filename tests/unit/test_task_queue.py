@@ -1,0 +1,365 @@
+"""The queue of tasks, driven through every order of replies, deaths and cancellations by an executor that obeys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from headrace.errors import WorkerDiedError
+from headrace.memory import Lease, Segment
+from headrace.observe.stats import LoaderMeters
+from headrace.parts import ListPart
+from headrace.sent import SentObjects, SentPart
+from headrace.tasks import Chain, Finish, Reply, Task
+from headrace.torch_compat.serialize import unpack_error
+from headrace.work.chains import SharedChain
+from headrace.work.executor import Loss, OnLost, OnReply, WorkerLink
+from headrace.work.messages import DEATHS, LetGo, Message, PlaceMessage, TaskMessage
+from headrace.work.queue import TaskQueue
+
+Draw = Callable[[Any], Any]
+
+WEIGHTS = {"give": 4, "answer": 6, "decide": 5, "answer_again": 3, "let_one_start": 3, "lose": 1, "cancel": 1}
+
+MACHINE = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+class CountedPart(ListPart):
+    """Samples whose leases are counted: each must end once, and not while a worker may read them."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        super().__init__(samples)
+        self.released = 0
+
+    def release(self) -> None:
+        self.released += 1
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return SentObjects(self.samples, 0, len(self.samples)), []
+
+
+class Link:
+    """A worker that does nothing by itself: the test says what it answers, and when."""
+
+    pid = 0
+
+    def __init__(self, number: int, on_reply: OnReply, on_lost: OnLost) -> None:
+        self.number, self.on_reply, self.on_lost = number, on_reply, on_lost
+        self.is_open = True
+        self.asked: dict[int, TaskMessage | PlaceMessage] = {}  # and not answered
+        self.answered: list[tuple[int, Reply]] = []
+        self.held: dict[int, TaskMessage] = {}
+        self.chains: list[int] = []
+
+    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
+        assert self.is_open, "a worker was told something after its end"
+        if isinstance(message, LetGo):
+            assert message.task in self.held, "what is not held was let go"
+            del self.held[message.task]
+        elif message.is_answered:
+            assert message.number not in self.asked, "it was asked the same twice"
+            assert not isinstance(message, PlaceMessage) or message.task in self.held, "nothing is held to be placed"
+            self.asked[message.number] = message
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        self.chains.append(number)
+
+    def position_of(self, message: TaskMessage | PlaceMessage) -> int:
+        """Which of the test's tasks it is about."""
+        return message.position if isinstance(message, TaskMessage) else self.held[message.task].position
+
+    def answer(self, number: int, kind: Any) -> None:
+        message = self.asked.pop(number)
+        reply = Reply(kind, value=self.position_of(message))
+        if kind != "held":
+            self.held.pop(message.task, None)
+        elif isinstance(message, TaskMessage):
+            self.held[message.task] = message
+        self.answered.append((number, reply))
+        self.on_reply(number, reply)
+
+
+class Scripted:
+    """An executor whose workers start, answer and end when the test says so."""
+
+    shares_memory = True
+    shares_objects = True
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self.waiting: list[asyncio.Future[None]] = []
+
+    async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
+        may = asyncio.get_running_loop().create_future()
+        self.waiting.append(may)
+        await may
+        link = Link(number, on_reply, on_lost)
+        self.links.append(link)
+        return link
+
+    async def aclose(self) -> None:
+        for link in self.links:
+            link.is_open = False
+
+
+class Caller:
+    """Whoever waits for one task, as `Dispatch` does."""
+
+    def __init__(self, machine: QueueMachine, task: Task, part: CountedPart) -> None:
+        self.machine, self.task, self.part = machine, task, part
+        self.places: list[CountedLease] = []
+        self.replies: list[Reply] = []
+        self.error: BaseException | None = None
+        self.is_cancelled = False
+        self.running = machine.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            reply = await self.machine.queue.run(self.task)
+            while reply.kind == "held":
+                self.machine.holding.append(self)
+                self.wake = self.machine.loop.create_future()
+                is_wanted = await self.wake
+                if not is_wanted:
+                    self.machine.queue.abandon(self.task)
+                    self.is_cancelled = True
+                    return
+                self.places.append(CountedLease())
+                reply = await self.machine.queue.place(self.task, self.places[-1])
+            self.replies.append(reply)
+        except asyncio.CancelledError:
+            self.machine.queue.abandon(self.task)
+            self.is_cancelled = True
+        except Exception as error:
+            self.error = error
+
+
+class CountedLease(Lease):
+    """A lease that must end once."""
+
+    __slots__ = ("released",)
+
+    def __init__(self) -> None:
+        self.released = 0
+        segment: Any = type("Memory", (), {"number": 1, "size": 8, "view": memoryview(bytearray(8))})()
+        super().__init__(segment, 0, 8, lambda _: None)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Tasks of several batches, a few workers, and everything that may become of them in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.executor, self.meters = Scripted(), LoaderMeters()
+        self.callers: list[Caller] = []
+        self.holding: list[Caller] = []
+        self.batch = 0
+        self.chain = Chain()
+
+    @initialize(workers=st.integers(1, 3))
+    def begin(self, workers: int) -> None:
+        self.workers = workers
+        self.queue = TaskQueue(workers, self.executor, self.meters)
+        self.queue.chains.learn(1, self.queue.chains.pack(self.chain))
+        self.loop.run_until_complete(self.queue.open())
+        self.settle()
+
+    def settle(self, *calls: Callable[[], Any]) -> None:
+        """Make calls on the loop, then let everybody go as far as they can."""
+
+        async def everything() -> None:
+            for call in calls:
+                call()
+            for _ in range(12):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(everything())
+
+    @property
+    def live(self) -> list[Link]:
+        return [link for link in self.executor.links if link.is_open]
+
+    @rule(what=st.sampled_from([step for step, weight in WEIGHTS.items() for _ in range(weight)]), data=st.data())
+    def step(self, what: str, data: st.DataObject) -> None:
+        """One of the steps below; those that end things are rare, or nothing would ever come far."""
+        getattr(self, what)(data.draw)
+        self.settle()
+
+    def let_one_start(self, _: Draw) -> None:
+        for may in self.executor.waiting:
+            if not may.done():
+                may.set_result(None)
+                break
+        self.settle()
+        for link in self.live:
+            assert link.chains, "a new worker does not know the chains"
+
+    def give(self, draw: Draw) -> None:
+        self.batch += draw(st.booleans())
+        finish = draw(st.sampled_from([Finish.SAMPLES, Finish.SLOTS, Finish.CHECK]))
+        part = CountedPart([len(self.callers)])
+        self.callers.append(Caller(self, Task(1, 0, self.batch, finish, [part], len(self.callers)), part))
+
+    def answer(self, draw: Draw) -> None:
+        busy = [link for link in self.live if link.asked]
+        if busy:
+            link = draw(st.sampled_from(busy))
+            kind = draw(st.sampled_from(["held", "held", "written", "failed"]))
+            self.settle(partial(link.answer, next(iter(link.asked)), kind))
+
+    def answer_again(self, draw: Draw) -> None:
+        """The same once more, also of a worker that has ended."""
+        answered = [(link, *answer) for link in self.executor.links for answer in link.answered]
+        if answered:
+            link, number, reply = draw(st.sampled_from(answered))
+            self.settle(partial(link.on_reply, number, reply))
+
+    def lose(self, draw: Draw) -> None:
+        if not self.live:
+            return
+        link = draw(st.sampled_from(self.live))
+        link.is_open = False
+        asked = [message.task for message in link.asked.values()]
+        known = asked[0] if asked and draw(st.booleans()) else 0
+        late = [partial(link.on_reply, number, Reply("written", value=-1)) for number in link.asked]
+        loss = Loss(7, -9, known, draw(st.integers(-1, 0)) if known else -1)
+        self.settle(partial(link.on_lost, loss), *late, partial(link.on_lost, Loss()))
+
+    def decide(self, draw: Draw) -> None:
+        if self.holding:
+            caller = draw(st.sampled_from(self.holding))
+            self.holding.remove(caller)
+            if not caller.wake.done():
+                caller.wake.set_result(draw(st.sampled_from([True, True, True, False])))
+
+    def cancel(self, draw: Draw) -> None:
+        running = [caller for caller in self.callers if not caller.running.done()]
+        if running:
+            caller = draw(st.sampled_from(running))
+            caller.running.cancel()
+            if caller in self.holding:
+                self.holding.remove(caller)
+
+    @invariant()
+    def leases_end_once_and_in_time(self) -> None:
+        used = self.positions()
+        for position, caller in enumerate(self.callers):
+            assert caller.part.released <= 1
+            assert all(place.released <= 1 for place in caller.places)
+            assert all(place.released for place in caller.places[:-1]), "an old place was kept"
+            if position in used:
+                assert not caller.part.released, "it was released while a worker may read it"
+                assert not caller.places or not caller.places[-1].released, "its place is another's, and is written to"
+            assert not caller.replies or caller.part.released, "it was answered, and not released"
+
+    @invariant()
+    def no_task_is_at_two_workers(self) -> None:
+        positions = self.positions()
+        assert len(positions) == len(set(positions))
+
+    @invariant()
+    def answers_are_those_of_the_task(self) -> None:
+        for position, caller in enumerate(self.callers):
+            assert len(caller.replies) <= 1
+            for reply in caller.replies:
+                if reply.kind == "failed" and reply.errors:
+                    error = unpack_error(reply.errors[0][1])
+                    assert isinstance(error, WorkerDiedError)
+                    assert max(caller.task.deaths.values()) >= DEATHS
+                else:
+                    assert reply.value == position, "an answer to something else was taken"
+
+    def positions(self) -> list[int]:
+        """The tasks that workers have now."""
+        return [link.position_of(message) for link in self.live for message in link.asked.values()]
+
+    def teardown(self) -> None:
+        try:
+            for _ in range(400):  # from here on all goes well: then every task must come to its end
+                for may in self.executor.waiting:
+                    if not may.done():
+                        may.set_result(None)
+                for caller in list(self.holding):
+                    self.holding.remove(caller)
+                    if not caller.wake.done():
+                        caller.wake.set_result(True)
+                self.settle()
+                for link in self.live:
+                    self.settle(*(partial(link.answer, number, "written") for number in list(link.asked)))
+                if all(caller.running.done() for caller in self.callers):
+                    break
+            assert all(caller.running.done() for caller in self.callers), "a task was lost"
+            assert [caller.error for caller in self.callers if caller.error] == []
+            assert all(len(caller.replies) == (not caller.is_cancelled) for caller in self.callers)
+            assert not any(link.held for link in self.live), "a worker still holds what nobody wants"
+            assert self.meters.deaths == sum(not link.is_open for link in self.executor.links)
+            assert len(self.live) == self.workers
+            self.loop.run_until_complete(self.queue.close())
+            assert self.queue.is_idle
+            assert all(caller.part.released == 1 for caller in self.callers)
+            assert all(place.released == 1 for caller in self.callers for place in caller.places)
+        finally:
+            for caller in self.callers:
+                caller.running.cancel()
+            self.settle()
+            self.loop.close()
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = MACHINE
+
+
+def test_tasks_go_by_batch_and_searches_go_first() -> None:
+    async def main() -> None:
+        executor = Scripted()
+        queue = TaskQueue(1, executor, LoaderMeters())
+        await queue.open()
+        place = CountedLease()
+        scan = Task(0, 0, 9, Finish.SCAN, [], place=place, scan=(None, 0, True))
+        tasks = [Task(1, 0, batch, Finish.CHECK, [CountedPart([0])]) for batch in (5, 3, 4)]
+        running = [asyncio.ensure_future(queue.run(task)) for task in (*tasks, scan)]
+        await asyncio.sleep(0)
+        executor.waiting[0].set_result(None)
+        given = []
+        while not all(task.done() for task in running):
+            await asyncio.sleep(0)
+            for link in executor.links:
+                for number in list(link.asked):
+                    message = link.asked.pop(number)
+                    assert isinstance(message, TaskMessage)
+                    given.append(message.batch)
+                    link.on_reply(number, Reply("written"))
+        assert given == [9, 3, 4, 5]
+        await queue.close()
+
+    asyncio.run(main())
+
+
+def test_who_waits_is_told_when_no_worker_can_be_started() -> None:
+    class Broken(Scripted):
+        async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> WorkerLink:
+            raise OSError("there are no machines")
+
+    async def main() -> None:
+        queue = TaskQueue(2, Broken(), LoaderMeters())
+        await queue.open()
+        early = asyncio.ensure_future(queue.run(Task(1, 0, 0, Finish.CHECK, [CountedPart([0])])))
+        with pytest.raises(OSError, match="no machines"):
+            await early
+        with pytest.raises(OSError, match="no machines"):
+            await queue.run(Task(1, 0, 0, Finish.CHECK, [CountedPart([0])]))
+        assert queue.is_idle
+        await queue.close()
+
+    asyncio.run(main())
