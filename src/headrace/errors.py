@@ -183,13 +183,13 @@ class StorageError(StageError):
         key: Any = None,
         batch: int | None = None,
     ) -> None:
-        told, where = message, masked(url)
+        text, where = message, masked(url)
         if start is not None or stop is not None:
             where += f", bytes {start or 0} to {'the end' if stop is None else stop}"
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
         if url:
-            told = f"{message} ({where}; {tries})"
-        super().__init__(told, stage="fetch", url=url or None, key=key, batch=batch)
+            text = f"{message} ({where}; {tries})"
+        super().__init__(text, stage="fetch", url=url or None, key=key, batch=batch)
         self.reason = message
         self.start, self.stop, self.attempts, self.status = start, stop, attempts, status
         self.retry_after_s = retry_after_s

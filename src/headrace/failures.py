@@ -44,14 +44,14 @@ class Origin:
     @property
     def note(self) -> str:
         """The same in words, for the exception itself."""
-        told = (
+        details = (
             ("stage:", self.stage or None),
             ("sample", None if self.position is None else f"{self.position} of the epoch"),
             ("key", self.key or None),
             ("url", self.url or None),
             ("worker", self.worker),
         )
-        return "; ".join(f"{what} {value}" for what, value in told if value is not None)
+        return "; ".join(f"{what} {value}" for what, value in details if value is not None)
 
 
 NOWHERE = Origin()

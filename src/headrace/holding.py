@@ -31,11 +31,11 @@ class Holder:
 
     epoch: int | None = None
 
-    def held(self, *, was_told: bool) -> HeldBatches:  # noqa: ARG002
+    def held(self, *, knows_end: bool) -> HeldBatches:  # noqa: ARG002
         """What it holds now.
 
         Args:
-            was_told: whether it was told that there is no more.
+            knows_end: whether it knows that there is no more.
         """
         return HeldBatches()
 
@@ -50,7 +50,7 @@ class Unknown(Holder):
     def __init__(self, framework: str) -> None:
         self._framework, self._has_warned = framework, False
 
-    def held(self, *, was_told: bool) -> HeldBatches:
+    def held(self, *, knows_end: bool) -> HeldBatches:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -60,7 +60,7 @@ class Unknown(Holder):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return super().held(was_told=was_told)
+        return super().held(knows_end=knows_end)
 
 
 class OfLightning(Holder):
@@ -83,10 +83,10 @@ class OfLightning(Holder):
         has_batches = hasattr(fetcher, "batches") or not hasattr(fetcher, "prefetch_batches")
         return loaders is not None and has_batches and hasattr(fetcher, "iterator") and hasattr(fetcher, "done")
 
-    def held(self, *, was_told: bool) -> HeldBatches:
+    def held(self, *, knows_end: bool) -> HeldBatches:
         fetcher = self._fetcher()
         if fetcher is None or fetcher.iterator is None:  # it has ended, and let go of what it held
-            return HeldBatches(0 if was_told else self._ahead, was_told)
+            return HeldBatches(0 if knows_end else self._ahead, knows_end)
         return HeldBatches(len(getattr(fetcher, "batches", ())), bool(fetcher.done))
 
 
@@ -104,10 +104,10 @@ class OfAccelerate(Holder):
         self._shard = weakref.ref(shard)
         self.begun = int(shard.iteration)
 
-    def held(self, *, was_told: bool) -> HeldBatches:
+    def held(self, *, knows_end: bool) -> HeldBatches:
         shard = self._shard()
-        is_last = was_told if shard is None else bool(shard.end_of_dataloader)
-        return HeldBatches(0 if is_last else 1, is_last and was_told)
+        is_last = knows_end if shard is None else bool(shard.end_of_dataloader)
+        return HeldBatches(0 if is_last else 1, is_last and knows_end)
 
     @staticmethod
     def is_known(shard: Any) -> bool:

@@ -30,7 +30,7 @@ from headrace.work.executor import Executor
 
 T_co = TypeVar("T_co", covariant=True)
 
-_LONGEST_TOLD = 200
+_LONGEST_DATA_TEXT = 200
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -265,12 +265,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)
-        told = repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"  # others' may have many lines
-        if len(told) > _LONGEST_TOLD:
-            told = f"{told[:_LONGEST_TOLD]}…"
+        text = repr(data) if isinstance(data, Stream) else f"{type(data).__name__}(…)"  # others' may have many lines
+        if len(text) > _LONGEST_DATA_TEXT:
+            text = f"{text[:_LONGEST_DATA_TEXT]}…"
         regime = "economic" if getattr(self, "economic", False) else getattr(self, "regime", None)
         options = {name: getattr(self, name, None) for name in ("batch_size", "num_workers")} | {"regime": regime}
-        return f"{type(self).__name__}({told}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        return f"{type(self).__name__}({text}, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
     def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
         self._holder = holder_of()

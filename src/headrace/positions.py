@@ -19,8 +19,8 @@ def part_position(position: int, part: int, place: int) -> int:
     """
     if not part:
         return position
-    told = struct.pack("<QQQQ", position & _MASK, position >> _BITS, part, place)
-    mixed = int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+    packed = struct.pack("<QQQQ", position & _MASK, position >> _BITS, part, place)
+    mixed = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
     return position & _MASK | mixed << _BITS
 
 

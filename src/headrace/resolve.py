@@ -156,8 +156,8 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     tail = _tail(loader, drop_last)
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
-            told = f".batch({pipeline.group.size})" if pipeline.group is not None else f"batch_size={batch_size}"
-            raise OptionError(f"global_batch_size={loader.global_batch_size} and {told}: give one of them")
+            given = f".batch({pipeline.group.size})" if pipeline.group is not None else f"batch_size={batch_size}"
+            raise OptionError(f"global_batch_size={loader.global_batch_size} and {given}: give one of them")
         if not _is_count(loader.global_batch_size) or not loader.global_batch_size:
             raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")
     return Settings(

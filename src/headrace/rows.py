@@ -39,8 +39,8 @@ class Rows:
         return len(self.keys)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        told = self.keys, self.starts, self.field, self.offset, self.size, self.fields
-        return Rows, told if self.block is None else (*told, self.block, self.row, self.reads)
+        fields = self.keys, self.starts, self.field, self.offset, self.size, self.fields
+        return Rows, fields if self.block is None else (*fields, self.block, self.row, self.reads)
 
     def cut(self, start: int, stop: int) -> Rows:
         """The rows [start, stop), without a copy where samples share no blocks."""

@@ -253,8 +253,8 @@ def check_kind(packed: Mapping[str, Any], regime: str) -> None:
 
 def check_of(packed: Mapping[str, Any], last: Ints) -> str:
     """A hash of a state and of the numbers of the samples right before it."""
-    told = {name: value for name, value in packed.items() if name not in ("check", "mark")}
-    digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=8)
+    checked = {name: value for name, value in packed.items() if name not in ("check", "mark")}
+    digest = hashlib.blake2b(json.dumps(checked, sort_keys=True).encode(), digest_size=8)
     digest.update(np.ascontiguousarray(last, "<i8").tobytes())
     return digest.hexdigest()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.formats.tar.scanner import TarScanner
 from headrace.parts import ListPart
 from headrace.tasks import Finish, Task
-from headrace.work.messages import died, told
+from headrace.work.messages import died, exit_text
 
 
 def test_death_in_the_search_for_samples_names_the_shard() -> None:
@@ -20,4 +20,4 @@ def test_death_in_the_search_for_samples_names_the_shard() -> None:
 def test_death_on_a_sample_names_its_position() -> None:
     task = Task(1, 0, 2, Finish.SLOTS, [ListPart([1, 2])], position=8)
     assert "sample 9 of the epoch" in str(died(task, 1, 17, 3))
-    assert told(3) == "exit code 3"
+    assert exit_text(3) == "exit code 3"

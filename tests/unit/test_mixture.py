@@ -137,7 +137,7 @@ def test_mixture_tells_what_it_is() -> None:
     data = hr.mix({"a": numbers(80).shuffle(), "b": numbers(20).map(plain)}, {"a": 3, "b": 0.5}).map(plain).batch(4)
     assert repr(data) == "mix(a, b).map(plain).batch(4)"
     planning = Planning(data.pipeline(), 0)
-    assert planning.told() == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
+    assert planning.described() == ["mix(a, b; weights=3:0.5, until=first, step=1024)", "a: shuffle(global)"]
 
 
 def test_plans_tell_data_apart_when_a_source_or_a_name_differs() -> None:

@@ -42,14 +42,14 @@ class Operators(Generic[S]):
     other in the worker processes.
     """
 
-    told_epoch: tuple[int] | None = None  # another tuple each time that it is told
+    announced_epoch: tuple[int] | None = None  # another tuple each time that it is told
 
     def _with(self, operator: Any) -> S:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
         """Have the loader of this data set begin this epoch next, as its own `set_epoch` does."""
-        self.told_epoch = (epoch,)
+        self.announced_epoch = (epoch,)
 
     def shuffle(
         self,

@@ -86,8 +86,8 @@ def _count(batch: Any) -> int:
         return len(batch)
     counts = sorted({_count(field) for field in _fields(batch)})
     if len(counts) != 1:
-        told = " and ".join(map(str, counts)) or "no"
-        raise ValueError(f"unbatch: the fields of a batch must have as many samples each; these have {told}")
+        given = " and ".join(map(str, counts)) or "no"
+        raise ValueError(f"unbatch: the fields of a batch must have as many samples each; these have {given}")
     return counts[0]
 
 

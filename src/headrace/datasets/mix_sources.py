@@ -102,15 +102,15 @@ class MixSpec:
         self._check_not_empty(sizes, parts)
         return MixLayout(sizes, ConstantShares(parts, self.step), self.until)
 
-    def told(self) -> str:
+    def described(self) -> str:
         """The mixture as a state names it."""
         weights = self._weights
-        told = "sizes"
+        shares = "sizes"
         if callable(weights):
-            told = name_of(weights)
+            shares = name_of(weights)
         elif weights is not None:
-            told = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
-        return f"mix({', '.join(self.names)}; weights={told}, until={self.until}, step={self.step})"
+            shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
+        return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step})"
 
     def _checked(self, weights: Any, when: str = "") -> list[float]:
         """The weights in the order of the sources."""
@@ -175,20 +175,20 @@ class MixDataset(AsyncDataset):
         number = bisect.bisect_right(self._firsts, key) - 1
         name, source = self.mixed.names[number], self.mixed.sources[number]
         inside: Any = key - self._firsts[number]
-        told = f"source {name!r}"
+        text = f"source {name!r}"
         try:
             if not source.traits.sharded and source.mix is None:
                 keys = self._keys[number]
                 if keys is None:
                     keys = self._keys[number] = source.data.keys()
                 inside = keys[inside]
-                told += f", key {inside!r:.200}"
+                text += f", key {inside!r:.200}"
             sample = await source.aget(inside)
             for step in self._async_steps[number]:
-                told += f"; stage: {step.name}"
+                text += f"; stage: {step.name}"
                 sample = await step.fn(sample)
         except Exception as error:
-            error.add_note(told)
+            error.add_note(text)
             raise
         return named(sample, name) if self._is_named else (number, sample)
 
@@ -272,11 +272,11 @@ class MixStep:
             number, sample = sample
         else:
             number = self.by_url[sample["__url__"]]
-        for told, function in self.steps[number]:
+        for name, function in self.steps[number]:
             try:
                 sample = function(sample)
             except Exception as error:
-                error.add_note(f"source {self.names[number]!r}; stage: {told}")
+                error.add_note(f"source {self.names[number]!r}; stage: {name}")
                 raise
         return named(sample, self.names[number])
 

@@ -192,8 +192,8 @@ class SelectIndices:
     @property
     def is_fixed(self) -> bool:
         """Whether it gives the same numbers each time that it is asked."""
-        told: Any = getattr(self.chooses, "args", (None,))[0]
-        return not hasattr(told, "__iter__") or isinstance(told, list | tuple | range | np.ndarray)
+        chosen: Any = getattr(self.chooses, "args", (None,))[0]
+        return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
 
     def count(self, count: int) -> int:
         """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.

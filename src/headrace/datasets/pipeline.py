@@ -54,7 +54,7 @@ class Pipeline:
         after: for each of those batches.
         regroups: how samples are put together before that, one after the other, and taken apart.
         is_batched: whether what comes out are batches.
-        is_told: whether the limit is what `.epoch()` says of an iterable data set, which begins again by itself.
+        is_given: whether the limit is what `.epoch()` says of an iterable data set, which begins again by itself.
     """
 
     source: SampleSource
@@ -64,7 +64,7 @@ class Pipeline:
     limit: int | None
     group: Batch | None
     after: tuple[Step, ...]
-    is_told: bool = False
+    is_given: bool = False
     regroups: tuple[Regroup, ...] = ()
     is_batched: bool = False
 
@@ -109,7 +109,7 @@ class Pipeline:
         return times, limit
 
     @property
-    def told_count(self) -> int | None:
+    def given_count(self) -> int | None:
         """How many samples an epoch has whatever its source gives, and whatever filters leave; None: not said."""
         times, samples = self.passes
         repeats = [k for k, operator in enumerate(self.order) if isinstance(operator, Repeat | EpochSize)]
@@ -117,7 +117,7 @@ class Pipeline:
         takes = [operator.samples for operator in self.order[last:] if isinstance(operator, Take)]
         if self.keeps_count:
             return None if samples is None else min([samples, *takes])
-        if self.is_told:
+        if self.is_given:
             return self.limit
         is_bounded = samples is not None or bool(takes) or not (times is None or self.source.is_endless)
         return None if is_bounded else self.limit
@@ -187,7 +187,7 @@ class _Compiler:
         self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
         self._after: list[Step] = []
         self._limit: int | None = None
-        self._is_told = self._is_batched = False
+        self._is_given = self._is_batched = False
 
     def add(self, operator: Operator) -> None:
         """The next one."""
@@ -213,7 +213,7 @@ class _Compiler:
             self._limit,
             self._batch,
             tuple(self._after),
-            self._is_told,
+            self._is_given,
             tuple(Regroup(batch, tuple(some)) for batch, some in regroups if batch is not None),
             self._is_batched,
         )
@@ -260,22 +260,22 @@ class _Compiler:
             self._order.append(Take(samples))
 
     def _add_order(self, operator: OrderOperator) -> None:
-        told = f".{operator.text}"
+        call = f".{operator.text}"
         if self._is_batched:
-            raise OptionError(f"{told} behind .batch(): it is about samples; move it before .batch()")
+            raise OptionError(f"{call} behind .batch(): it is about samples; move it before .batch()")
         if isinstance(operator, EpochSize) and not self._is_counted:
             self._take(operator.samples)
             if self._source.traits.iterated:
-                self._is_told = True
+                self._is_given = True
             elif self._order or not self._source.is_endless:
                 self._order.append(Repeat(None))
             return
         if self._limit is not None:
-            raise OptionError(f"{told} behind .filter() and .take(): shuffle before .take()")
+            raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
         many = next((step.name for step in self._steps if step.kind == "many"), None)
         if len(self._levels) > 1 or (many is not None and not isinstance(operator, Repeat)):
             raise OptionError(
-                f"{told} behind .{many or 'batch()'}: it is about samples of the source, and those have become others; "
+                f"{call} behind .{many or 'batch()'}: it is about samples of the source, and those have become others; "
                 "move it before that"
             )
         self._order.append(operator)

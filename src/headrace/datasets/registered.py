@@ -96,11 +96,11 @@ def operator_step(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> St
     made = known[name](*args, **named)
     if not isinstance(made, SampleOp):
         raise OptionError(f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp")
-    told = [*map(_told, args), *(f"{key}={_told(value)}" for key, value in named.items())]
-    return made.step(f"{name}({', '.join(told)})")
+    described = [*map(_describe, args), *(f"{key}={_describe(value)}" for key, value in named.items())]
+    return made.step(f"{name}({', '.join(described)})")
 
 
-def _told(value: Any) -> str:
+def _describe(value: Any) -> str:
     """An argument, as a state names it: the same in each process."""
     return name_of(value) if callable(value) else repr(value)
 

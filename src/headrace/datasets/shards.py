@@ -226,9 +226,9 @@ class IndexedShards(AsyncDataset):
         """The keys of all samples, in the order of the shards; every shard's index is read for that."""
         return [key for keys in self._of_each_shard(_texts) for key in keys]
 
-    def _of_each_shard(self, told: Callable[[Rows], T]) -> list[T]:
+    def _of_each_shard(self, of_rows: Callable[[Rows], T]) -> list[T]:
         async def one(ordinal: int) -> T:
-            return told((await self.index.shard(_reader(), ordinal)).rows)
+            return of_rows((await self.index.shard(_reader(), ordinal)).rows)
 
         async def all_of_them() -> list[T]:
             async with self._readers.use():

@@ -104,8 +104,8 @@ class Stream(Operators["Stream"]):
         return aiter(loader_of(self))
 
     def __repr__(self) -> str:
-        told = (o for o in self.operators if not (isinstance(o, Step) and o.is_implied))
-        return self.source.__sample_source__().text + "".join(f".{text_of(operator)}" for operator in told)
+        named = (o for o in self.operators if not (isinstance(o, Step) and o.is_implied))
+        return self.source.__sample_source__().text + "".join(f".{text_of(operator)}" for operator in named)
 
     def describe(self) -> str:
         """The stream in words, an operator a line, and where each runs."""

@@ -278,7 +278,7 @@ class BatchIterator(Generic[B]):
 
     def _take(self, began: float) -> B:
         if self._peeked and not self._is_peeking:
-            return self._told(*self._peeked.pop())
+            return self._taken(*self._peeked.pop())
         if self._progress is not None:
             self._progress.ask()
         if self._is_exhausted:
@@ -311,9 +311,9 @@ class BatchIterator(Generic[B]):
             raise anyio.WouldBlock
         if self._is_peeking:
             self._peeked.append((made, delivery))  # an error is told again, in its place
-        return self._told(made, delivery)
+        return self._taken(made, delivery)
 
-    def _told(self, made: B | _Failed, delivery: Delivery) -> B:
+    def _taken(self, made: B | _Failed, delivery: Delivery) -> B:
         """A batch as it is given on; an error is raised."""
         if self._is_peeking:
             pass

@@ -109,8 +109,8 @@ class PinThread:
                 pass
             end = StopIteration
         except BaseException as error:  # also SystemExit of a batch's own pin_memory: those who wait must hear of it
-            told = error
-            end = lambda: _death(told)
+            raised = error
+            end = lambda: _death(raised)
         finally:
             self._end = end
             self._is_over = True

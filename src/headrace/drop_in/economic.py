@@ -110,12 +110,12 @@ class EconomicIterator(ResumableIterator):
         self, loader: torch.utils.data.DataLoader[Any], economy: Economy, snapshots: SnapshotBook | None = None
     ) -> None:
         self._prepare(loader, snapshots or SnapshotBook(loader))
-        told = self._told
+        loaded = self._loaded
         super().__init__(loader)  # warns, and draws, as torch does
         self._economy = economy
         self._run_number = 0  # of those from one base seed
-        if told is not None and (self._goes_on or self._persistent_workers):
-            self._run_number = told["run"] + told["is_finished"]
+        if loaded is not None and (self._goes_on or self._persistent_workers):
+            self._run_number = loaded["run"] + loaded["is_finished"]
         self._number = economy.numbers.take()
         weakref.finalize(self, economy.numbers.give_back, self._number).atexit = False
         self._chain = _chain(self, loader, economy)  # kept: threads know it weakly

@@ -58,70 +58,70 @@ def check(loader: Any, state: Any, *, force: bool) -> StateDict:
         StateMismatchError: it cannot; says which field differs.
     """
     check_kind(state, "torch")
-    told: StateDict = copy.deepcopy(dict(state))
+    loaded: StateDict = copy.deepcopy(dict(state))
     ours = common(loader)
-    _check_fields(told, is_economic=ours["economic"])
+    _check_fields(loaded, is_economic=ours["economic"])
     for name in ("is_map", "economic"):
-        if told[name] != ours[name]:
-            raise StateMismatchError(f"{name}: {told[name]} in the state, {ours[name]} in the loader", field=name)
+        if loaded[name] != ours[name]:
+            raise StateMismatchError(f"{name}: {loaded[name]} in the state, {ours[name]} in the loader", field=name)
     for name, meaning in _DATA.items():
-        if None not in (told[name], ours[name]) and told[name] != ours[name] and not force:
+        if None not in (loaded[name], ours[name]) and loaded[name] != ours[name] and not force:
             raise StateMismatchError(
-                f"{name}: {meaning}: {told[name]!r} in the state, {ours[name]!r} in the loader", field=name
+                f"{name}: {meaning}: {loaded[name]!r} in the state, {ours[name]!r} in the loader", field=name
             )
-    if told["generator"] != ours["generator"]:
+    if loaded["generator"] != ours["generator"]:
         raise StateMismatchError(
-            f"generator: whether the loader has one, and its sampler: {told['generator']} in the state, "
+            f"generator: whether the loader has one, and its sampler: {loaded['generator']} in the state, "
             f"{ours['generator']} in the loader",
             field="generator",
         )
-    if told["num_workers"] != loader.num_workers and not loader.economic:
-        if not (force and told["is_map"]):
+    if loaded["num_workers"] != loader.num_workers and not loader.economic:
+        if not (force and loaded["is_map"]):
             raise StateMismatchError(
-                f"num_workers: {told['num_workers']} in the state, {loader.num_workers} in the loader; each worker's "
+                f"num_workers: {loaded['num_workers']} in the state, {loader.num_workers} in the loader; each worker's "
                 "copy of the data set has a state of its own",
                 field="num_workers",
             )
-        told.update(num_workers=loader.num_workers, copies=[], turn=told["due"] % max(1, loader.num_workers))
-    if told["batch_size"] != ours["batch_size"]:
-        if not _fits(told, loader, ours["batch_size"], force=force):
+        loaded.update(num_workers=loader.num_workers, copies=[], turn=loaded["due"] % max(1, loader.num_workers))
+    if loaded["batch_size"] != ours["batch_size"]:
+        if not _fits(loaded, loader, ours["batch_size"], force=force):
             raise StateMismatchError(
-                f"batch_size: {told['batch_size']} in the state, {ours['batch_size']} in the loader; what is left of "
+                f"batch_size: {loaded['batch_size']} in the state, {ours['batch_size']} in the loader; what is left of "
                 "this epoch cannot be told in such batches: end it with the same ones",
                 field="batch_size",
             )
-        if told["is_map"] and not told["is_finished"]:
-            _renumber(told, ours["batch_size"])
-    return told
+        if loaded["is_map"] and not loaded["is_finished"]:
+            _renumber(loaded, ours["batch_size"])
+    return loaded
 
 
-def _fits(told: StateDict, loader: Any, batch_size: int | None, *, force: bool) -> bool:
+def _fits(loaded: StateDict, loader: Any, batch_size: int | None, *, force: bool) -> bool:
     """Whether a loader with batches of this other size can go on from a state, with each sample once.
 
     Of the batches that were given none may have to be made again, or left out later: they would be others. And they
     have to be a whole number of the new ones, as later states count in those.
     """
-    if told["is_finished"]:
+    if loaded["is_finished"]:
         return True
-    if batch_size is None or told["batch_size"] is None or type(loader._index_sampler) is not BatchSampler:
+    if batch_size is None or loaded["batch_size"] is None or type(loader._index_sampler) is not BatchSampler:
         return False
-    sampler = told["sampler"]
+    sampler = loaded["sampler"]
     if sampler is not None and (sampler["samples"] is None or sampler["samples"] % batch_size):
         return False
-    if told["beyond"] or (sampler is not None and sampler["batches"] != told["due"]):
+    if loaded["beyond"] or (sampler is not None and sampler["batches"] != loaded["due"]):
         return False
-    if any(known["known"] != known["batches"] for known in told["copies"]):
+    if any(known["known"] != known["batches"] for known in loaded["copies"]):
         return False
-    return not told["economic"] or force  # there `__getitems__` draws random numbers for a batch
+    return not loaded["economic"] or force  # there `__getitems__` draws random numbers for a batch
 
 
-def _renumber(told: StateDict, batch_size: int) -> None:
+def _renumber(loaded: StateDict, batch_size: int) -> None:
     """Have a state of map-style data count in batches of another size."""
-    count = max(1, told["num_workers"])
-    told["due"] = told["sampler"]["batches"] = told["sampler"]["samples"] // batch_size
-    told["turn"] = told["due"] % count
-    for worker, known in enumerate(told["copies"]):
-        known["batches"] = known["known"] = len(range(worker, told["due"], count))
+    count = max(1, loaded["num_workers"])
+    loaded["due"] = loaded["sampler"]["batches"] = loaded["sampler"]["samples"] // batch_size
+    loaded["turn"] = loaded["due"] % count
+    for worker, known in enumerate(loaded["copies"]):
+        known["batches"] = known["known"] = len(range(worker, loaded["due"], count))
 
 
 def _check_fields(state: StateDict, *, is_economic: bool) -> None:

@@ -100,19 +100,19 @@ class Torch:
         """
         self._snapshots.pace.is_asked = True
         self._drop_stale(loader)
-        if self._snapshots.told is not None:
-            if batches not in (None, self._snapshots.told["batches"]):
+        if self._snapshots.loaded is not None:
+            if batches not in (None, self._snapshots.loaded["batches"]):
                 raise OptionError(
-                    f"batches={batches}: the state after {self._snapshots.told['batches']} batches is there"
+                    f"batches={batches}: the state after {self._snapshots.loaded['batches']} batches is there"
                 )
-            return copy.deepcopy(self._snapshots.told)
+            return copy.deepcopy(self._snapshots.loaded)
         if self._snapshots.run is None:
             self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
         run = self._snapshots.run
         assert run is not None
         if batches is not None:
             return run.state(batches)
-        held = holder.held(was_told=run.is_finished)
+        held = holder.held(knows_end=run.is_finished)
         return run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Any, force: bool = False) -> None:
@@ -122,15 +122,15 @@ class Torch:
             StateMismatchError: the state is that of another loader; says which field differs.
         """
         self._snapshots.pace.is_asked = True
-        told = check(loader, state, force=force) if state != {} else None
-        self._snapshots.run, self._snapshots.told = None, told
+        loaded = check(loader, state, force=force) if state != {} else None
+        self._snapshots.run, self._snapshots.loaded = None, loaded
         self._made = loader._iterator = None
-        if told is None:
+        if loaded is None:
             return
-        if told["epoch"] is not None:
-            self.set_epoch(told["epoch"])
+        if loaded["epoch"] is not None:
+            self.set_epoch(loaded["epoch"])
         if self._economy is not None:
-            self._economy.epoch = told["epoch_of_samples"] + told["is_finished"]
+            self._economy.epoch = loaded["epoch_of_samples"] + loaded["is_finished"]
 
     def is_in(self, epoch: int) -> bool:
         """Whether an iterator goes through this epoch; samplers are to be told in any case."""
@@ -140,7 +140,7 @@ class Torch:
     @property
     def goes_on(self) -> bool:
         """Whether the next `iterate` goes on from a state."""
-        return self._snapshots.told is not None
+        return self._snapshots.loaded is not None
 
     @property
     def epoch(self) -> int:

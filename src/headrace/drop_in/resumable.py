@@ -27,16 +27,16 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def _prepare(self, loader: Any, snapshots: SnapshotBook) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
-        self._snapshots, self._told, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
+        self._snapshots, self._loaded, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
         self._common = common(loader)
-        self._goes_on = self._told is not None and not self._told["is_finished"]
-        if self._told is not None and self._goes_on:
-            _check_epoch(self._told, self._common["epoch"])
+        self._goes_on = self._loaded is not None and not self._loaded["is_finished"]
+        if self._loaded is not None and self._goes_on:
+            _check_epoch(self._loaded, self._common["epoch"])
         every = getattr(loader, "snapshot_every_n_steps", None)  # torch's own loaders have none
         if self._common["is_map"] and not self._common["economic"] and is_stateful(loader.dataset):
             is_in_turn = loader.in_order or not loader.num_workers
-            if self._told is not None and self._goes_on:
-                is_in_turn = is_in_turn and _is_dealt_in_turn(self._told)
+            if self._loaded is not None and self._goes_on:
+                is_in_turn = is_in_turn and _is_dealt_in_turn(self._loaded)
             if not is_in_turn:
                 every = 1  # nobody could say which batches a copy is to make again
         self._pace = snapshots.pace
@@ -45,17 +45,17 @@ class ResumableIterator(_BaseDataLoaderIter):
         )  # knows no iterator, so that those who have it do not
 
     def __init__(self, loader: Any) -> None:
-        told, draws = self._told, self._draws
-        if told is not None and not self._goes_on:
-            if told["sampler"] is not None and told["sampler"]["states"] is not None:
-                Indices.resumed(loader._index_sampler, draws.sampler, told["sampler"], self._every)
-            draws.go_on(told["generators"])
-        was_drawn = told is not None and (self._goes_on or loader.persistent_workers)
+        loaded, draws = self._loaded, self._draws
+        if loaded is not None and not self._goes_on:
+            if loaded["sampler"] is not None and loaded["sampler"]["states"] is not None:
+                Indices.resumed(loader._index_sampler, draws.sampler, loaded["sampler"], self._every)
+            draws.go_on(loaded["generators"])
+        was_drawn = loaded is not None and (self._goes_on or loader.persistent_workers)
         self._before = draws.sampler.now()
         with draws.kept() if was_drawn else draws.base.drawing():
             super().__init__(loader)
-        if was_drawn and told is not None:
-            self._base_seed, self._shared_seed = told["base_seed"], told["shared_seed"]
+        if was_drawn and loaded is not None:
+            self._base_seed, self._shared_seed = loaded["base_seed"], loaded["shared_seed"]
             if isinstance(self._dataset, IterDataPipe):
                 generator = torch.Generator()
                 generator.manual_seed(self._shared_seed or 0)
@@ -75,24 +75,24 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def _open_run(self, before: torch.Tensor) -> None:
         """Begin to count; `self._sampler_iter` was opened by torch's own code, and random numbers were there before."""
-        told = self._told if self._goes_on else None
-        if told is not None:
-            self._draws.go_on(told["generators"])
+        loaded = self._loaded if self._goes_on else None
+        if loaded is not None:
+            self._draws.go_on(loaded["generators"])
         source, every = self._draws.sampler, self._every
         is_map = self._common["is_map"]
         indices = None
-        if is_map and told is not None:
-            indices = Indices.resumed(self._index_sampler, source, told["sampler"], every)
+        if is_map and loaded is not None:
+            indices = Indices.resumed(self._index_sampler, source, loaded["sampler"], every)
         elif is_map:
             indices = Indices(self._index_sampler, self._sampler_iter, source, before, every)
         if indices is not None:
             self._sampler_iter = indices
         copies = self._first_copies()
         point = RunPoint(0, 0, (), 0, copies)
-        if told is not None:
-            copies = tuple(copy_of(known) for known in told["copies"])[: len(copies)] or copies
-            point = RunPoint(told["batches"], told["due"], tuple(told["beyond"]), told["turn"], copies)
-            self._num_yielded = told["batches"]
+        if loaded is not None:
+            copies = tuple(copy_of(known) for known in loaded["copies"])[: len(copies)] or copies
+            point = RunPoint(loaded["batches"], loaded["due"], tuple(loaded["beyond"]), loaded["turn"], copies)
+            self._num_yielded = loaded["batches"]
         self._again = [] if indices is None else indices.until(point.due)
         self._run = self._snapshots.run = RunProgress(dict(self._common), indices, self._draws, point)
 
@@ -116,9 +116,9 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def _has_begun(self) -> None:
         """All is as it was in the state that this goes on from: the next iterator begins anew."""
-        if self._told is self._snapshots.told:
-            self._snapshots.told = None
-        self._told, self._goes_on = None, False
+        if self._loaded is self._snapshots.loaded:
+            self._snapshots.loaded = None
+        self._loaded, self._goes_on = None, False
 
     def state_dict(self, batches: int | None = None) -> StateDict:
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
@@ -126,23 +126,24 @@ class ResumableIterator(_BaseDataLoaderIter):
         return self._run.state(batches)
 
 
-def _check_epoch(told: StateDict, epoch: int | None) -> None:
+def _check_epoch(loaded: StateDict, epoch: int | None) -> None:
     """Samplers may have been told another epoch since the state was loaded: the rest of that would be other samples.
 
     Raises:
         StateMismatchError: they have been, and batches of the state's epoch were received.
     """
-    if told["batches"] and None not in (told["epoch"], epoch) and told["epoch"] != epoch:
+    if loaded["batches"] and None not in (loaded["epoch"], epoch) and loaded["epoch"] != epoch:
         raise StateMismatchError(
-            f"epoch: {told['epoch']} in the state, of which {told['batches']} batches were received, and the sampler "
-            f"was told {epoch} since: call set_epoch({told['epoch']}), or load_state_dict({{}}) to begin anew",
+            f"epoch: {loaded['epoch']} in the state, of which {loaded['batches']} batches were received, and the "
+            f"sampler was told {epoch} since: call set_epoch({loaded['epoch']}), or load_state_dict({{}}) to begin "
+            "anew",
             field="epoch",
         )
 
 
-def _is_dealt_in_turn(told: StateDict) -> bool:
+def _is_dealt_in_turn(loaded: StateDict) -> bool:
     """Whether, of map-style data, each batch k up to a state was worker k mod n's, and those that follow will be."""
-    due, n = told["due"], max(1, told["num_workers"])
-    batches = [known["batches"] for known in told["copies"]]
+    due, n = loaded["due"], max(1, loaded["num_workers"])
+    batches = [known["batches"] for known in loaded["copies"]]
     turns = [len(range(worker, due, n)) for worker in range(n)]
-    return not told["beyond"] and told["turn"] == due % n and batches == turns
+    return not loaded["beyond"] and loaded["turn"] == due % n and batches == turns

@@ -25,7 +25,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
     def __init__(self, loader: Any, snapshots: SnapshotBook, counts: LoaderCounts) -> None:
         self._clock = counts.clock()
         self._prepare(loader, snapshots)
-        states = self._told["copies"][0]["states"] if self._told is not None and self._told["copies"] else None
+        states = self._loaded["copies"][0]["states"] if self._loaded is not None and self._loaded["copies"] else None
         if not self._goes_on:  # what a data set carries on from an epoch into the next
             load(loader.dataset, states, "dataset")
             if states and "iterator" in states:
@@ -34,8 +34,8 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         super().__init__(loader)
         fetcher = self._dataset_fetcher
         load(getattr(fetcher, "dataset_iter", None), self._states, "iterator")
-        if self._goes_on and self._told is not None and hasattr(fetcher, "ended"):
-            fetcher.ended = self._told["copies"][0]["is_over"]
+        if self._goes_on and self._loaded is not None and hasattr(fetcher, "ended"):
+            fetcher.ended = self._loaded["copies"][0]["is_over"]
         self._open_run(self._before)
         if self._is_stateful:
             self._run.copy_now = functools.partial(_copy_now, fetcher)

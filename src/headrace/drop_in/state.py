@@ -206,7 +206,7 @@ class RunProgress:
             "turn": point.turn,
             "generators": self._draws.now(),
             "sampler": sampler,
-            "copies": [self._told(worker, known) for worker, known in enumerate(point.copies)],
+            "copies": [self._describe(worker, known) for worker, known in enumerate(point.copies)],
         }
 
     def _at_the_end(self, point: RunPoint) -> RunPoint:
@@ -215,12 +215,12 @@ class RunProgress:
         if not self._common["is_map"] or all(known.known == known.batches for known in point.copies):
             return point
         copies = list(point.copies)
-        for worker, told in enumerate(self.ask_now()):
-            if told is not None:
-                copies[worker] = WorkerSnapshot(copies[worker].batches, copies[worker].batches, blob=told[0])
+        for worker, answer in enumerate(self.ask_now()):
+            if answer is not None:
+                copies[worker] = WorkerSnapshot(copies[worker].batches, copies[worker].batches, blob=answer[0])
         return point._replace(copies=tuple(copies))
 
-    def _told(self, worker: int, known: WorkerSnapshot) -> StateDict:
+    def _describe(self, worker: int, known: WorkerSnapshot) -> StateDict:
         blob = known.blob
         if blob is None and worker < len(self.begun):
             (blob,) = self.begun[worker] or (None,)
@@ -261,7 +261,7 @@ class SnapshotBook:
     def __init__(self, loader: Any) -> None:
         self._draws = Draws(loader.generator, loader._index_sampler)
         self.pace = SnapshotSchedule()
-        self.told: StateDict | None = None
+        self.loaded: StateDict | None = None
         self.run: RunProgress | None = None
         self._has_warned = False
 
@@ -272,10 +272,10 @@ class SnapshotBook:
         return self._draws
 
     def take(self) -> StateDict | None:
-        """The state that the run which now begins goes on from; it stays in `told` until that has begun."""
-        told = self.told
-        if told is not None and not told["is_map"] and not told["is_finished"]:
-            again = sum(known["batches"] - known["known"] for known in told["copies"] if known["states"] is None)
+        """The state that the run which now begins goes on from; it stays in `loaded` until that has begun."""
+        loaded = self.loaded
+        if loaded is not None and not loaded["is_map"] and not loaded["is_finished"]:
+            again = sum(known["batches"] - known["known"] for known in loaded["copies"] if known["states"] is None)
             if again and not self._has_warned:
                 self._has_warned = True
                 log.warning(
@@ -283,7 +283,7 @@ class SnapshotBook:
                     "are read once more, and dropped",
                     again,
                 )
-        return told
+        return loaded
 
 
 def is_among(number: int, ranges: Ranges) -> bool:
@@ -291,7 +291,7 @@ def is_among(number: int, ranges: Ranges) -> bool:
     return any(start <= number < stop for start, stop in ranges)
 
 
-def copy_of(told: StateDict) -> WorkerSnapshot:
+def copy_of(loaded: StateDict) -> WorkerSnapshot:
     """A worker's copy of the data set, as a state tells of it."""
-    blob = None if told["states"] is None else serialize.pack_bytes(told["states"])
-    return WorkerSnapshot(told["batches"], told["known"], told["is_over"], blob)
+    blob = None if loaded["states"] is None else serialize.pack_bytes(loaded["states"])
+    return WorkerSnapshot(loaded["batches"], loaded["known"], loaded["is_over"], blob)

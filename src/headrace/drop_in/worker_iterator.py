@@ -115,7 +115,7 @@ class WorkerIterator(ResumableIterator):
                     self._taken()[0]()
             for made in self._arrived.values():
                 self._pool.drop(made)
-        told, point = self._told, self._run.point
+        loaded, point = self._loaded, self._run.point
         self._run.lock = self._lock
         self._sent, self._beyond = point.due, point.beyond
         self._under_way: dict[int, int] = {}  # batches that were sent and have not been due yet, with their workers
@@ -130,8 +130,8 @@ class WorkerIterator(ResumableIterator):
         next(itertools.islice(self._turns, point.turn, point.turn), None)
         if not first_iter:
             self._pool.reset(self._shared_seed)
-        elif told is not None and told["copies"] and (self._goes_on or self._persistent_workers):
-            self._pool.go_on(self._starts(told))
+        elif loaded is not None and loaded["copies"] and (self._goes_on or self._persistent_workers):
+            self._pool.go_on(self._starts(loaded))
         if point.copies and self._persistent_workers:
             self._run.ask_now = functools.partial(_ask_now, weakref.ref(self))
         if point.copies and not self._goes_on:
@@ -144,11 +144,11 @@ class WorkerIterator(ResumableIterator):
         is_asked = self._dataset_kind == _DatasetKind.Iterable or is_stateful(self._dataset)
         return (WorkerSnapshot(),) * self._num_workers if is_asked else ()
 
-    def _starts(self, told: StateDict) -> list[Start]:
+    def _starts(self, loaded: StateDict) -> list[Start]:
         """Where the workers go on."""
         again: list[list[tuple[Any, int]]] = [[] for _ in range(self._num_workers)]
-        is_finished = told["is_finished"]
-        copies = [copy_of(known) for known in told["copies"]]
+        is_finished = loaded["is_finished"]
+        copies = [copy_of(known) for known in loaded["copies"]]
         if self._dataset_kind == _DatasetKind.Iterable:
             index = next(iter(self._index_sampler))
             for worker, known in enumerate(copies):

@@ -86,8 +86,8 @@ class LineScanner:
         too_long = np.flatnonzero(sizes > self._longest)
         if len(too_long):
             k = int(too_long[0])
-            told = f"the line has {int(sizes[k])} bytes, over the limit of {self._longest}"
-            self._fail(LimitError, told, self._line + k, int(starts[k]))
+            text = f"the line has {int(sizes[k])} bytes, over the limit of {self._longest}"
+            self._fail(LimitError, text, self._line + k, int(starts[k]))
             starts, ends, sizes = starts[:k], ends[:k], sizes[:k]
         is_kept = sizes > 0
         inside = np.maximum(starts - offset, 0)  # the first line may begin in the buffer before this one

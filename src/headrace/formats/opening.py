@@ -71,8 +71,8 @@ class Opener:
             raise
         except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
             why = str(error)[:_WHY_MOST] or type(error).__name__
-            told = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {why}"
-            raise DecodeError(told, key=key, url=url) from error
+            text = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {why}"
+            raise DecodeError(text, key=key, url=url) from error
         return {"__key__": key, "__url__": url, **fields}
 
     def _open(self, url: str, members: dict[str, bytes]) -> Sequence[Any]:

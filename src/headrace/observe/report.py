@@ -44,8 +44,8 @@ def verdict(stats: Stats) -> Verdict:
     deliver, work = stats.deliver, stats.work
     if deliver.batches < _ENOUGH_BATCHES or deliver.active_s < _ENOUGH_S:
         return Verdict("unknown", _TOO_FEW)
-    if (told := _own_code(stats)) is not None:
-        return Verdict("loop", told)
+    if (text := _own_code(stats)) is not None:
+        return Verdict("loop", text)
     if stats.start_s > _START_SHARE * deliver.active_s:
         return Verdict("work", _start(stats))
     loop_s = deliver.wait_s + deliver.trainer_s
@@ -214,19 +214,19 @@ def report(stats: Stats) -> str:
 def _functions(stats: Stats) -> str:
     """What the user's own functions take where samples are read."""
     most = sorted(stats.fetch.functions.items(), key=lambda item: -item[1].seconds)[:_NAMED]
-    told = []
+    lines = []
     for name, (where, calls, seconds) in most:
         held = "holds the loop" if where == "loop" else "computes in threads"
-        told.append(f"{name} {held} {1000 * seconds / max(1, calls):.2f} ms a call, {calls:,} calls")
-    return "; ".join(told)
+        lines.append(f"{name} {held} {1000 * seconds / max(1, calls):.2f} ms a call, {calls:,} calls")
+    return "; ".join(lines)
 
 
 def _skipped(stats: Stats) -> str:
     """How many samples were left out, and the first of them."""
     named = stats.skipped_samples[:_NAMED]
-    told = [f"{sample.name or f'sample {sample.position}'} ({_line(sample.error)})" for sample in named]
+    lines = [f"{sample.name or f'sample {sample.position}'} ({_line(sample.error)})" for sample in named]
     more = [f"and {stats.skipped - len(named):,} more"] if stats.skipped > len(named) else []
-    return f"{stats.skipped:,} sample{'s' if stats.skipped > 1 else ''}: " + ", ".join(told + more)
+    return f"{stats.skipped:,} sample{'s' if stats.skipped > 1 else ''}: " + ", ".join(lines + more)
 
 
 def _line(text: str) -> str:

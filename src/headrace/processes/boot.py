@@ -43,9 +43,9 @@ def hash_seed() -> str:
     """This process's own, where it was told one; else one that is drawn, as nobody can be asked for it."""
     if not sys.flags.hash_randomization:
         return "0"
-    told = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
-    if told.isdecimal() and 0 < int(told) <= _MOST:  # with -R 0 is none
-        return told
+    seed = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
+    if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R 0 is none
+        return seed
     return str(1 + secrets.randbelow(_MOST))
 
 

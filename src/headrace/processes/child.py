@@ -57,7 +57,7 @@ def described(thread: int = 0) -> dict[str, Any]:
 
 
 def live(
-    told: Mapping[str, Any], number: int, run: Callable[[], None], trainer_fd: int | None, *tracker_fd: int
+    surroundings: Mapping[str, Any], number: int, run: Callable[[], None], trainer_fd: int | None, *tracker_fd: int
 ) -> int:
     """Be such a child, from `run` to the end, at which what was registered for it is done; gives the exit status.
 
@@ -67,16 +67,16 @@ def live(
         *tracker_fd: that of the trainer's resource tracker, if it has one: with one of its own, what the user shares
             would be removed when this worker ends.
     """
-    _apply(told)
+    _apply(surroundings)
     tracker: Any = resource_tracker._resource_tracker
     for fd in tracker_fd:
         tracker._fd, tracker._pid = fd, None
-    identity = (*told["identity"], number)
+    identity = (*surroundings["identity"], number)
     child: Any = multiprocessing.Process(target=run, name=f"Process-{':'.join(map(str, identity))}", daemon=True)
     child._identity = identity
-    child._parent_name, child._parent_pid = told["parent"]
-    child._config = {**told["config"], "daemon": True}
-    child.authkey = bytes.fromhex(told["authkey"])
+    child._parent_name, child._parent_pid = surroundings["parent"]
+    child._config = {**surroundings["config"], "daemon": True}
+    child.authkey = bytes.fromhex(surroundings["authkey"])
     status: int = child._bootstrap(trainer_fd)  # which runs the finalizers of multiprocessing's, and ends threads
     return status
 
@@ -89,26 +89,26 @@ def _umask() -> int | None:
     return None
 
 
-def _apply(told: Mapping[str, Any]) -> None:
+def _apply(surroundings: Mapping[str, Any]) -> None:
     """Take over what a fork inherits, as far as that is permitted."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME)
     with contextlib.suppress(OSError, ValueError):
-        os.sched_setaffinity(0, told["affinity"])
+        os.sched_setaffinity(0, surroundings["affinity"])
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, told["niceness"])
-    if told["umask"] is not None:
-        os.umask(told["umask"])
-    for which, soft, hard in told["limits"]:
+        os.setpriority(os.PRIO_PROCESS, 0, surroundings["niceness"])
+    if surroundings["umask"] is not None:
+        os.umask(surroundings["umask"])
+    for which, soft, hard in surroundings["limits"]:
         _limit(which, soft, hard)
     with contextlib.suppress(locale.Error):
-        locale.setlocale(locale.LC_ALL, told["locale"])
-    sys.argv = list(told["arguments"])
-    if told["script"] is not None:
-        sys.modules["__main__"].__file__ = told["script"]
-    sys.warnoptions[:] = told["warnoptions"]
+        locale.setlocale(locale.LC_ALL, surroundings["locale"])
+    sys.argv = list(surroundings["arguments"])
+    if surroundings["script"] is not None:
+        sys.modules["__main__"].__file__ = surroundings["script"]
+    sys.warnoptions[:] = surroundings["warnoptions"]
     with contextlib.suppress(RecursionError):
-        sys.setrecursionlimit(told["recursion_limit"])
-    sys.setswitchinterval(told["switch_interval_s"])
+        sys.setrecursionlimit(surroundings["recursion_limit"])
+    sys.setswitchinterval(surroundings["switch_interval_s"])
 
 
 def _limit(which: int, soft: int, hard: int) -> None:

@@ -206,7 +206,7 @@ class ForkServerCommands:
 
     def __init__(self, send: Callable[[Any, Sequence[int]], Any], thread: int = 0) -> None:
         self._send, self._thread = send, thread
-        self._told = b""
+        self._announced = b""
 
     def have_imported(self, modules: Sequence[str]) -> None:
         """Have it import modules, before what is ordered next."""
@@ -227,13 +227,13 @@ class ForkServerCommands:
 
     def _tell_place(self) -> None:
         """This process's surroundings, if they are not what was told last: in memory, as they may be large."""
-        told = json.dumps({**_place(), "child": described(self._thread), "inherited": capture()}).encode()
-        if told != self._told:
-            segment = Segment.create(len(told))
-            segment.view[:] = told
+        surroundings = json.dumps({**_place(), "child": described(self._thread), "inherited": capture()}).encode()
+        if surroundings != self._announced:
+            segment = Segment.create(len(surroundings))
+            segment.view[:] = surroundings
             self._send({"place": segment.size}, [segment.fd])
             segment.close()
-            self._told = told
+            self._announced = surroundings
 
 
 class WorkerSpawner:

@@ -163,9 +163,9 @@ def _described_collate_map() -> str:
                 _packed((types, function), None)
             except Exception as reason:
                 name = getattr(types, "__qualname__", repr(types))
-                told = f"default_collate_fn_map[{name}]={function!r} cannot be sent to a worker: {reason}"
+                text = f"default_collate_fn_map[{name}]={function!r} cannot be sent to a worker: {reason}"
                 raise CannotCarryError(
-                    f'{told}. Register it in worker_init_fn, or give multiprocessing_context="fork".', what=told
+                    f'{text}. Register it in worker_init_fn, or give multiprocessing_context="fork".', what=text
                 ) from error
         raise
 

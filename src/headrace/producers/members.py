@@ -141,10 +141,10 @@ class MemberReads:
         rows, crc = self._members.rows, self._members.crc
         assert crc is not None
         checker = Checker(self._url, rows.offset[chosen], rows.size[chosen], crc[chosen])
-        _, told = await self._flow.scan(checker, lease, offset, True, self._ordinal)
-        if isinstance(told, Failure):
-            raise PackedFailureError(told)
-        bad: list[int] = told.bad
+        _, checked = await self._flow.scan(checker, lease, offset, True, self._ordinal)
+        if isinstance(checked, Failure):
+            raise PackedFailureError(checked)
+        bad: list[int] = checked.bad
         return bad
 
     def _cut(self, start: int, stop: int, bad: set[int], base: int, spans: dict[int, Lease]) -> list[Part]:

@@ -44,10 +44,10 @@ class ResumeToken:
     window: int = 0
     failures: Sequence[int] = ()
 
-    def told(self) -> list[Any]:
+    def described(self) -> list[Any]:
         """The mark as JSON."""
-        told: list[Any] = [self.shard, self.row, self.window]
-        return [*told, list(self.failures)] if self.failures else told
+        token: list[Any] = [self.shard, self.row, self.window]
+        return [*token, list(self.failures)] if self.failures else token
 
 
 class Expected(NamedTuple):

@@ -69,7 +69,9 @@ class ShardProducer:
         at, shard, row = shards[0]
         while self._failures and self._failures[0] < begin:
             self._failures.popleft()
-        return ResumeToken(shard, row + begin - at, window, [failed - begin for failed in self._failures]).told(), begin
+        return ResumeToken(
+            shard, row + begin - at, window, [failed - begin for failed in self._failures]
+        ).described(), begin
 
     async def run(self, flow: Flow) -> None:
         flow = Without(flow, self._done) if self._done else flow

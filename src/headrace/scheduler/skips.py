@@ -111,7 +111,7 @@ class Skips:
         is_known = hash(packed.blob) in self._known  # of one read that failed for several samples
         for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
-                return Raised(packed, self._told(policy))
+                return Raised(packed, self._describe(policy))
         if policy.decide is not None:
             try:
                 answer = policy.decide(error)
@@ -128,7 +128,7 @@ class Skips:
                 self._known.add(hash(packed.blob))
         return None
 
-    def _told(self, policy: SkipPolicy) -> str:
+    def _describe(self, policy: SkipPolicy) -> str:
         row = f", {self._in_a_row} of them right before it" if self._in_a_row else ""
         return (
             f"{self._in_all} samples of this epoch were skipped before it{row}: "
@@ -142,8 +142,8 @@ class Skips:
         self._logged += 1
         if self._logged <= _LOGGED:
             last = "; further ones of this epoch are only counted" if self._logged == _LOGGED else ""
-            told = f" ({name})" if name else ""
-            log.warning("skipped sample %d%s of epoch %d: %s%s", position, told, self._epoch, text, last)
+            named = f" ({name})" if name else ""
+            log.warning("skipped sample %d%s of epoch %d: %s%s", position, named, self._epoch, text, last)
 
 
 def _shown(text: Callable[[], str], otherwise: str) -> str:

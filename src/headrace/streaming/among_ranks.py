@@ -44,13 +44,13 @@ def divided(stream: Stream, world: int) -> Stream:
             )
             stream = with_built_index(stream)
             pipeline = stream.pipeline()
-        if not has_numbers(pipeline, world) and pipeline.told_count is None:
+        if not has_numbers(pipeline, world) and pipeline.given_count is None:
             raise OptionError(
                 f"{world} ranks cannot share the samples of {stream!r}, which are counted while they are read: say how "
                 "many an epoch has, by .epoch(samples=N) behind all filters, and each rank reads shards of its own; or "
                 f"make an index (headrace index URL…; compressed shards cannot have one of members); or {_ALL}"
             )
-    if not pipeline.keeps_count and pipeline.told_count is None:
+    if not pipeline.keeps_count and pipeline.given_count is None:
         raise OptionError(
             f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "
             "numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
@@ -76,7 +76,7 @@ def _check_iterable(stream: Stream, source: SampleSource, world: int) -> None:
         )
     if source.ranks_by not in ("shard_info", "position"):
         raise OptionError(f"{name}.ranks_by={source.ranks_by!r}: 'shard_info', 'position' or None is meant")
-    if stream.pipeline().told_count is None:
+    if stream.pipeline().given_count is None:
         raise OptionError(
             f"{world} ranks cannot share the samples of {stream!r}, which are counted while they come: say how many an "
             f"epoch has, by .epoch(samples=N) behind all filters, or {_ALL}"

@@ -159,17 +159,17 @@ class EpochPlan:
     def digest(self) -> int:
         """What all ranks must agree about at its begin."""
         steps = self.steps
-        told = replace(
+        state = replace(
             self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
         )
         if not self.is_shared:
-            told = replace(told, done=(), samples=0, mark=None, parts=(), since=told.since._replace(here=0))
+            state = replace(state, done=(), samples=0, mark=None, parts=(), since=state.since._replace(here=0))
         if self.order is None:
-            told = replace(told, cursor=Cursor.at())  # each rank's own
-        told = replace(told, skipped=(0, 0))
+            state = replace(state, cursor=Cursor.at())  # each rank's own
+        state = replace(state, skipped=(0, 0))
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
-        return int(check_of(told.pack(self.facts, _NONE), numbers), 16)
+        return int(check_of(state.pack(self.facts, _NONE), numbers), 16)
 
     def save(self, received: ProgressSnapshot) -> dict[str, Any]:
         """A state.
@@ -281,11 +281,11 @@ class EpochPlan:
         Raises:
             StateMismatchError: they are not.
         """
-        told = packed.get("check")
-        if not told:
+        check = packed.get("check")
+        if not check:
             return
         try:
-            is_the_same = told == check_of(packed, self.last_numbers(State.unpack(packed)))
+            is_the_same = check == check_of(packed, self.last_numbers(State.unpack(packed)))
         except (ArithmeticError, IndexError, OptionError):  # of numbers that make no sense
             is_the_same = False
         if not is_the_same:

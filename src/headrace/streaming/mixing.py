@@ -38,7 +38,7 @@ class SourcePlan(Protocol):
 
     def locate(self, order: Order, positions: Ints) -> Places: ...
 
-    def told(self) -> list[str]: ...
+    def described(self) -> list[str]: ...
 
 
 class MixPlan:
@@ -89,18 +89,20 @@ class MixPlan:
         counts = layout.before(_BLOCKS)
         return max(-(-size * sum(counts) // some) for size, some in zip(layout.sizes, counts, strict=True) if some)
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """The mixture as a state names it: how it is mixed, and each source's own order."""
-        told = [self._mixed.told()]
+        described = [self._mixed.described()]
         for name, planning in zip(self._mixed.names, self._plannings, strict=True):
-            told += [f"{name}: {line}" for line in planning.told()]
-        return told
+            described += [f"{name}: {line}" for line in planning.described()]
+        return described
 
     @property
     def data(self) -> str:
         """What tells these data from other data."""
-        told = [f"{name}={planning.data}" for name, planning in zip(self._mixed.names, self._plannings, strict=True)]
-        return hashlib.blake2b("\n".join(told).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+        described = [
+            f"{name}={planning.data}" for name, planning in zip(self._mixed.names, self._plannings, strict=True)
+        ]
+        return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
     @property
     def window_bytes(self) -> int:

@@ -22,7 +22,7 @@ from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_me
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.epoch_plan import EpochPlan, as_array, as_ranges
 from headrace.streaming.planning import Planning, data_digest
-from headrace.streaming.sources import told_as_read
+from headrace.streaming.sources import described_as_read
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints, Tail
 
@@ -66,13 +66,13 @@ class NextEpoch:
 
     def tell(self, epoch: int, *, is_in_use: bool) -> bool:
         """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
-        self.turn.is_told |= is_in_use
+        self.turn.is_announced |= is_in_use
         if epoch == self.turn.number:
             return False
         if self._loaded is not None:
             self.skip -= self._loaded.state.skip
         self._loaded = None
-        self.turn.number, self.turn.carried, self.turn.is_told = epoch, Cursor.at(), True
+        self.turn.number, self.turn.carried, self.turn.is_announced = epoch, Cursor.at(), True
         return True
 
     def begun(self, progress: Progress) -> None:
@@ -151,22 +151,22 @@ class NextEpoch:
         """What states must agree about."""
         if self._facts is None:
             pipeline, settings = self.stream.pipeline(), self._settings
-            told: list[str]
+            described: list[str]
             if has_numbers(pipeline, 1 if self.ranks is None else self.ranks.world):
                 self.planning = self.planning or Planning(pipeline, settings.seed)
-                data, count, told = self.planning.data, self.planning.count_of_pass, self.planning.told()
-                for line in told:
+                data, count, described = self.planning.data, self.planning.count_of_pass, self.planning.described()
+                for line in described:
                     if "windows" in line and self.planning.window_bytes:
                         log.info("%s: a window has about %d bytes, over all ranks", line, self.planning.window_bytes)
             else:
                 source = pipeline.source
                 urls = source.urls if source.traits.sharded else (source.name,)
                 data, count = data_digest(urls, None), None
-                told = told_as_read(pipeline.order)
+                described = described_as_read(pipeline.order)
                 if source.ranks_by == "position":
-                    told.append("ranks by position")
+                    described.append("ranks by position")
             self._facts = Fingerprint(
-                seed=settings.seed, data=data, count=count, order=tuple(told), steps=pipeline.changing
+                seed=settings.seed, data=data, count=count, order=tuple(described), steps=pipeline.changing
             )
         return self._facts
 
@@ -210,7 +210,7 @@ class NextEpoch:
             batch_size = _part(wanted, ranks)
             self._check_skip(wanted)
             begin, shared = self._shared(begin, ranks, wanted, size)
-        begin = replace(begin, batch_size=self._told_batch_size)
+        begin = replace(begin, batch_size=self._announced_batch_size)
         plan = EpochPlan(
             begin=begin,
             facts=facts,
@@ -239,7 +239,7 @@ class NextEpoch:
             epoch=turn.number,
             cursor=turn.carried,
             carried=as_ranges(turn.carried.holes),
-            batch_size=self._told_batch_size,
+            batch_size=self._announced_batch_size,
             world=ranks.world,
             mark=turn.mark,
         )
@@ -329,7 +329,7 @@ class NextEpoch:
             StateMismatchError: batches are of another size, and what was received is no number of whole steps.
         """
         step = begin.step_now or size
-        since, count = begin.since, self.stream.pipeline().told_count
+        since, count = begin.since, self.stream.pipeline().given_count
         if count is None or ranks.world == 1:
             return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
         tail: Tail = "drop" if self._settings.tail == "drop" else "short"
@@ -357,7 +357,7 @@ class NextEpoch:
         return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
 
     @property
-    def _told_batch_size(self) -> int:
+    def _announced_batch_size(self) -> int:
         """What states say of it: 0 where the loader was given that of all ranks together."""
         return 0 if self._settings.global_batch_size else self._settings.batch_size
 

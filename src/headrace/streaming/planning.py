@@ -188,12 +188,12 @@ class Planning:
             yield _window(start, urls, shards, rows)
             start = stop
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """The operators that make the order, as a state names them."""
-        mixed = [] if self._mixing is None else self._mixing.told()
-        return mixed + [self._told(operator) for operator in self._pipeline.order]
+        mixed = [] if self._mixing is None else self._mixing.described()
+        return mixed + [self._describe(operator) for operator in self._pipeline.order]
 
-    def _told(self, operator: OrderOperator) -> str:
+    def _describe(self, operator: OrderOperator) -> str:
         if isinstance(operator, Shuffle):
             by = self._by(operator, is_first=self._pipeline.order[0] is operator)
             seed = "" if operator.seed is None else f", seed={operator.seed}"
@@ -229,11 +229,13 @@ class Planning:
 
 def data_digest(urls: Sequence[str], sizes: Ints | None) -> str:
     """What tells some shards from others, wherever they lie."""
-    told = hashlib.blake2b(digest_size=8)
-    told.update("\n".join(url.partition("?")[0].rpartition("/")[2] for url in urls).encode("utf-8", "surrogateescape"))
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(
+        "\n".join(url.partition("?")[0].rpartition("/")[2] for url in urls).encode("utf-8", "surrogateescape")
+    )
     if sizes is not None:
-        told.update(np.ascontiguousarray(sizes, "<i8").tobytes())
-    return told.hexdigest()
+        digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWindow:

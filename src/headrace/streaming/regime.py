@@ -92,14 +92,14 @@ class Streaming:
         """What every "auto" has become."""
         names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
         skips, planning, ranks = self._settings.skips, self._next.planning, self._next.ranks
-        told: dict[str, Any] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
+        options: dict[str, Any] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
         if skips is not None:
-            told["max_skips"] = skips.in_all, skips.in_a_row
+            options["max_skips"] = skips.in_all, skips.in_a_row
         if planning is not None:
-            told["order"] = planning.told()
+            options["order"] = planning.described()
         if ranks is not None:
-            told |= {"rank": ranks.rank, "world_size": ranks.world}
-        return {name: getattr(self._settings, name) for name in names} | told
+            options |= {"rank": ranks.rank, "world_size": ranks.world}
+        return {name: getattr(self._settings, name) for name in names} | options
 
     def iterate(self, loader: Any, caller: asyncio.AbstractEventLoop | None) -> BatchIterator[Any]:
         """The next epoch's batches.
@@ -165,10 +165,10 @@ class Streaming:
 
     def _hear(self) -> None:
         """Do as the data set was told meanwhile."""
-        told = self._dataset.told_epoch
-        if told is not None and told is not self._heard:
-            self._heard = told
-            self.set_epoch(*told)
+        announced = self._dataset.announced_epoch
+        if announced is not None and announced is not self._heard:
+            self._heard = announced
+            self.set_epoch(*announced)
 
     def skip(self, batches: int) -> None:
         """Have the next `iterate` begin so many batches further on."""
@@ -216,7 +216,7 @@ class Streaming:
         if batches is not None:
             return progress.state(batches)
         received = progress.received
-        held = holder.held(was_told=received.is_over)
+        held = holder.held(knows_end=received.is_over)
         return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any], force: bool = False) -> None:
@@ -261,7 +261,7 @@ class Streaming:
     @property
     def _followed(self) -> Progress | None:
         """The progress that states are of; None: they are of the begin of the next epoch."""
-        return None if self._next.turn.is_told and not self._is_in_use else self._progress
+        return None if self._next.turn.is_announced and not self._is_in_use else self._progress
 
     @property
     def _is_in_use(self) -> bool:

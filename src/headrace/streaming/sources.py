@@ -229,12 +229,12 @@ class _EpochIO:
         return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, key)
 
 
-def told_as_read(operators: Sequence[Any]) -> list[str]:
+def described_as_read(operators: Sequence[Any]) -> list[str]:
     """The operators that make the order of samples without numbers, as a state names them."""
-    told = []
+    lines = []
     for operator in operators:
         if not isinstance(operator, Shuffle):
-            told.append(operator.in_state)
+            lines.append(operator.in_state)
             continue
         seed = "" if operator.seed is None else f", seed={operator.seed}"
         by, size = "window" if operator.by == "auto" else operator.by, ""
@@ -242,8 +242,8 @@ def told_as_read(operators: Sequence[Any]) -> list[str]:
             size = f", samples={operator.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"
         elif by == "buffer":
             size = f", samples={operator.buffer or _BUFFER_SAMPLES}"
-        told.append(f"shuffle({by}{size}{seed})")
-    return told
+        lines.append(f"shuffle({by}{size}{seed})")
+    return lines
 
 
 def _is_users(source: Any) -> bool:

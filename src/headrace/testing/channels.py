@@ -250,7 +250,7 @@ class ChannelContract:
             _interleave(*self.open_channel(seed % 6), random.Random(seed), f"seed {seed}")
 
 
-def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, told: str) -> None:
+def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, case: str) -> None:
     """Random steps on both ends, against a model of two numbers."""
     depth, sent, received, granted = sender.depth, 0, 0, sender.depth
     for _ in range(draws.randrange(80)):
@@ -263,27 +263,27 @@ def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, told: 
             _send(sender, sent)
             sent += 1
         elif step == "send":
-            assert _is_refused(sender), told
+            assert _is_refused(sender), case
         elif received < sent:
-            assert _next(receiver, asks=False) == received, told
+            assert _next(receiver, asks=False) == received, case
             received += 1
             granted += 1 if depth else 0
         else:
-            assert _would_block(receiver), told
+            assert _would_block(receiver), case
     fails = draws.random() < 0.5
     if fails:
         sender.fail(b"end")
     sender.close()
     for number in range(received, sent):
-        assert _next(receiver) == number, told
+        assert _next(receiver) == number, case
     try:
         _next(receiver)
     except ChannelFailedError:
-        assert fails, told
+        assert fails, case
     except anyio.EndOfStream:
-        assert not fails, told
+        assert not fails, case
     else:
-        raise AssertionError(f"{told}: a message too many")
+        raise AssertionError(f"{case}: a message too many")
 
 
 def _eventually(condition: Callable[[], Any]) -> None:

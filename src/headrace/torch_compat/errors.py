@@ -23,7 +23,7 @@ def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE
     """
     if not isinstance(error, Exception):
         return serialize.pack_error(_end(error), origin)
-    return serialize.pack_error(error, replace(origin, caught=_told(error, where)))
+    return serialize.pack_error(error, replace(origin, caught=_caught_text(error, where)))
 
 
 def _end(error: BaseException) -> WorkerDiedError:
@@ -54,10 +54,10 @@ def unpack_error(packed: PackedError) -> BaseException:
 
 def caught(error: BaseException, where: str) -> BaseException:
     """The same for an exception of this process."""
-    return _caused(error, _told(error, where))
+    return _caused(error, _caught_text(error, where))
 
 
-def _told(error: BaseException, where: str) -> str:
+def _caught_text(error: BaseException, where: str) -> str:
     return f"Caught {type(error).__name__} {where}.\nOriginal {''.join(traceback.format_exception(error))}"
 
 
@@ -79,14 +79,14 @@ def _retold(original: BaseException, text: str) -> BaseException:
     kind: Any = type(original)
     if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end as if nothing had happened
         return RuntimeError(text)
-    told = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else its lines would be one
+    argument = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else its lines would be one
     has_message = bool(getattr(kind, "message", None))
     with contextlib.suppress(Exception):
         try:
-            made: BaseException = kind(message=told) if has_message else kind(told)
+            made: BaseException = kind(message=argument) if has_message else kind(argument)
         except Exception:  # it wants other arguments: it is put together without them
             made = kind.__new__(kind)
-            made.args = (told,)
+            made.args = (argument,)
             if not str(made):  # it is made of the arguments, as UnicodeDecodeError's
                 made = kind(*original.args)
         if type(made) is kind:

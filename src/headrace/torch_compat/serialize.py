@@ -303,8 +303,8 @@ def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError
                 return PackedError(blob, origin)
         except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
             continue
-    told = "".join(traceback.format_exception_only(error)).strip()
-    made = RuntimeError(f"{told} (the exception itself cannot be pickled)")
+    text = "".join(traceback.format_exception_only(error)).strip()
+    made = RuntimeError(f"{text} (the exception itself cannot be pickled)")
     return PackedError(pack_bytes((made, notes, text)), origin)
 
 

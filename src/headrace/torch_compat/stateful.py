@@ -285,10 +285,10 @@ class Indices:
         self.drawn = 0
 
     @classmethod
-    def resumed(cls, sampler: Any, source: StateSource, told: dict[str, Any], every: Callable[[], int]) -> Indices:
+    def resumed(cls, sampler: Any, source: StateSource, loaded: dict[str, Any], every: Callable[[], int]) -> Indices:
         """Those that come after the ones of which `told` was made."""
-        before, first = (None if text is None else decoded(text) for text in told["start"])
-        states = copy.deepcopy(told["states"])
+        before, first = (None if text is None else decoded(text) for text in loaded["start"])
+        states = copy.deepcopy(loaded["states"])
         plain = type(sampler) is BatchSampler
         load(sampler.sampler if plain else sampler, states, "sampler")
         with source.kept() if states is not None else _drawing(source, before):
@@ -296,19 +296,19 @@ class Indices:
         indices = cls(sampler, opened, source, None, every)
         indices._before, indices._first = before, first
         with source.kept() if states is not None else _drawing(source, first):
-            indices._go_to(told, states)
+            indices._go_to(loaded, states)
         return indices
 
-    def _go_to(self, told: dict[str, Any], states: dict[str, Any] | None) -> None:
-        self.drawn, self._is_over = told["batches"], told["is_over"]
+    def _go_to(self, loaded: dict[str, Any], states: dict[str, Any] | None) -> None:
+        self.drawn, self._is_over = loaded["batches"], loaded["is_over"]
         if states is not None:
             if self.drawn or "iterator" in states:  # otherwise what opening it draws is still to be drawn
                 self._open()
             load(self._iterator, states, "iterator")
-            self._kept.append(_Kept(self.drawn, copy.deepcopy(told["states"]), self._is_over))
+            self._kept.append(_Kept(self.drawn, copy.deepcopy(loaded["states"]), self._is_over))
         elif self._first is not None:
             self._open()
-            count = self.drawn if told["samples"] is None or not self._is_plain else told["samples"]
+            count = self.drawn if loaded["samples"] is None or not self._is_plain else loaded["samples"]
             next(itertools.islice(self._iterator, count, count), None)
             with contextlib.suppress(StopIteration):  # the order is drawn with the first, also where that comes later
                 self._waiting.append(self._draw())

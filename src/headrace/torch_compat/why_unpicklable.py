@@ -36,12 +36,12 @@ def cannot_carry(error: BaseException, values: Mapping[str, Any], offer: str = F
     """
     found = (_found(value, name) for name, value in values.items())
     what, why = next((reason for reason in found if reason is not None), (" and ".join(values) or "something", error))
-    told = f"{what} cannot be sent to a worker: {why}"
+    text = f"{what} cannot be sent to a worker: {why}"
     return CannotCarryError(
-        f"{told}. Workers are processes that are not forked from this one. "
+        f"{text}. Workers are processes that are not forked from this one. "
         "Open it in the worker instead, when it is first used, in __getitem__, __iter__ or worker_init_fn, "
         f"and leave it None until then{offer and '; '}{offer}.",
-        what=told,
+        what=text,
     )
 
 

@@ -166,9 +166,9 @@ def _of_blocks(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None
-    told = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
+    addresses = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
     samples: list[dict[str, Any]] = []
-    for key, shard, block, row in told:
+    for key, shard, block, row in addresses:
         sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)
         if number:

@@ -220,9 +220,9 @@ class Maker:
             serialize.pack(sample)
         except Exception as error:
             name = next((step.name for step in reversed(chain.steps) if step.kind == "map"), "fetch")
-            told = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
+            text = f"stage: {name}; what it gave, of type {type(sample).__name__}, cannot be sent to the next stage"
             key = key_of(sample)
-            error.add_note(told + ("" if key is None else f"; key {key!r}"))
+            error.add_note(text + ("" if key is None else f"; key {key!r}"))
             return Failure(self.pack(chain, error, Origin(name, key="" if key is None else repr(key))))
         return sample
 

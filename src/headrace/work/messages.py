@@ -158,7 +158,7 @@ Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainMessage
 """What a worker is told; each carries itself out."""
 
 
-def told(code: int | None) -> str:
+def exit_text(code: int | None) -> str:
     """An exit code in words."""
     if code is None:
         return "its exit status is not known"
@@ -183,7 +183,8 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
         which += f" (its first key: {key!r})" if key is not None else ""
     where = f" of {url}" if url else ""
     return WorkerDiedError(
-        f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}); {DEATHS} did so, all on {which}{where}",
+        f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({exit_text(code)}); {DEATHS} did so, "
+        f"all on {which}{where}",
         pid=pid,
         exitcode=code,
         key=key,

@@ -19,7 +19,7 @@ from headrace.processes.wire import LoopWire, in_groups
 from headrace.tasks import Reply
 from headrace.work.chains import PackedChain, SharedChain
 from headrace.work.executor import Loss, OnLost, OnReply
-from headrace.work.messages import Message, told
+from headrace.work.messages import Message, exit_text
 
 _STARTS = 5  # attempts to start a worker while the fork server lives: descriptors may be short for a moment
 _START_AGAIN_S = 0.2
@@ -158,7 +158,7 @@ class ProcessExecutor:
         advice = f"; {ADVICE}" if error.errno in SHORT else ""
         return WorkerDiedError(
             f"DataLoader worker (pid(s) {pid}) exited unexpectedly: it is the fork server that starts the "
-            f"workers ({told(code)}; {error}{advice}); make a new loader",
+            f"workers ({exit_text(code)}; {error}{advice}); make a new loader",
             pid=pid,
             exitcode=code,
         )

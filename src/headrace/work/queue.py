@@ -16,9 +16,9 @@ from headrace.tasks import Finish, Reply, Task
 from headrace.torch_compat import serialize
 from headrace.work.chains import Chains
 from headrace.work.executor import Executor, Loss, WorkerLink
-from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, told
+from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, exit_text
 
-_TASKS_AT_ONCE = 2  # one is worked on, one waits at the worker
+_TASKS_AT_ONCE = 2  # one is worked on, one waits at the worker; threads are told in no time, and none waits at them
 
 log = logging.getLogger("headrace")
 
@@ -43,8 +43,8 @@ class _Entry:
 
 
 class _Worker:
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, at_once: int) -> None:
+        self.number, self._at_once = number, at_once
         self.link: WorkerLink | None = None  # None: it is starting, or lost
         self.is_lost = False
         self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
@@ -57,7 +57,7 @@ class _Worker:
         What it holds, or will hold, is placed before it begins something else: nothing may come between the first
         samples and their batch. Only older batches may, for those are what a place may have to wait for.
         """
-        if self.link is None or not self.link.is_open or len(self.tasks) >= _TASKS_AT_ONCE:
+        if self.link is None or not self.link.is_open or len(self.tasks) >= self._at_once:
             return False
         if entry.task.finish is Finish.SCAN:
             return True
@@ -85,6 +85,7 @@ class TaskQueue:
 
     def __init__(self, count: int, executor: Executor, meters: Meters, modules: dict[str, int] | None = None) -> None:
         self._count, self._executor, self._meters = count, executor, meters
+        self._at_once = 1 if executor.shares_objects and count > 1 else _TASKS_AT_ONCE
         self._workers: dict[int, _Worker] = {}
         self._entries: dict[Task, _Entry] = {}
         self._numbers = itertools.count(1)
@@ -265,7 +266,7 @@ class TaskQueue:
     def _start(self, number: int) -> None:
         if self._is_closed:
             return
-        worker = self._workers[number] = _Worker(number)
+        worker = self._workers[number] = _Worker(number, self._at_once)
         starting = asyncio.get_running_loop().create_task(self._connect(worker))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
@@ -321,7 +322,9 @@ class TaskQueue:
         worker.tasks.clear()
         worker.held.clear()
         self._meters.count_death()
-        log.warning("worker %d (pid %d) ended (%s); its work is done again", worker.number, loss.pid, told(loss.code))
+        log.warning(
+            "worker %d (pid %d) ended (%s); its work is done again", worker.number, loss.pid, exit_text(loss.code)
+        )
         for entry in given:
             if entry.is_abandoned:
                 self._release(entry)

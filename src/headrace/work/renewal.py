@@ -25,9 +25,9 @@ def is_written(parts: Sequence[Buffer], lengths: Sequence[int], target: memoryvi
     return True
 
 
-def are_same(descriptors: Sequence[int], told: Sequence[int]) -> bool:
+def are_same(descriptors: Sequence[int], others: Sequence[int]) -> bool:
     """Whether the same files, shared memory and connections lie behind them."""
-    return [_identity(fd) for fd in descriptors] == [_identity(fd) for fd in told]
+    return [_identity(fd) for fd in descriptors] == [_identity(fd) for fd in others]
 
 
 def _identity(fd: int) -> tuple[int, int]:

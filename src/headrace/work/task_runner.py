@@ -202,14 +202,14 @@ class TaskRunner:
         errors = _failed(made, order)
         if len(errors) == len(made):
             return Reply("written", errors=errors, busy_s=busy)
-        (spec, told), place = self._specs.get(order.chain, (None, b"")), order.place
+        (spec, known), place = self._specs.get(order.chain, (None, b"")), order.place
         if spec is None or place is None:
             self._held[order.task] = result
             first = next(sample for sample in made if not isinstance(sample, Failure))
             form = spec or collate.Spec.of(first)
             if form is None or (spec is None and self._are_too_large(form.columns(first))):
                 return Reply("held", busy_s=busy)
-            return Reply("held", spec=told or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
+            return Reply("held", spec=known or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
         if errors and not result.skips:
             # The batch raises: what is in its slots is never seen.
             return Reply("written", errors=errors, busy_s=busy)

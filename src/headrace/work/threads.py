@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any, ClassVar, Literal
 
 from headrace.forks import Original
@@ -16,7 +16,7 @@ from headrace.tasks import Reply
 from headrace.torch_compat.serialize import pack_error
 from headrace.work.chains import SharedChain
 from headrace.work.executor import OnLost, OnReply
-from headrace.work.messages import Message
+from headrace.work.messages import Message, PlaceMessage
 from headrace.work.task_runner import TaskRunner, untold
 
 _END_S = 2.0
@@ -36,7 +36,40 @@ class _Learn:
         runner.learn(self.number, self.chain.load)
 
 
-_Job = tuple[Message | _Learn, Sequence[Segment]] | None
+_Job = Message | _Learn
+
+
+class _Jobs:
+    """What the threads of one executor have to do.
+
+    Each does its own in their order, but for places: what one thread holds may be written by another, so that it does
+    not wait for a function of the user's that the first has been in since.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._places: deque[tuple[_Thread, PlaceMessage]] = deque()
+        self._own: dict[_Thread, deque[_Job | None]] = {}
+
+    def add(self, thread: _Thread) -> None:
+        with self._changed:
+            self._own[thread] = deque()
+
+    def put(self, thread: _Thread, job: _Job | None) -> None:
+        """Have a thread do something; None: end."""
+        with self._changed:
+            if isinstance(job, PlaceMessage):
+                self._places.append((thread, job))
+            else:
+                self._own[thread].append(job)
+            self._changed.notify_all()
+
+    def take(self, thread: _Thread) -> tuple[_Thread, _Job | None]:
+        """What a thread does next, and whose it is; waits for it."""
+        with self._changed:
+            while not self._places and not self._own[thread]:
+                self._changed.wait()
+            return self._places.popleft() if self._places else (thread, self._own[thread].popleft())
 
 
 class _Thread:
@@ -45,46 +78,51 @@ class _Thread:
     pid = 0
     is_open = True
 
-    def __init__(self, number: int, on_reply: OnReply) -> None:
-        self._on_reply = on_reply
+    def __init__(self, number: int, jobs: _Jobs, on_reply: OnReply) -> None:
+        self._jobs, self._on_reply = jobs, on_reply
         self._original = Original()
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self.runner = TaskRunner(everywhere=False, progress=untold, number=number)
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._is_closed = False
+        jobs.add(self)
         threading.Thread(target=self._serve, name="headrace-work", daemon=True).start()
 
     def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        self._jobs.put((message, segments))
+        for segment in segments:
+            self.runner.attach(segment.number, segment.view)
+        self._jobs.put(self, message)
 
     def learn(self, number: int, chain: SharedChain) -> None:
-        self._jobs.put((_Learn(number, chain), ()))
+        self._jobs.put(self, _Learn(number, chain))
 
     def close(self) -> None:
         """End it once the function that it is in returns."""
         self._is_closed = True
-        self._jobs.put(None)
+        self._jobs.put(self, None)
 
     def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._is_closed:
-            message, segments = job
-            for segment in segments:
-                self.runner.attach(segment.number, segment.view)
-            del job, segments
-            reply = self._carried_out(message)
-            if message.is_answered and reply is not None:
-                self._tell(self._answer, message.number, reply)
-            del message, reply
+        while True:
+            worker, job = self._jobs.take(self)
+            if job is None or self._is_closed:
+                break
+            worker.carry_out(job)
+            del worker, job
         self._tell(self.ended.set)
 
-    def _carried_out(self, message: Message | _Learn) -> Reply | None:
+    def carry_out(self, job: _Job) -> None:
+        """Do what this worker was told to do; in its own thread or another one."""
+        reply = self._carried_out(job)
+        if job.is_answered and reply is not None:
+            self._tell(self._answer, job.number, reply)
+
+    def _carried_out(self, job: _Job) -> Reply | None:
         try:
-            reply = message.carry_out(self.runner)
+            reply = job.carry_out(self.runner)
             self._original.check(_A_STEP)
         except BaseException as error:  # a SystemExit of the user's ends this thread no more than another error
             self._original.check(_A_STEP, error)
-            return Reply("failed", errors=[(message.slot, pack_error(error))]) if message.is_answered else None
+            return Reply("failed", errors=[(job.slot, pack_error(error))]) if job.is_answered else None
         return reply
 
     def _answer(self, number: int, reply: Reply) -> None:
@@ -108,9 +146,10 @@ class ThreadExecutor:
 
     def __init__(self) -> None:
         self._threads: list[_Thread] = []
+        self._jobs = _Jobs()
 
     async def start(self, number: int, on_reply: OnReply, on_lost: OnLost) -> _Thread:  # noqa: ARG002 (none is lost)
-        thread = _Thread(number, on_reply)
+        thread = _Thread(number, self._jobs, on_reply)
         self._threads.append(thread)
         return thread
 

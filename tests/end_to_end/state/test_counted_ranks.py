@@ -202,7 +202,7 @@ def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
     for rank in range(2):
         if rank:
             go_on.set()
-        options: dict[str, Any] = {"num_workers": 8, "workers": "thread", "collate_fn": list if rank else late}
+        options: dict[str, Any] = {"num_workers": 3, "workers": "thread", "collate_fn": list if rank else late}
         with hr.DataLoader(data(), batch_size=4, rank=rank, world_size=2, in_order=bool(rank), **options) as loader:
             received.append(len(next(iter(loader))))
             states.append({**loader.state_dict()})

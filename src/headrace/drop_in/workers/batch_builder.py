@@ -119,7 +119,7 @@ class BatchBuilder:
         self._are_small = False  # the last samples were, so that they are not worth writing one by one
         self._spec: Spec | None = None
         self._iterator: Iterator[Any] | None = None
-        self._is_over = self._has_told_end = False
+        self._is_over = self._has_reported_end = False
         self._made = 0
         self._collates_plainly = config.collate_fn is default_collate
         self.is_stateful = False
@@ -169,7 +169,7 @@ class BatchBuilder:
             every: states are told after so many batches; 0: only where the data set is over.
         """
         if result[0] == "end":
-            is_due, self._has_told_end = not self._has_told_end, True
+            is_due, self._has_reported_end = not self._has_reported_end, True
         else:
             self._made += 1
             is_due = self._is_over or (every > 0 and self._made % every == 0)
@@ -230,7 +230,7 @@ class BatchBuilder:
         return True
 
     def _open(self) -> None:
-        self._is_over = self._has_told_end = False
+        self._is_over = self._has_reported_end = False
         self._made = 0
         self._iterator = None
         if self._config.is_iterable:
@@ -372,8 +372,8 @@ class BatchBuilder:
             parts = serialize.pack(batch)
         except Exception as error:
             which = "" if self._iterator is not None else f" of the samples {self._index!r:.100}"
-            told = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
-            error.add_note(told)
+            text = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
+            error.add_note(text)
             raise
         self._original.check("a function that pickles a part of the batch")
         size = serialize.packed_size(parts)

@@ -28,7 +28,7 @@ from headrace.processes.wire import PolledWire
 from headrace.torch_compat import serialize
 from headrace.torch_compat.stateful import PackedStates, failed, is_known
 from headrace.wakeup import Wakeup
-from headrace.work.messages import DEATHS, told
+from headrace.work.messages import DEATHS, exit_text
 
 LOST = (
     "the workers have ended, and with them what their copies of the data set carry from one epoch into the next: "
@@ -73,7 +73,7 @@ class TorchWorkerPool:
         self.begun: _States = [None] * config.num_workers
         self.closing: Callable[[], None] | None = None
         self._deaths = 0
-        self._told: _States = []  # in what state they are when they were asked
+        self._states: _States = []  # in what state they are when they were asked
         self._question: tuple[str, _States] | None = None  # that is open, and the answers so far
         self.places = BatchMemory(config.num_workers, limit, self._forget)
         self._words = Segment.create(8 * (1 + WORDS * config.num_workers))
@@ -146,9 +146,9 @@ class TorchWorkerPool:
 
     def ask_now(self) -> _States:
         """The states of all workers' copies of the data set, when they have made all that was sent."""
-        self._told = [None] * len(self._workers)
-        self._ask("tell", self._told)
-        return self._told
+        self._states = [None] * len(self._workers)
+        self._ask("tell", self._states)
+        return self._states
 
     def _ask(self, question: str, answers: _States) -> None:
         """Ask workers what is not known of them, and wait as long as they can still answer.
@@ -381,8 +381,8 @@ class TorchWorkerPool:
                 (worker.spec,) = rest
             elif kind == "begun":
                 self._on_begun(worker, *rest)
-            elif kind == "told":
-                self._on_told(worker, *rest)
+            elif kind == "states":
+                self._on_states(worker, *rest)
             else:
                 number, size = rest
                 worker.made = Segment(number, worker.wire.take_descriptor(), size)
@@ -395,8 +395,8 @@ class TorchWorkerPool:
         if is_known(blob):
             worker.start = Start(blob)
 
-    def _on_told(self, worker: WorkerRecord, blob: PackedStates | None) -> None:
-        self._told[worker.number] = (blob,)
+    def _on_states(self, worker: WorkerRecord, blob: PackedStates | None) -> None:
+        self._states[worker.number] = (blob,)
         if is_known(blob):
             worker.start = Start(blob)
 
@@ -487,7 +487,7 @@ class TorchWorkerPool:
             return
         self._begin_again(worker)
         warnings.warn(
-            f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({told(code)}{how}); "
+            f"DataLoader worker {worker.number} (pid {pid}) exited unexpectedly ({exit_text(code)}{how}); "
             "another one makes its batches again",
             RuntimeWarning,
             stacklevel=2,

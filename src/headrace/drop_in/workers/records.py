@@ -13,7 +13,7 @@ from headrace.memory import Segment
 from headrace.processes.wire import PolledWire
 from headrace.torch_compat import serialize
 from headrace.torch_compat.stateful import PackedStates
-from headrace.work.messages import told
+from headrace.work.messages import exit_text
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ def death(pid: int | None, code: int | None, how: str, batch: int | None = None)
     """The error of a worker's death, packed."""
     return serialize.pack_error(
         WorkerDiedError(
-            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({told(code)}){how}",
+            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({exit_text(code)}){how}",
             pid=pid or 0,
             exitcode=code,
             batch=batch,

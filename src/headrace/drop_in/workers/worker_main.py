@@ -44,7 +44,7 @@ class BatchServer:
         self._start: Start | None = None
         self._epoch = 0
         self._every = 0
-        self._has_told_start = False
+        self._has_reported_start = False
         self._refusal: Result | None = None  # the answer to every task, where there is no maker
         self._descriptors: list[int] = []
         self._segments: dict[int, memoryview] = {}
@@ -101,7 +101,7 @@ class BatchServer:
         self._every = every
 
     def _on_reset(self, shared_seed: int | None, epoch: int) -> None:
-        self._epoch, self._has_told_start = epoch, False
+        self._epoch, self._has_reported_start = epoch, False
         if self._builder is not None:
             self._builder.reset(shared_seed)
             self._tell_start()
@@ -111,12 +111,12 @@ class BatchServer:
     def _on_tell(self) -> None:
         """Somebody wants to know the state in which this worker is now."""
         self._begin_once()
-        self._wire.send(("told", None if self._builder is None else self._builder.state()))
+        self._wire.send(("states", None if self._builder is None else self._builder.state()))
 
     def _on_begin(self) -> None:
         """Somebody wants to know the state in which this worker begins."""
         self._begin_once()
-        if not self._has_told_start:
+        if not self._has_reported_start:
             self._wire.send(("begun", self._epoch, None))
 
     def _on_segment(self, number: int, size: int) -> None:
@@ -169,7 +169,7 @@ class BatchServer:
         assert self._config is not None
         if self._builder.is_stateful or self._config.is_iterable:
             self._wire.send(("begun", self._epoch, self._builder.state()))
-            self._has_told_start = True
+            self._has_reported_start = True
 
     def _place(self, size: int) -> tuple[int, memoryview]:
         if self._given is not None and self._given[1] >= size:
