@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-import boto3
 import fsspec
 import pytest
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractFileSystem
-from moto.server import ThreadedMotoServer
+from moto_s3 import client_of
 
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
@@ -109,20 +108,8 @@ class TestHub(TestWeb):
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[tuple[str, Any]]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{host}:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
-    client.create_bucket(Bucket="contract")
-    yield f"http://{host}:{port}", client
-    client.close()
-    server.stop()
+    with client_of("contract") as client:
+        yield client.meta.endpoint_url, client
 
 
 class TestS3(StoreContract):

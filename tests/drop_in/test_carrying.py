@@ -14,29 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drop_in.asked import Asked, told
 from torch.utils.data import Dataset
 
 import headrace as hr
 from headrace.processes.fork_client import ForkServer
-
-
-class Asked(Dataset[Any]):
-    """What a function says of the data set, once for each sample."""
-
-    def __init__(self, ask: Callable[[Any], Any], **things: Any) -> None:
-        self.ask = ask
-        vars(self).update(things)
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        return self.ask(self)
-
-
-def told(dataset: Dataset[Any], **options: Any) -> list[Any]:
-    """What workers say, without any collation."""
-    return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))
 
 
 def resident_bytes(name: str) -> int:

@@ -10,33 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drop_in.asked import Asked, told
 from privileges import without_privileges
-from torch.utils.data import Dataset
 
 import headrace as hr
 from headrace.torch_compat import serialize
 
 COUNT = 100_000  # of 8 bytes each: many pages
 BEGIN = np.arange(COUNT, dtype=np.int64)
-
-
-class Asked(Dataset[Any]):
-    """What a function says of the data set, once for each sample."""
-
-    def __init__(self, ask: Callable[[Any], Any], **things: Any) -> None:
-        self.ask = ask
-        vars(self).update(things)
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        return self.ask(self)
-
-
-def told(dataset: Dataset[Any], **options: Any) -> list[Any]:
-    """What workers say, without any collation."""
-    return list(hr.DataLoader(dataset, None, num_workers=2, collate_fn=lambda sample: sample, **options))
 
 
 def is_mapped(path: str) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import boto3
 import google_crc32c
 import lz4.frame
 import numpy as np
@@ -22,7 +21,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
+from moto_s3 import client_of
 
 from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError, StorageError
 from headrace.fetch import Reader
@@ -143,20 +142,8 @@ def same(a: ShardIndex, b: ShardIndex) -> bool:
 
 @pytest.fixture(scope="module")
 def s3(leaves: Any) -> Iterator[Any]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{host}:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
-    client.create_bucket(Bucket="shelf")
-    yield client
-    client.close()
-    server.stop()
+    with client_of("shelf") as client:
+        yield client
 
 
 # One shard

@@ -7,9 +7,8 @@ import gzip
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from moto_s3 import client_of
 from network.bodies import numbered
 
 from headrace.errors import (
@@ -39,20 +38,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = boto3.client(
-        "s3",
-        endpoint_url=f"http://{host}:{port}",
-        region_name="us-east-1",
-        aws_access_key_id="a",
-        aws_secret_access_key="b",
-    )
-    client.create_bucket(Bucket="shelf")
-    yield client
-    client.close()
-    server.stop()
+    with client_of("shelf") as client:
+        yield client
 
 
 def reader_of(client: Any) -> Reader:
