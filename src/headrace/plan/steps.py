@@ -67,7 +67,7 @@ class Steps:
         elif not self.full:
             raise OptionError(
                 f"{rest} samples are left of the epoch for {self.world} ranks: each step must have one for each; "
-                "tail='pad' repeats some, tail='drop' leaves them out"
+                "tail='drop' leaves them out; tail='pad' repeats some, where samples have numbers"
             )
         else:
             self.full -= 1
