@@ -19,7 +19,6 @@ LONGER_FILES = {  # these are to become shorter, and no longer
     "headrace/drop_in/workers/handles.py": 458,
     "headrace/drop_in/workers/pool.py": 541,
     "headrace/loader.py": 443,
-    "headrace/scheduler/assembly.py": 448,
     "headrace/testing/channels.py": 406,
     "headrace/torch_compat/collate.py": 449,
     "headrace/torch_compat/stateful.py": 406,

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from anyio.abc import TaskGroup
 
 from headrace.delivery import Delivery
 from headrace.failures import PackedError
-from headrace.memory import Lease
 from headrace.parts import Part
 from headrace.protocols import Sender
 from headrace.scheduler.batch import BatchState, OpenBatch
+from headrace.scheduler.batch_work import BatchWork
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.semaphore import PrioritySemaphore
 from headrace.scheduler.wiring import EpochSpec, Resources
-from headrace.tasks import Finish, Reply, Task
 
 
 class Assembly:
@@ -43,7 +40,7 @@ class Assembly:
         moved: Callable[[], None],
         finished: Callable[[], None],
     ) -> None:
-        self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
+        self._spec, self._learned, self._boundaries = spec.batches, spec.learned, spec.boundaries
         self._dispatch, self._slabs, self._budget = dispatch, resources.slabs, resources.budget
         self._sender, self._meters = sender, resources.meters
         self._moved, self._finished, self._position_map, self._skips = moved, finished, spec.position_map, spec.skips
@@ -55,8 +52,7 @@ class Assembly:
         self._next_delivery = 0
         self._not_sent = 0  # batches that were due, and of which no sample was left
         self._count: int | None = None  # samples of the epoch, once all of them have been added
-        self._turns = PrioritySemaphore(spec.batches.collations)
-        self.group: TaskGroup | None = None
+        self._work = BatchWork(spec, resources, dispatch, self)
         sender.on_credit(self._on_credit)
         self._admit()
 
@@ -87,7 +83,7 @@ class Assembly:
         number, rest = self._boundaries.find(count)
         last = self._batches.get(number)
         if last is not None and self._shorten(last, rest):
-            self._collate_if_due(last)
+            self.worked(last)
         self._end_if_done()
 
     def lacks(self, position: int | None) -> bool:
@@ -106,6 +102,10 @@ class Assembly:
         for batch in self._batches.values():
             self._drop_batch(batch)
 
+    def run_in(self, group: TaskGroup) -> None:
+        """Have what it waits for be waited for in this group."""
+        self._work.group = group
+
     def _begin_admitted(self) -> None:
         """Begin the batches that may be, as far as their samples are there."""
         for position, part in self._pile.below(self._boundaries.start(self._admitted)):
@@ -122,7 +122,7 @@ class Assembly:
             self._empty.discard(number)
             batch = self._batch(number)
             batch.state, batch.use_slots = BatchState.FILLING, False
-            self._collate_if_due(batch)
+            self.worked(batch)
 
     def _batch(self, number: int) -> OpenBatch:
         if number not in self._batches:
@@ -154,8 +154,8 @@ class Assembly:
         if batch.state is BatchState.OPEN:
             batch.state = BatchState.FILLING
         if batch.use_slots and wanted is not None:
-            self._hand_out(batch, slot, wanted, self._fill)
-        self._collate_if_due(batch)
+            self._work.fill(batch, slot, wanted)
+        self.worked(batch)
 
     def _let_go(self, number: int, part: Part) -> None:
         """Samples of a batch that has ended without them."""
@@ -164,202 +164,36 @@ class Assembly:
             del self._missing[number]
         part.release()
 
-    def _hand_out(
-        self, batch: OpenBatch, slot: int, part: Part, work: Callable[[OpenBatch, int, Part], Coroutine[Any, Any, None]]
-    ) -> None:
-        """Have a part of a batch worked on in pieces, by all workers."""
-        assert self.group is not None
-        chunk = self._spec.chunk(self._boundaries.size(batch.number), self._learned.sample_s)
-        if self._learned.form is None:  # the first samples are made by all workers at once
-            chunk = min(chunk, -(-part.count // self._spec.workers))
-        for a in range(0, part.count, chunk):
-            batch.under_way.add(slot + a)
-            self.group.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
+    # What the work on batches sees (BatchHost).
 
-    def _is_quick(self, batch: OpenBatch) -> bool:
-        return self._spec.is_quick(batch.expected, self._learned.sample_s)
+    def is_oldest(self, batch: OpenBatch) -> bool:
+        return batch.number <= self._next_delivery
 
-    async def _fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have workers write a part of a batch into its slots."""
-        spec, learned = self._spec, self._learned
-        count = part.count
-        task = Task(spec.chain, self._key, batch.number, Finish.SLOTS, [part])
-        self._position_map.place(task, batch.position + slot, count)
-        task.slot, task.capacity = slot, batch.capacity
-        reply = Reply("mismatch")
-        try:
-            try:
-                batch.use_slots = batch.use_slots and (learned.use_slots or batch.slab is not None)
-                is_known = learned.form is not None and batch.capacity <= learned.form_capacity
-                if batch.use_slots and is_known and spec.wants_place(learned.form_size, batch.capacity):
-                    task.place = (await self._slab(batch)).retain()
-                is_of_use = batch.use_slots and slot < batch.wanted and not batch.is_over
-            except BaseException:
-                part.release()
-                raise
-            if is_of_use:
-                reply = await self._dispatch.work(task, partial(self._find_slots, batch))
-            else:  # it was found out meanwhile
-                part.release()
-                if task.place is not None:
-                    task.place.release()
-        finally:
-            self._end_task(batch, slot)
-        if batch.is_over:
-            return
-        if reply.kind == "mismatch":
-            batch.use_slots = batch.use_slots and slot >= batch.wanted
-            if spec.is_spread and not batch.use_slots:
-                learned.use_slots = False  # what is not in slots is made a second time: once is enough
-        else:
-            self._add_errors(batch, reply)
-            whole = 0 if reply.kind == "failed" else count - len(reply.errors)
-            if whole:
-                batch.columns[slot] = reply.columns
-            batch.holes += range(slot + whole, slot + count)
-            learned.learn_time(reply.made_s, count)
-        self._collate_if_due(batch)
-
-    def _end_task(self, batch: OpenBatch, slot: int) -> None:
-        """A worker has a part of a batch no more; of one that is settled it was the last that used its slab."""
-        batch.under_way.discard(slot)
-        if batch.is_over and not batch.under_way:
-            batch.release_slab()
-
-    async def _find_slots(self, batch: OpenBatch, reply: Reply) -> Lease | None:
-        """A place for samples whose form a worker has just told; None where slots cannot be made for them."""
-        spec, learned = self._spec, self._learned
-        if batch.is_over:
-            return None
-        if reply.spec is None:
-            learned.use_slots = False
-            return None
-        if learned.form is None:
-            learned.form, learned.form_size, learned.form_capacity = reply.spec, reply.size, batch.capacity
-            self._dispatch.learn_spec(spec.chain, reply.spec)
-        elif batch.capacity > learned.form_capacity:
-            if reply.spec != learned.form:
-                return None  # the size that the worker tells is that of another form
-            learned.form_size, learned.form_capacity = max(reply.size, learned.form_size), batch.capacity
-        return (await self._slab(batch)).retain()
-
-    async def _slab(self, batch: OpenBatch, size: int | None = None) -> Lease:
-        """The batch's place; by default the one that its slots are in, which stays once some of them are written."""
-        async with batch.slab_lock:
-            if batch.slab is None or (size is not None and batch.slab.size < size):
-                old, batch.slab = batch.slab, None
-                if old is not None:
-                    old.release()
-                is_urgent = lambda: batch.number <= self._next_delivery
-                wanted = self._learned.form_size if size is None else size
-                batch.slab = await self._slabs.acquire(wanted, batch.number, is_urgent)
-        return batch.slab
-
-    def _collate_if_due(self, batch: OpenBatch) -> None:
+    def worked(self, batch: OpenBatch) -> None:
         """The next step of a batch of which something has changed."""
         if not batch.is_whole or batch.state is not BatchState.FILLING:
             return
         if batch.use_slots and batch.is_left_out and not batch.errors:
             self._leave_out(batch)
         elif batch.use_slots:
-            self._finish(batch, self._slots_delivery(batch))
-        elif self._spec.is_spread and not batch.is_spread and not self._is_quick(batch):
+            self._finish(batch, self._work.slots_delivery(batch))
+        elif self._spec.is_spread and not batch.is_spread and not self._work.is_quick(batch):
             batch.is_spread = True
             batch.errors.clear()
             for slot, part in batch.parts.items():
-                self._hand_out(batch, slot, part, self._make)
-            self._collate_if_due(batch)
+                self._work.make(batch, slot, part)
+            self.worked(batch)
         elif batch.is_spread and batch.errors:
             self._finish(batch, None)
         else:
-            assert self.group is not None
             batch.state = BatchState.COLLATING
-            self.group.start_soon(self._collate, batch)
+            self._work.collate(batch)
 
-    async def _make(self, batch: OpenBatch, slot: int, part: Part) -> None:
-        """Have workers make a part of a batch, to be collated afterwards."""
-        task = Task(self._spec.chain, self._key, batch.number, Finish.SAMPLES, [part])
-        self._position_map.place(task, batch.position + slot, part.count)
-        task.slot = slot
-        try:
-            reply, made = await self._dispatch.samples(task, lambda: batch.number <= self._next_delivery)
-        finally:
-            self._end_task(batch, slot)
-        if batch.is_over:
-            if made is not None:
-                made.release()
-            return
-        self._add_errors(batch, reply)
-        if made is not None:
-            batch.made[slot] = made
-            self._learned.learn_time(reply.made_s, made.count)
-        self._collate_if_due(batch)
-
-    async def _collate(self, batch: OpenBatch) -> None:
-        """Have one worker make the whole batch, of samples or of what became of them."""
-        spec, learned = self._spec, self._learned
-        if batch.slab is None and learned.batch_bytes and not batch.is_left_out:
-            await self._slab(batch, learned.batch_bytes)
-        end_turn = await self._turns.take(batch.number)
-        parts = [part for _, part in sorted((batch.made or batch.parts).items(), key=lambda item: item[0])]
-        if batch.is_spread:
-            batch.release(batch.parts)
-        batch.parts, batch.made = {}, {}
-        batch.errors.clear()  # of the attempt to write them into slots: they are made anew
-        finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
-        task = Task(spec.chain, self._key, batch.number, finish, parts)
-        self._position_map.place(task, batch.position, batch.wanted)
-        if batch.slab is not None:
-            task.place = batch.slab.retain()
-
-        async def find_slab(reply: Reply) -> Lease:
-            end_turn()  # it is collated: what it waits for now may depend on who waits for a turn
-            if spec.wants_place(reply.size, batch.expected):
-                learned.batch_bytes = max(learned.batch_bytes, reply.size)
-            return (await self._slab(batch, reply.size)).retain()
-
-        try:
-            reply = await self._dispatch.work(task, find_slab)
-        finally:
-            end_turn()
-        if finish is Finish.BATCH:
-            learned.learn_time(reply.made_s, batch.wanted)
-        self._add_errors(batch, reply)
+    def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
         if batch.is_left_out and not batch.errors:
             self._leave_out(batch)
-        elif not reply.lengths:
-            self._finish(batch, None)
         else:
-            assert batch.slab is not None
-            place, count = batch.slab.segment.number, batch.expected - len(batch.errors)
-            self._finish(batch, Delivery(batch.number, count, batch.position, "packed", place, lengths=reply.lengths))
-
-    def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
-        """A task that failed as a whole is no single sample's failure."""
-        is_whole = reply.kind == "failed"
-        batch.errors.update((slot, error.widened() if is_whole else error) for slot, error in reply.errors)
-        if reply.errors and self._skips is None:
-            first = min(batch.errors)
-            batch.end_with(first, batch.errors[first])
-
-    def _slots_delivery(self, batch: OpenBatch) -> Delivery | None:
-        if batch.is_left_out or not batch.columns or (batch.errors and self._skips is None):
-            return None
-        assert batch.slab is not None
-        assert self._learned.form is not None
-        chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
-        columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
-        return Delivery(
-            batch.number,
-            batch.expected - len(batch.holes),
-            batch.position,
-            "slots",
-            batch.slab.segment.number,
-            columns=columns,
-            capacity=batch.capacity,
-            holes=tuple(sorted(batch.holes)),
-            blob=self._learned.form,
-        )
+            self._finish(batch, delivery)
 
     def _error_delivery(self, batch: OpenBatch, error: PackedError, note: str = "") -> Delivery:
         return Delivery(batch.number, batch.expected, batch.position, "error", error=error, note=note)

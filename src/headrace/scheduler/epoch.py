@@ -65,7 +65,7 @@ class Epoch:
         """Deliver every batch, then close the channel; whatever goes wrong goes through the channel too."""
         try:
             async with anyio.create_task_group() as self._group:
-                self._assembly.group = self._group
+                self._assembly.run_in(self._group)
                 for level in self._levels:
                     level.group = self._group
                 self._group.start_soon(self._feed)

@@ -1,0 +1,241 @@
+"""What workers do for a batch: write its samples into slots, or make them all, and collate them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from anyio.abc import TaskGroup
+
+from headrace.delivery import Delivery
+from headrace.memory import Lease
+from headrace.parts import Part
+from headrace.scheduler.batch import OpenBatch
+from headrace.scheduler.dispatch import Dispatch
+from headrace.scheduler.semaphore import PrioritySemaphore
+from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.tasks import Finish, Reply, Task
+
+
+class BatchHost(Protocol):
+    """Who has the batches that are worked on."""
+
+    def is_oldest(self, batch: OpenBatch) -> bool:
+        """Whether no other one is delivered before this, so that nothing would move if it got no room."""
+        ...
+
+    def worked(self, batch: OpenBatch) -> None:
+        """A worker has done with some of a batch's samples: its next step may be due."""
+        ...
+
+    def collated(self, batch: OpenBatch, delivery: Delivery | None) -> None:
+        """A worker has done with the batch; None: nothing came of it, or it is left out."""
+        ...
+
+
+class BatchWork:
+    """The tasks of the batches of one epoch.
+
+    Args:
+        spec: the epoch.
+        resources: what it runs on.
+        dispatch: has tasks worked on.
+        host: who has the batches.
+    """
+
+    def __init__(self, spec: EpochSpec, resources: Resources, dispatch: Dispatch, host: BatchHost) -> None:
+        self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
+        self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
+        self._position_map, self._raises = spec.position_map, spec.skips is None
+        self._turns = PrioritySemaphore(spec.batches.collations)
+        self.group: TaskGroup | None = None
+
+    def is_quick(self, batch: OpenBatch) -> bool:
+        """Whether it takes so little that it is better not to divide it."""
+        return self._spec.is_quick(batch.expected, self._learned.sample_s)
+
+    def fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        """Have samples written into their slots, from this one on."""
+        self._hand_out(batch, slot, part, self._fill)
+
+    def make(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        """Have samples made by all workers, to be collated afterwards."""
+        self._hand_out(batch, slot, part, self._make)
+
+    def collate(self, batch: OpenBatch) -> None:
+        """Have one worker make the whole batch, of samples or of what became of them."""
+        assert self.group is not None
+        self.group.start_soon(self._collate, batch)
+
+    def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
+        """A batch whose samples lie in its slots; None: it has none, or is not told."""
+        if batch.is_left_out or not batch.columns or (batch.errors and self._raises):
+            return None
+        assert batch.slab is not None
+        assert self._learned.form is not None
+        chunks = [columns for _, columns in sorted(batch.columns.items(), key=lambda item: item[0])]
+        columns = tuple([value for chunk in column for value in chunk] for column in zip(*chunks, strict=True))
+        return Delivery(
+            batch.number,
+            batch.expected - len(batch.holes),
+            batch.position,
+            "slots",
+            batch.slab.segment.number,
+            columns=columns,
+            capacity=batch.capacity,
+            holes=tuple(sorted(batch.holes)),
+            blob=self._learned.form,
+        )
+
+    def _hand_out(
+        self, batch: OpenBatch, slot: int, part: Part, work: Callable[[OpenBatch, int, Part], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Have a part of a batch worked on in pieces, by all workers."""
+        assert self.group is not None
+        chunk = self._spec.chunk(self._boundaries.size(batch.number), self._learned.sample_s)
+        if self._learned.form is None:  # the first samples are made by all workers at once
+            chunk = min(chunk, -(-part.count // self._spec.workers))
+        for a in range(0, part.count, chunk):
+            batch.under_way.add(slot + a)
+            self.group.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
+
+    async def _fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        """Have a worker write a part of a batch into its slots."""
+        spec, learned = self._spec, self._learned
+        count = part.count
+        task = Task(spec.chain, self._key, batch.number, Finish.SLOTS, [part])
+        self._position_map.place(task, batch.position + slot, count)
+        task.slot, task.capacity = slot, batch.capacity
+        reply = Reply("mismatch")
+        try:
+            try:
+                batch.use_slots = batch.use_slots and (learned.use_slots or batch.slab is not None)
+                is_known = learned.form is not None and batch.capacity <= learned.form_capacity
+                if batch.use_slots and is_known and spec.wants_place(learned.form_size, batch.capacity):
+                    task.place = (await self._slab(batch)).retain()
+                is_of_use = batch.use_slots and slot < batch.wanted and not batch.is_over
+            except BaseException:
+                part.release()
+                raise
+            if is_of_use:
+                reply = await self._dispatch.work(task, partial(self._find_slots, batch))
+            else:  # it was found out meanwhile
+                part.release()
+                if task.place is not None:
+                    task.place.release()
+        finally:
+            self._end_task(batch, slot)
+        if batch.is_over:
+            return
+        if reply.kind == "mismatch":
+            batch.use_slots = batch.use_slots and slot >= batch.wanted
+            if spec.is_spread and not batch.use_slots:
+                learned.use_slots = False  # what is not in slots is made a second time: once is enough
+        else:
+            self._add_errors(batch, reply)
+            whole = 0 if reply.kind == "failed" else count - len(reply.errors)
+            if whole:
+                batch.columns[slot] = reply.columns
+            batch.holes += range(slot + whole, slot + count)
+            learned.learn_time(reply.made_s, count)
+        self._host.worked(batch)
+
+    def _end_task(self, batch: OpenBatch, slot: int) -> None:
+        """A worker has a part of a batch no more; of one that is settled it was the last that used its slab."""
+        batch.under_way.discard(slot)
+        if batch.is_over and not batch.under_way:
+            batch.release_slab()
+
+    async def _find_slots(self, batch: OpenBatch, reply: Reply) -> Lease | None:
+        """A place for samples whose form a worker has just told; None where slots cannot be made for them."""
+        spec, learned = self._spec, self._learned
+        if batch.is_over:
+            return None
+        if reply.spec is None:
+            learned.use_slots = False
+            return None
+        if learned.form is None:
+            learned.form, learned.form_size, learned.form_capacity = reply.spec, reply.size, batch.capacity
+            self._dispatch.learn_spec(spec.chain, reply.spec)
+        elif batch.capacity > learned.form_capacity:
+            if reply.spec != learned.form:
+                return None  # the size that the worker tells is that of another form
+            learned.form_size, learned.form_capacity = max(reply.size, learned.form_size), batch.capacity
+        return (await self._slab(batch)).retain()
+
+    async def _slab(self, batch: OpenBatch, size: int | None = None) -> Lease:
+        """The batch's place; by default the one that its slots are in, which stays once some of them are written."""
+        async with batch.slab_lock:
+            if batch.slab is None or (size is not None and batch.slab.size < size):
+                old, batch.slab = batch.slab, None
+                if old is not None:
+                    old.release()
+                is_urgent = lambda: self._host.is_oldest(batch)
+                wanted = self._learned.form_size if size is None else size
+                batch.slab = await self._slabs.acquire(wanted, batch.number, is_urgent)
+        return batch.slab
+
+    async def _make(self, batch: OpenBatch, slot: int, part: Part) -> None:
+        """Have a worker make a part of a batch, to be collated afterwards."""
+        task = Task(self._spec.chain, self._key, batch.number, Finish.SAMPLES, [part])
+        self._position_map.place(task, batch.position + slot, part.count)
+        task.slot = slot
+        try:
+            reply, made = await self._dispatch.samples(task, lambda: self._host.is_oldest(batch))
+        finally:
+            self._end_task(batch, slot)
+        if batch.is_over:
+            if made is not None:
+                made.release()
+            return
+        self._add_errors(batch, reply)
+        if made is not None:
+            batch.made[slot] = made
+            self._learned.learn_time(reply.made_s, made.count)
+        self._host.worked(batch)
+
+    async def _collate(self, batch: OpenBatch) -> None:
+        """Have one worker make the whole batch, of samples or of what became of them."""
+        spec, learned = self._spec, self._learned
+        if batch.slab is None and learned.batch_bytes and not batch.is_left_out:
+            await self._slab(batch, learned.batch_bytes)
+        end_turn = await self._turns.take(batch.number)
+        parts = [part for _, part in sorted((batch.made or batch.parts).items(), key=lambda item: item[0])]
+        if batch.is_spread:
+            batch.release(batch.parts)
+        batch.parts, batch.made = {}, {}
+        batch.errors.clear()  # of the attempt to write them into slots: they are made anew
+        finish = Finish.CHECK if batch.is_left_out else Finish.COLLATE if batch.is_spread else Finish.BATCH
+        task = Task(spec.chain, self._key, batch.number, finish, parts)
+        self._position_map.place(task, batch.position, batch.wanted)
+        if batch.slab is not None:
+            task.place = batch.slab.retain()
+
+        async def find_slab(reply: Reply) -> Lease:
+            end_turn()  # it is collated: what it waits for now may depend on who waits for a turn
+            if spec.wants_place(reply.size, batch.expected):
+                learned.batch_bytes = max(learned.batch_bytes, reply.size)
+            return (await self._slab(batch, reply.size)).retain()
+
+        try:
+            reply = await self._dispatch.work(task, find_slab)
+        finally:
+            end_turn()
+        if finish is Finish.BATCH:
+            learned.learn_time(reply.made_s, batch.wanted)
+        self._add_errors(batch, reply)
+        delivery = None
+        if reply.lengths:
+            assert batch.slab is not None
+            place, count = batch.slab.segment.number, batch.expected - len(batch.errors)
+            delivery = Delivery(batch.number, count, batch.position, "packed", place, lengths=reply.lengths)
+        self._host.collated(batch, delivery)
+
+    def _add_errors(self, batch: OpenBatch, reply: Reply) -> None:
+        """A task that failed as a whole is no single sample's failure."""
+        is_whole = reply.kind == "failed"
+        batch.errors.update((slot, error.widened() if is_whole else error) for slot, error in reply.errors)
+        if reply.errors and self._raises:
+            first = min(batch.errors)
+            batch.end_with(first, batch.errors[first])
