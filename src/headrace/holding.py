@@ -137,10 +137,12 @@ def holder_of() -> Holder:
             fetcher = found
         elif isinstance(found, together):
             loaders = found
-        elif fetcher is not None:
-            progress = getattr(found, "epoch_progress", None)  # of the loop that has begun the fetcher, if it trains
+        elif fetcher is not None and (
+            hasattr(found, "epoch_progress") or isinstance(found, others)
+        ):  # who has begun it
+            progress = getattr(found, "epoch_progress", None)  # where it trains
             epoch = None if progress is None else int(progress.current.processed)
-            is_known = OfLightning.is_known(fetcher, loaders) and (progress is not None or isinstance(found, others))
+            is_known = OfLightning.is_known(fetcher, loaders)
             return OfLightning(fetcher, loaders, epoch=epoch) if is_known else Unknown("lightning.pytorch")
         elif issubclass(type(found), shards):  # it says that its class is another one
             return OfAccelerate(found) if OfAccelerate.is_known(found) else Unknown("accelerate")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -99,3 +100,57 @@ def test_state_says_nothing_when_a_loop_is_of_the_program_though_a_framework_cal
             warnings.simplefilter("error")
             assert len(module.run(hook)) == 2
             assert len([loader.state_dict() for _ in loop_of("lightning.fabric.wrappers")(loader)]) == 3
+
+
+FETCHER = """
+class _DataFetcher:
+    batches = ()
+    done = False
+    iterator = None
+
+    def __init__(self, loaders):
+        self.loaders = loaders
+
+    def begin(self):
+        self.iterator = self.loaders.begin()
+"""
+TOGETHER = """
+class _ModeIterator:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def begin(self):
+        return iter(self.loader)
+"""
+LOOPS = """
+class Inner:
+    def run(self, fetcher):
+        fetcher.begin()
+
+
+class Outer:
+    def __init__(self, epoch_progress):
+        self.epoch_progress = epoch_progress
+
+    def run(self, fetcher):
+        Inner().run(fetcher)
+"""
+
+
+@DATA
+def test_lightnings_loop_is_known_when_a_loop_inside_it_has_begun_the_iterator(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {}
+    for name, code in {"loops.fetchers": FETCHER, "utilities.combined_loader": TOGETHER, "loops.newer": LOOPS}.items():
+        made[name] = types.ModuleType(f"lightning.pytorch.{name}")
+        exec(code, vars(made[name]))
+        monkeypatch.setitem(sys.modules, f"lightning.pytorch.{name}", made[name])
+    progress = types.SimpleNamespace(current=types.SimpleNamespace(processed=3))
+    with hr.DataLoader(data(), batch_size=4) as loader:
+        fetcher = made["loops.fetchers"]._DataFetcher(made["utilities.combined_loader"]._ModeIterator(loader))
+        made["loops.newer"].Outer(progress).run(fetcher)
+        assert next(fetcher.iterator).tolist() == [0, 1, 2, 3]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert loader.state_dict()["epoch"] == 3
