@@ -153,4 +153,8 @@ def test_lightnings_loop_is_known_when_a_loop_inside_it_has_begun_the_iterator(
         assert next(fetcher.iterator).tolist() == [0, 1, 2, 3]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert loader.state_dict()["epoch"] == 3
+            state = loader.state_dict()
+        assert loader._holder.epoch == 3
+    with hr.DataLoader(data(), batch_size=4) as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader)).tolist() == [4, 5, 6, 7]
