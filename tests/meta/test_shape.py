@@ -15,8 +15,6 @@ PARAMETERS = 9  # but for torch's constructor
 ISINSTANCE_IN_1000_LINES = 9.3
 ANY_IN_1000_LINES = 31.5
 LONGER_FILES = {  # these are to become shorter, and no longer
-    "headrace/drop_in/workers/batch_builder.py": 413,
-    "headrace/drop_in/workers/handles.py": 458,
     "headrace/drop_in/workers/pool.py": 541,
     "headrace/loader.py": 443,
     "headrace/testing/channels.py": 406,

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from headrace import descriptors
-from headrace.drop_in.workers.batch_builder import WorkerConfig
-from headrace.drop_in.workers.handles import ContextStarter, ForkServerStarter, ThreadStarter, WorkerStarter
+from headrace.drop_in.workers.forked import ForkServerStarter
+from headrace.drop_in.workers.messages import WorkerConfig
+from headrace.drop_in.workers.of_context import ContextStarter
+from headrace.drop_in.workers.starter import WorkerStarter
+from headrace.drop_in.workers.threads import ThreadStarter
 from headrace.errors import CannotCarryError, CannotCarryWarning
 
 

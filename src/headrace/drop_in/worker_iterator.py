@@ -31,7 +31,7 @@ from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import Starting
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
-from headrace.drop_in.workers.batch_builder import Start, WorkerConfig
+from headrace.drop_in.workers.messages import Start, WorkerConfig
 from headrace.drop_in.workers.pool import LOST, TorchWorkerPool
 from headrace.drop_in.workers.records import MadeBatch
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,67 +13,16 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils.collate import default_collate
 from torch.utils.data.graph_settings import apply_random_seed
 
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
-from headrace.torch_compat.errors import pack_worker_error
 from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 
 _INLINE_BYTES = 16384  # smaller batches go with the message: a place of their own would cost more than the copy
 _SLOTS_FROM_BYTES = 4096  # samples of fewer bytes are collated by torch: writing them one by one is slower
-
-Result = tuple[Any, ...]
-"""What a worker answers, as it goes over the wire: a kind and its fields.
-
-* "slots": the segment's number, how many samples, how many slots, the columns that are not in slots
-* "packed": the segment's number, the lengths of the pickle and its buffers there
-* "inline": the pickle and its buffers themselves
-* "object": the batch itself, which has stayed in the process
-* "error": an exception; "died": one that is no Exception, by which torch's worker would have died
-* "end": the worker's data set has no more samples
-"""
-
-
-def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
-    """The answer where a user's function has raised."""
-    kind = "error" if isinstance(error, Exception) else "died"
-    return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerConfig:
-    """What the workers of one iterator are told; the names are those of torch's loader."""
-
-    dataset: Any
-    is_iterable: bool
-    auto_collation: bool
-    collate_fn: Callable[[Any], Any]
-    drop_last: bool
-    base_seed: int
-    init_fn: Callable[[int], Any] | None
-    num_workers: int
-    shared_seed: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a worker goes on.
-
-    Attributes:
-        blob: the states of the data set and its iterator, packed; None where they have none.
-        is_over: the data set has no more samples.
-        made: how many batches of this epoch the worker had made.
-        again: indices of batches that were made after that state, and how often each: they are made, and dropped.
-        is_finished: the epoch was over: the next one is begun.
-    """
-
-    blob: PackedStates | None = None
-    is_over: bool = False
-    made: int = 0
-    again: tuple[tuple[Any, int], ...] = ()
-    is_finished: bool = False
 
 
 class _Ended(Exception):

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headrace.drop_in.workers.batch_builder import Result, Start, WorkerConfig
 from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.drop_in.workers.handles import WorkerStarter
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig
 from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord, death, is_plain
+from headrace.drop_in.workers.starter import WorkerStarter
 from headrace.drop_in.workers.worker_main import WORDS
 from headrace.errors import OptionError
 from headrace.memory import Segment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.drop_in.workers.batch_builder import Result, Start
-from headrace.drop_in.workers.handles import WorkerHandle
+from headrace.drop_in.workers.messages import Result, Start
+from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.errors import WorkerDiedError
 from headrace.failures import PackedError
 from headrace.memory import Segment

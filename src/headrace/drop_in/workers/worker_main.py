@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headrace.drop_in.workers.batch_builder import BatchBuilder, Result, Start, WorkerConfig, failed_by
+from headrace.drop_in.workers.batch_builder import BatchBuilder
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire

@@ -1,11 +1,7 @@
-"""How the workers of the torch regime come to be: from the fork server, by a multiprocessing context, as threads.
-
-All give the same: something with the face of a `multiprocessing.Process`, and our end of a socket pair to it.
-"""
+"""Workers that the fork server forks: clean processes, whose job is packed once for all of them."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import logging
@@ -14,17 +10,13 @@ import signal
 import socket
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from pickle import PicklingError
-from typing import Any, Protocol
+from typing import Any
 
-from headrace.drop_in.workers.batch_builder import WorkerConfig
-from headrace.drop_in.workers.object_table import ObjectTable
-from headrace.drop_in.workers.worker_main import main_of_context, main_of_thread
+from headrace.drop_in.workers.messages import WorkerConfig
+from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.memory import Segment, close_all
-from headrace.processes import fork_server as protocol
 from headrace.processes.fork_client import STOPPED, ForkServer, ForkServerCommands
 from headrace.processes.inheritance import capture
 from headrace.processes.stopped import PATIENCE, Watch
@@ -36,68 +28,6 @@ from headrace.wakeup import is_readable, is_ready
 log = logging.getLogger("headrace")
 
 _STATUS_S = 1.0  # how long the fork server is waited for to say how a worker ended
-
-
-class WorkerHandle(Protocol):
-    """A worker as people reach for it in `iterator._workers`; the names are multiprocessing's."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def exitcode(self) -> int | None: ...
-
-    def is_alive(self) -> bool: ...
-
-    def join(self, timeout: float | None = None) -> None: ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    @property
-    def sentinel(self) -> int:
-        """A descriptor that is readable once it has ended; -1 while there is none."""
-        ...
-
-
-class WorkerStarter(Protocol):
-    """Starts workers.
-
-    Attributes:
-        greeting: the messages, with descriptors that stay open until `close`, that a new worker is sent first.
-    """
-
-    @property
-    def greeting(self) -> Sequence[tuple[Any, Sequence[int]]]: ...
-
-    def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
-        """A new worker; `start` counts those that had its number before it."""
-        ...
-
-    def fileno(self) -> int:
-        """What to wait on for news of workers, for `pump`; -1 where there are none."""
-        ...
-
-    @property
-    def awaits_writing(self) -> bool:
-        """Whether to wait there for room to write, too."""
-        ...
-
-    def pump(self) -> None:
-        """Take in the news that have come, and send what could not be sent yet."""
-        ...
-
-    def look(self) -> list[WorkerHandle]:
-        """Those of the workers that were asked for in vain, as whoever was to start them does nothing."""
-        ...
-
-    def close(self) -> None:
-        """Let go of all workers: they end by themselves once their sockets are closed, or are made to."""
-        ...
-
-
-# The fork server.
 
 
 class ForkedWorkerHandle:
@@ -306,153 +236,3 @@ class ForkServerStarter:
                 fork_server.release()
         self._segment.close()
         close_all(self._descriptors)
-
-
-# A multiprocessing context that the user has named.
-
-_our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-
-
-class ContextStarter:
-    """Workers that a multiprocessing context starts from the trainer, as torch's loader starts its own.
-
-    Args:
-        context: such as `multiprocessing.get_context("fork")`.
-        config: what they work on.
-    """
-
-    greeting, awaits_writing = (), False
-
-    def __init__(self, context: Any, config: WorkerConfig) -> None:
-        self._context, self._config = context, config
-        self._started: list[Any] = []
-        self._owner = os.getpid()
-
-    def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
-        ours, theirs = socket.socketpair()
-        _our_ends.add(ours)
-        with theirs:
-            process = self._context.Process(target=_run, args=(theirs, number, start, self._config), daemon=True)
-            try:
-                process.start()
-            except (TypeError, AttributeError, PicklingError):
-                ours.close()
-                warnings.warn(
-                    "Got pickle error when attempting to start a worker Process. What it is given cannot be pickled; "
-                    "multiprocessing_context='fork' gives it without.",
-                    stacklevel=2,
-                )
-                raise
-            except BaseException:
-                ours.close()
-                raise
-        self._started.append(process)
-        return process, ours
-
-    def fileno(self) -> int:
-        return -1
-
-    def pump(self) -> None:
-        pass
-
-    def look(self) -> list[WorkerHandle]:
-        return []
-
-    def close(self) -> None:
-        started, self._started = self._started, []
-        if self._owner != os.getpid():
-            return
-        deadline = time.monotonic() + protocol.GRACE_S
-        for process in started:  # they are children of this process, which has to reap them
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-
-def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
-    for end in list(_our_ends):  # forked: the trainer alone must hold them, so that their closing is seen
-        end.close()
-    main_of_context(sock, number, start, config)
-
-
-# Threads.
-
-
-class ThreadWorkerHandle:
-    """A worker that is a thread of the trainer's process."""
-
-    sentinel = -1
-
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
-
-    @property
-    def pid(self) -> int | None:
-        return os.getpid()
-
-    @property
-    def exitcode(self) -> int | None:
-        return None if self.is_alive() else 0
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
-
-    def terminate(self) -> None:
-        """A thread cannot be ended from outside: it ends with its task, once its socket is closed."""
-
-    kill = terminate
-
-
-class ThreadStarter:
-    """Workers that are threads of the trainer's process.
-
-    Args:
-        config: what they work on; the data set is the trainer's own object.
-    """
-
-    greeting, awaits_writing = (), False
-
-    def __init__(self, config: WorkerConfig) -> None:
-        self._config = config
-        self._shelves: list[ObjectTable] = []  # kept until then: batches of a thread that has ended may be in its table
-
-    def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
-        ours, theirs = socket.socketpair()
-        table = ObjectTable()
-        self._shelves.append(table)
-        arguments = (theirs, number, start, self._config, table)
-        thread = threading.Thread(target=main_of_thread, args=arguments, name=f"headrace-worker-{number}", daemon=True)
-        thread.start()
-        _ends_of_threads[thread] = ours
-        return ThreadWorkerHandle(thread), ours
-
-    def fileno(self) -> int:
-        return -1
-
-    def pump(self) -> None:
-        pass
-
-    def look(self) -> list[WorkerHandle]:
-        return []
-
-    def close(self) -> None:
-        for table in self._shelves:
-            table.close()
-
-
-_ends_of_threads: weakref.WeakKeyDictionary[threading.Thread, socket.socket] = weakref.WeakKeyDictionary()
-
-
-@atexit.register
-def _end_threads() -> None:
-    """What a thread does in torch while the interpreter ends would abort it."""
-    for end in list(_ends_of_threads.values()):
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + protocol.GRACE_S
-    for thread in list(_ends_of_threads):
-        thread.join(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,61 @@
+"""What the workers of the torch regime are told, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.torch_compat.errors import pack_worker_error
+from headrace.torch_compat.stateful import PackedStates
+
+Result = tuple[Any, ...]
+"""What a worker answers, as it goes over the wire: a kind and its fields.
+
+* "slots": the segment's number, how many samples, how many slots, the columns that are not in slots
+* "packed": the segment's number, the lengths of the pickle and its buffers there
+* "inline": the pickle and its buffers themselves
+* "object": the batch itself, which has stayed in the process
+* "error": an exception; "died": one that is no Exception, by which torch's worker would have died
+* "end": the worker's data set has no more samples
+"""
+
+
+def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
+    """The answer where a user's function has raised."""
+    kind = "error" if isinstance(error, Exception) else "died"
+    return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the workers of one iterator are told; the names are those of torch's loader."""
+
+    dataset: Any
+    is_iterable: bool
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], Any] | None
+    num_workers: int
+    shared_seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a worker goes on.
+
+    Attributes:
+        blob: the states of the data set and its iterator, packed; None where they have none.
+        is_over: the data set has no more samples.
+        made: how many batches of this epoch the worker had made.
+        again: indices of batches that were made after that state, and how often each: they are made, and dropped.
+        is_finished: the epoch was over: the next one is begun.
+    """
+
+    blob: PackedStates | None = None
+    is_over: bool = False
+    made: int = 0
+    again: tuple[tuple[Any, int], ...] = ()
+    is_finished: bool = False
