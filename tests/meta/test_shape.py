@@ -18,7 +18,6 @@ LONGER_FILES = {  # these are to become shorter, and no longer
     "headrace/drop_in/workers/pool.py": 541,
     "headrace/loader.py": 443,
     "headrace/testing/channels.py": 406,
-    "headrace/torch_compat/collate.py": 449,
     "headrace/torch_compat/stateful.py": 406,
 }
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate
 
-from headrace.torch_compat.collate import Mismatch, Spec
+from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.spec import Spec
 
 
 class Pair(NamedTuple):

@@ -12,7 +12,9 @@ from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import decoder
 from headrace.rows import Rows
-from headrace.torch_compat.collate import Slots, Spec, plain_collate
+from headrace.torch_compat.collate import plain_collate
+from headrace.torch_compat.slots import Slots
+from headrace.torch_compat.spec import Spec
 from headrace.work.inputs import LeasedBodies
 
 

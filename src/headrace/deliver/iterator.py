@@ -27,8 +27,8 @@ from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
 from headrace.protocols import Receiver
 from headrace.torch_compat import serialize
-from headrace.torch_compat.collate import Spec
 from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.spec import Spec
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")

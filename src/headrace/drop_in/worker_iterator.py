@@ -37,8 +37,8 @@ from headrace.drop_in.workers.records import MadeBatch
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
 from headrace.processes.stopped import PATIENCE
 from headrace.torch_compat import serialize
-from headrace.torch_compat.collate import Spec
 from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, is_stateful
 
 

@@ -23,7 +23,7 @@ from headrace.rows import Rows
 from headrace.tasks import Chain, Finish, Reply, Step, Task
 from headrace.testing.watched_executor import WatchedExecutor
 from headrace.torch_compat import serialize
-from headrace.torch_compat.collate import Spec
+from headrace.torch_compat.spec import Spec
 from headrace.work.executor import Executor
 from headrace.work.queue import TaskQueue
 

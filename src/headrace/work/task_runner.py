@@ -14,7 +14,10 @@ from headrace.memory import LARGE_BYTES, close_all, give_back_freed_memory
 from headrace.parts import Part
 from headrace.sent import Place, size_of
 from headrace.tasks import Chain, Finish, Reply
-from headrace.torch_compat import collate, serialize
+from headrace.torch_compat import serialize
+from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.slots import Slots
+from headrace.torch_compat.spec import Spec, aligned
 from headrace.work.inputs import Inputs
 from headrace.work.maker import Maker, listed
 from headrace.work.messages import TaskMessage
@@ -60,7 +63,7 @@ class TaskRunner:
         self._inputs = Inputs()
         self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
         self._chains: dict[int, Callable[[], Chain]] = {}
-        self._specs: dict[int, tuple[collate.Spec, bytes]] = {}
+        self._specs: dict[int, tuple[Spec, bytes]] = {}
         self._held: dict[int, _Result] = {}
         self._has_loaded = False
         self._had_large = False  # samples whose memory the process has kept
@@ -101,7 +104,7 @@ class TaskRunner:
     def learn_spec(self, number: int, spec: bytes) -> None:
         """Make known in which form the samples of a chain are written into slots; none: the next one will tell."""
         if spec:
-            self._specs[number] = collate.Spec.loads(spec), spec
+            self._specs[number] = Spec.loads(spec), spec
         else:
             self._specs.pop(number, None)
 
@@ -206,7 +209,7 @@ class TaskRunner:
         if spec is None or place is None:
             self._held[order.task] = result
             first = next(sample for sample in made if not isinstance(sample, Failure))
-            form = spec or collate.Spec.of(first)
+            form = spec or Spec.of(first)
             if form is None or (spec is None and self._are_too_large(form.columns(first))):
                 return Reply("held", busy_s=busy)
             return Reply("held", spec=known or form.dumps(), size=form.nbytes(order.capacity), busy_s=busy)
@@ -216,7 +219,7 @@ class TaskRunner:
         whole = [sample for sample in made if not isinstance(sample, Failure)]
         try:
             columns = spec.write(whole, self._inputs.view(place), order.slot, order.capacity)
-        except collate.Mismatch:
+        except Mismatch:
             return Reply("mismatch", busy_s=busy)
         if self._are_too_large(columns):
             return Reply("mismatch", busy_s=busy)
@@ -244,7 +247,7 @@ class TaskRunner:
         """Samples into their slots while they are in the processor's cache."""
         assert order.place is not None
         spec, _ = self._specs[order.chain]
-        slots = collate.Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
+        slots = Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
         if chain.columns is not None and not order.failures and self._fill_columns(chain, slots, order, busy):
             copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
             return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
@@ -261,7 +264,7 @@ class TaskRunner:
 
         try:
             slots.fill(self._maker.make(chain, order, busy), leaves_out=leaves_out)
-        except collate.Mismatch:
+        except Mismatch:
             return Reply("mismatch", busy_s=busy)
         if self._are_too_large(slots.columns):
             return Reply("mismatch", busy_s=busy)
@@ -270,7 +273,7 @@ class TaskRunner:
         copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
         return Reply("written", columns=slots.columns, errors=errors, busy_s=busy, copies=copies)
 
-    def _fill_columns(self, chain: Chain, slots: collate.Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
+    def _fill_columns(self, chain: Chain, slots: Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
         """All samples at once into their slots; whether they are such that this could be done."""
         assert chain.columns is not None
         (part,) = order.parts
@@ -316,10 +319,10 @@ def open_part(part: Part) -> list[Any]:
     return list(inputs.samples([sent], {}))
 
 
-def _ranges(spec: collate.Spec, slot: int, count: int, capacity: int) -> Iterator[tuple[int, int]]:
+def _ranges(spec: Spec, slot: int, count: int, capacity: int) -> Iterator[tuple[int, int]]:
     """(offset, size) of what the samples in the slots [slot, slot + count) are written to."""
     offset = 0
     for leaf in spec.leaves:
         if leaf.dtype is not None and leaf.nbytes:
             yield offset + slot * leaf.nbytes, count * leaf.nbytes
-            offset += collate.aligned(leaf.nbytes * capacity)
+            offset += aligned(leaf.nbytes * capacity)

@@ -17,7 +17,10 @@ from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, faile
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
-from headrace.torch_compat.collate import Mismatch, Slots, Spec, is_extended, plain_collate
+from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.slots import Slots
+from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, failed, is_stateful, load, packed_states, unpacked_states
 from headrace.work.randomness import begin_sample
 

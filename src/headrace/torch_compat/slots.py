@@ -1,0 +1,86 @@
+"""The samples of one task on their way into a batch's slab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from headrace.formats.columns import Column, ColumnBodies
+from headrace.torch_compat.leaves import ArrayLeaf, Leaf, Mismatch, NumberLeaf
+from headrace.torch_compat.spec import Spec, aligned
+
+_WRITTEN_AT_ONCE_BYTES = 2**20
+
+
+class Slots:
+    """Where the samples of one task go in a batch's slab; they are written as they are made, about a MiB at a time.
+
+    Args:
+        spec: their form.
+        slab: the batch's memory.
+        first: the slot of the first one.
+        capacity: how many slots there are.
+
+    Attributes:
+        waiting: samples that are made and not written.
+        count: how many are written.
+        columns: of the leaves that have no slots.
+    """
+
+    def __init__(self, spec: Spec, slab: memoryview, first: int, capacity: int) -> None:
+        self._spec, self._slab, self._first, self._capacity = spec, slab, first, capacity
+        self._at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
+        self.waiting: list[object] = []
+        self.count = 0
+        self.columns: list[list[object]] = [[] for leaf in spec.leaves if leaf.dtype is None]
+
+    def fill(self, samples: Iterable[object], *, leaves_out: Callable[[object], bool] = lambda _: False) -> None:
+        """Write all of `samples` but those for which `leaves_out` is true.
+
+        Raises:
+            Mismatch: one has another form, or there are more than slots. Those in `waiting` are not written.
+        """
+        for sample in samples:
+            if not leaves_out(sample):
+                self.waiting.append(sample)
+            del sample  # the next one is to be made where this one was: that memory is in the processor's cache
+            if len(self.waiting) >= self._at_once:
+                self._write()
+        if self.waiting:
+            self._write()
+
+    def fill_columns(self, columns: Sequence[Column], bodies: ColumnBodies, count: int) -> bool:
+        """Write `count` samples that are columns (`headrace.formats.columns`); whether they have this form."""
+        leaves = self._spec.leaves
+        if not self._spec.is_tuple_of(len(columns)) or not all(map(_holds, leaves, columns)):
+            return False
+        offset = 0
+        for leaf, column in zip(leaves, columns, strict=True):
+            size = leaf.nbytes
+            column.write(bodies, self._slab[offset + self._first * size : offset + (self._first + count) * size])
+            offset += aligned(size * self._capacity)
+        self.count += count
+        return True
+
+    def written(self) -> list[object]:
+        """The samples that were written, equal to what they were; where none were written before `first`."""
+        return self._spec.samples(self._slab, self.count, self._capacity, self.columns)
+
+    def _write(self) -> None:
+        slot = self._first + self.count
+        if slot + len(self.waiting) > self._capacity:
+            raise Mismatch
+        for column, values in zip(
+            self.columns, self._spec.write(self.waiting, self._slab, slot, self._capacity), strict=True
+        ):
+            column.extend(values)
+        self.count += len(self.waiting)
+        self.waiting.clear()
+
+
+def _holds(leaf: Leaf, column: Column) -> bool:
+    """Whether values of a leaf are exactly those of a column."""
+    if column.is_number:
+        return leaf == NumberLeaf(torch.int64, column.shape, int)
+    return leaf == ArrayLeaf(leaf.dtype, column.shape, column.dtype)
