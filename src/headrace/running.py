@@ -7,11 +7,18 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
+from anyio import CapacityLimiter
 
 from headrace.protocols import Reads
 
 running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
 """The reader of the loader on whose loop we run; `hr.read` asks it."""
+
+running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_running_threads", default=None)
+"""How many of the user's synchronous calls the loader on whose loop we run makes in threads at once.
+
+Decompression and the disk have threads beside them: no call of the user's holds those up.
+"""
 
 Charges = Callable[[int], Awaitable[None] | None]
 """Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
+from anyio import CapacityLimiter
+
 from headrace import descriptors
 from headrace.cancelled import is_ours
 from headrace.deliver.ahead import ahead_of, mover_of
@@ -25,7 +27,7 @@ from headrace.options import Settings
 from headrace.parts import KeyPart, ListPart, PackedPart, Part
 from headrace.processes.fork_client import ForkServer
 from headrace.protocols import Opens
-from headrace.running import running_reader
+from headrace.running import running_reader, running_threads
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
@@ -63,6 +65,7 @@ class Runtime:
         self.meters = LoaderMeters()
         self.fetch_meter = Meter()
         self._reader: Reader | None = None
+        self._threads: CapacityLimiter | None = None
         self._arena = Arena(forget=self._forget, budget=settings.memory_budget)
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
         self._mover = mover_of(settings)
@@ -358,7 +361,9 @@ class Runtime:
         fail: Callable[[bytes], None],
         ahead: int,
     ) -> None:
+        self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
         running_reader.set(self._reader)
+        running_threads.set(self._threads)
         try:
             async with self._ready_lock:
                 if not self._is_ready:

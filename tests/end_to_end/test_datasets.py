@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import anyio.to_thread
 import pytest
 import torch
 
@@ -364,6 +366,73 @@ def test_other_data_sets_join_this_regime() -> None:
         assert flat(loader) == [k * k for k in range(7)]
     with hr.DataLoader(hr.from_iterable(range(7)), batch_size=3) as loader:
         assert [flat(loader), flat(loader)] == [list(range(7))] * 2
+
+
+class AllAtOnce:
+    """Gives no sample before so many are asked for at once."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
+
+    def __len__(self) -> int:
+        return 2 * self._barrier.parties
+
+    def __getitem__(self, key: int) -> int:
+        self._barrier.wait(30)
+        return key
+
+
+class AtOnce:
+    """Counts how many samples are asked for at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._now, self.most = threading.Lock(), 0, 0
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, key: int) -> int:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.001)  # so that others may come; nothing waits for it
+        with self._lock:
+            self._now -= 1
+        return key
+
+
+@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+def test_synchronous_samples_are_got_as_many_at_once_as_fetch_concurrency_allows() -> None:
+    with hr.DataLoader(hr.from_map(AllAtOnce(60)), batch_size=60, fetch_concurrency=60) as loader:
+        assert flat(loader) == list(range(120))
+    few = [AtOnce(), AtOnce()]
+    mixed = hr.mix({str(k): hr.from_map(data) for k, data in enumerate(few)})
+    with hr.DataLoader(mixed, batch_size=4, fetch_concurrency=3) as loader:
+        assert sorted(flat(loader)) == sorted([*range(60)] * 2)
+    assert 0 < max(data.most for data in few) <= 3
+
+
+class InThreads(hr.AsyncDataset):
+    """Calls another data set in the threads that decompression has, too."""
+
+    def __init__(self, data: AllAtOnce) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return 5
+
+    async def aget(self, key: int) -> int:
+        return await anyio.to_thread.run_sync(self._data.__getitem__, key)
+
+
+@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+def test_synchronous_samples_that_come_late_leave_the_threads_of_others_alone() -> None:
+    data = AllAtOnce(45)
+    late = hr.from_map(data).slice(0, 40)
+    with hr.DataLoader(
+        hr.mix({"late": late, "others": InThreads(data)}), batch_size=45, fetch_concurrency=45
+    ) as loader:
+        assert sorted(flat(loader)) == sorted([*range(40), *range(5)])
 
 
 def test_iterators_of_one_loader_are_independent() -> None:

@@ -12,7 +12,7 @@ from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
 from headrace.fetch import Reader
 from headrace.forks import called
-from headrace.running import running_reader
+from headrace.running import running_reader, running_threads
 
 
 class FromMap(AsyncDataset):
@@ -25,7 +25,8 @@ class FromMap(AsyncDataset):
         return len(self.dataset)
 
     async def aget(self, key: Any) -> Any:
-        sample, seconds = await anyio.to_thread.run_sync(_timed, self.dataset.__getitem__, key)
+        get, threads = self.dataset.__getitem__, running_threads.get()
+        sample, seconds = await anyio.to_thread.run_sync(_timed, get, key, limiter=threads)
         _count(self.dataset, "__getitem__", seconds)
         return sample
 
