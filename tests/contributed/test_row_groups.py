@@ -103,6 +103,40 @@ def test_name_or_suffix_that_is_ours_or_none_is_refused(name: str, suffixes: tup
         hr.register_format(form)
 
 
+class Others(RowGroups):
+    name = "others"
+
+
+def test_suffix_that_another_format_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hr.register_format(RowGroups())
+    with pytest.raises(
+        hr.OptionError, match=r"suffix '.rowg' of others is one of rowgroups's: leave it out.*format='others'"
+    ):
+        hr.register_format(Others())
+    hr.register_format(RowGroups())  # again, as a notebook's cell is run again
+    entry = importlib.metadata.EntryPoint("any", "contributed.row_groups:RowGroups", "headrace.formats")
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    registry._installed.cache_clear()
+    with pytest.raises(hr.OptionError, match=r"one of rowgroups's"):
+        hr.register_format(Others())
+
+
+def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["contributed.row_groups:RowGroups", f"{__name__}:Others"]
+    entries = [importlib.metadata.EntryPoint("any", name, "headrace.formats") for name in names]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(
+        importlib.metadata.EntryPoint, "load", lambda self: Others if "Oth" in self.value else RowGroups
+    )
+    memory.put("memory://rowg/two.rowg", row_groups.write(SAMPLES))
+    with pytest.raises(
+        hr.OptionError, match=r"two.rowg may be of the formats rowgroups and others: say which by format="
+    ):
+        hr.stream("memory://rowg/two.rowg")
+    assert len(list(hr.stream("memory://rowg/two.rowg", format="others"))) == 30
+
+
 def test_shards_of_several_formats_are_refused_by_name() -> None:
     with pytest.raises(hr.OptionError, match=r"b.tar says tar, and memory://x/a.jsonl says jsonl"):
         hr.stream(["memory://x/a.jsonl", "memory://x/b.tar"])

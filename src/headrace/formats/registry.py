@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any
@@ -35,8 +36,15 @@ def register_format(format: Format) -> None:  # noqa: A002 (the name that the fi
         format: an instance; see `headrace.formats.format.Format`.
 
     Raises:
-        OptionError: its name or a suffix is none, or one of headrace's own.
+        OptionError: its name or a suffix is none, or one of headrace's own; or another format has that suffix.
     """
+    for other in {**_installed(), **_registered}.values():
+        for suffix in set(other.suffixes) & set(_checked(format).suffixes):
+            if other.name != format.name:
+                raise OptionError(
+                    f"the suffix {suffix!r} of {format.name} is one of {other.name}'s: leave it out, and give "
+                    f"format={format.name!r} to streams"
+                )
     _registered[_checked(format).name] = format
 
 
@@ -62,16 +70,22 @@ def format_of(urls: Iterable[str]) -> Format | None:
     """The format that the names of shards say; None where they say none.
 
     Raises:
-        OptionError: they say several, or some say none.
+        OptionError: they say several, or some say none; or two formats have one suffix.
     """
-    known = known_formats().values()
-    endings = {suffix: one for one in known for suffix in one.suffixes}
+    endings: defaultdict[str, list[Format]] = defaultdict(list)
+    for known in known_formats().values():
+        for suffix in known.suffixes:
+            endings[suffix].append(known)
     found: Format | None = None
     first = ""
     for url in urls:
         path = without_compression(path_of(url).lower())
         # the longest suffix that fits: a format may be more special than another
-        one = endings.get(max((suffix for suffix in endings if path.endswith(suffix)), key=len, default=""))
+        fitting = endings.get(max((suffix for suffix in endings if path.endswith(suffix)), key=len, default=""), [])
+        if len(fitting) > 1:  # of packages that do not know each other
+            names = " and ".join(one.name for one in fitting)
+            raise OptionError(f"{masked(url)} may be of the formats {names}: say which by format=")
+        one = fitting[0] if fitting else None
         if first and one is not found:
             said = f"{masked(url)} says {one.name}" if one is not None else f"{masked(url)} does not say its format"
             said_first = f"{masked(first)} {'says ' + found.name if found is not None else 'does not'}"
