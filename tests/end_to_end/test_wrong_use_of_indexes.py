@@ -17,6 +17,7 @@ import headrace as hr
 from headrace.cli import main as command
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.tar.format import TAR
 from headrace.indexes.building import cache_path, cached
 from headrace.rows import Rows
 from headrace.running import running_reader
@@ -80,7 +81,7 @@ def test_a_cache_that_may_not_be_looked_into_is_none(monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "exists", refuse)
-    assert cached(["memory://x/0.tar"], None) is None
+    assert cached(["memory://x/0.tar"], None, TAR) is None
 
 
 def test_each_store_has_an_index_of_its_own() -> None:
@@ -89,6 +90,31 @@ def test_each_store_has_an_index_of_its_own() -> None:
     ]
     assert len(set(places)) == 3
     assert cache_path(["s3://b/0.tar"], {"secret_access_key": "x"}) == places[0]
+
+
+@pytest.mark.parametrize(("way", "says"), [("auto", "has no length"), ("build", "must be a JSON object")])
+def test_each_format_has_an_index_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, says: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url = "memory://formats/rows"
+    memory.put(url, tar([("0", {"n": b'1}\n{"a": 7}\n{"b": 8'}), ("1", {"n": b"2"})]))
+    assert command(["index", url, "--format", "tar", "--quiet"]) == 0
+    assert len(hr.stream(url, format="tar", index="auto")) == 2
+    with pytest.raises((TypeError, hr.FormatError), match=says):
+        len(hr.stream(url, format="jsonl", index=way))
+    assert len(hr.stream(url, format="tar", index=way)) == 2
+
+
+def test_what_was_indexed_as_of_one_format_is_not_gone_on_with_as_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, output = tmp_path / "good", tmp_path / "bad", tmp_path / "index.hri"
+    good.write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    bad.write_bytes(b"no shard")
+    assert command(["index", str(good), str(bad), "--format", "jsonl", "--output", str(output), "--quiet"]) == 1
+    assert command(["index", str(good), "--format", "tar", "--output", str(output), "--quiet"]) == 1
+    assert "1 of 1 shards failed" in capsys.readouterr().err
 
 
 def test_a_shard_that_was_rewritten_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

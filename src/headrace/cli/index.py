@@ -86,15 +86,15 @@ async def _run(given: argparse.Namespace) -> int:
     urls = expand(given.urls)
     storage_options = _storage_options(given.storage_option)
     began, progress = time.monotonic(), BuildProgress()
-    form = format_of(urls) if given.format is None else format_named(given.format)
+    form = (format_of(urls) if given.format is None else format_named(given.format)) or TAR
     settings: dict[str, Any] = {
-        "form": form or TAR,
+        "form": form,
         "headers_only": given.headers,
         "concurrency": given.concurrency,
         "storage_options": storage_options,
         "progress": progress,
     }
-    output = given.output or str(cache_path(urls, storage_options))
+    output = given.output or str(cache_path(urls, storage_options, form))
     async with Reader(concurrency=_READS_PER_SHARD * given.concurrency, storage_options=storage_options) as reader:
         showing = asyncio.create_task(_show(progress)) if sys.stderr.isatty() and not given.quiet else None
         try:

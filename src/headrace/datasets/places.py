@@ -65,7 +65,7 @@ def opening(source: Shards | IndexedShards) -> tuple[Step, ...]:
 
 def with_index_built(source: Shards) -> IndexedShards:
     """The same shards with the index of this machine's cache, which is made where it is missing."""
-    where = BuiltFile(str(cache_path(source.urls, source.storage_options)), source.limits, source.format)
+    where = BuiltFile(str(cache_path(source.urls, source.storage_options, source.format)), source.limits, source.format)
     index = Index(source.urls, where, source.limits, source.format)
     return IndexedShards(source.urls, index, source.storage_options, source.limits, source.format)
 
@@ -147,9 +147,9 @@ def _index_of(
     if not index or not isinstance(index, str | os.PathLike | list | tuple):
         raise OptionError(f"index={index!r}: an address, a list of them, 'beside', 'build', 'auto' or None is meant")
     if index == "build":
-        return BuiltFile(str(cache_path(urls, storage_options)), limits, form)
+        return BuiltFile(str(cache_path(urls, storage_options, form)), limits, form)
     if index == "auto":
-        place = cached(urls, storage_options)
+        place = cached(urls, storage_options, form)
         return None if place is None else OneFile(str(place))
     if index == "beside":
         return FileForEach([beside(url) for url in urls])

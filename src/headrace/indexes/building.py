@@ -44,9 +44,11 @@ __all__ = [
 SUFFIX = ".hri"
 
 
-def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = None) -> Path:
-    """Where the index of these shards, in this order and in this store, is kept on this machine."""
+def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = None, form: Format = TAR) -> Path:
+    """Where the index of these shards, in this order, of this format and in this store, is kept on this machine."""
     lines = "\n".join(_absolute(url) for url in urls)
+    if form.name != TAR.name:
+        lines += f"\nformat={form.name}"
     for name, value in sorted((storage_options or {}).items()):
         if "endpoint" in name.lower() or "account_name" in name.lower():
             lines += f"\n{name}={masked(str(value))}"
@@ -54,12 +56,12 @@ def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = 
     return _folder() / f"{name}{SUFFIX}"
 
 
-def cached(urls: Iterable[str], storage_options: Mapping[str, Any] | None) -> Path | None:
+def cached(urls: Iterable[str], storage_options: Mapping[str, Any] | None, form: Format) -> Path | None:
     """The index of these shards that is kept on this machine; None where there is none."""
     try:
         if not _folder().exists():
             return None  # most have none, and very many addresses
-        place = cache_path(urls, storage_options)
+        place = cache_path(urls, storage_options, form)
         return place if place.exists() else None
     except PermissionError:  # the home of somebody else
         return None
@@ -247,8 +249,9 @@ class _How:
             raise OptionError(f"concurrency={self.concurrency} must be 1 or more")
 
     def journal(self, place: Path) -> Path:
-        """Where the journal of the index at `place` lies: what was indexed without checksums is of no use with them."""
-        return place.with_name(f"{place.name}{'.headers' if self.headers_only else ''}.journal")
+        """Where the journal of the index at `place` lies: what was indexed in another way is of no use in this one."""
+        ways = [self.form.name] * (self.form.name != TAR.name) + ["headers"] * self.headers_only
+        return place.with_name(".".join([place.name, *ways, "journal"]))
 
 
 async def _write(
