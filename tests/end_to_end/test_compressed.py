@@ -14,6 +14,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
+from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, same, tar
 
 import headrace as hr
@@ -46,17 +47,6 @@ def batches(data: Any, **options: Any) -> list[Any]:
         except hr.HeadraceError as error:
             got.append(error)
     return got
-
-
-def seekable(data: bytes, frame: int) -> bytes:
-    """In the seekable format of Zstandard: frames of so many bytes, and a table of them."""
-    pieces = [data[at : at + frame] for at in range(0, len(data), frame)]
-    packed = [zstandard.ZstdCompressor().compress(piece) for piece in pieces]
-    table = b"".join(
-        len(a).to_bytes(4, "little") + len(b).to_bytes(4, "little") for a, b in zip(packed, pieces, strict=True)
-    )
-    table += len(pieces).to_bytes(4, "little") + b"\0" + (0x8F92EAB1).to_bytes(4, "little")
-    return b"".join(packed) + (0x184D2A5E).to_bytes(4, "little") + len(table).to_bytes(4, "little") + table
 
 
 @pytest.mark.parametrize("ending", PACK)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import itertools
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import zstandard
 from end_to_end import mds
+from end_to_end.packed import seekable
 
 import headrace as hr
 from headrace.cli import main
@@ -110,6 +112,29 @@ def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) ->
         server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
         with pytest.raises(hr.ChecksumError):
             data[44]
+
+
+def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(tmp_path: Path) -> None:
+    rows = [json.dumps({"n": n, "text": random.Random(n).randbytes(300).hex()}).encode() + b"\n" for n in range(80)]
+    body = b"".join(rows)
+    frame = 2 * len(rows[-1])  # lines lie in one or two of them
+    packed = seekable(body, frame)
+    sizes = [len(zstandard.compress(body[at : at + frame])) for at in range(0, len(body), frame)]
+    frames_at, lines_at = ([0, *itertools.accumulate(some)] for some in (sizes, map(len, rows)))
+    with FaultServer() as server:
+        url = server.add("a.jsonl.zst", packed)
+        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
+        data = hr.stream(url, index=str(tmp_path / "a.hri"))
+        assert len(data) == 80
+        for row in (0, 1, 44, 79):
+            server.log.clear()
+            assert data[row]["n"] == row
+            first, last = lines_at[row] // frame, (lines_at[row + 1] - 2) // frame
+            start, stop = frames_at[first], frames_at[last + 1]
+            assert [request.headers["range"] for request in server.log] == [f"bytes={start}-{stop - 1}"]
+            with hr.DataLoader(data.slice(row, row + 1), batch_size=None) as loader:
+                assert [sample["n"] for sample in loader] == [row]
+            assert loader.stats().fetch.bytes == stop - start < len(packed) / 10
 
 
 def _range_of(body: bytes, row: int) -> str:
