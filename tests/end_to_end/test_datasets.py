@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -395,7 +394,6 @@ class AtOnce:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(0.001)  # so that others may come; nothing waits for it
         with self._lock:
             self._now -= 1
         return key

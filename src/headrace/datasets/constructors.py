@@ -82,7 +82,8 @@ def files(urls: Urls, *, storage_options: Mapping[str, Any] | None = None) -> St
 
 
 def from_map(dataset: Any) -> Stream:
-    """Any data set with `__len__` and `__getitem__`, its calls made in threads, as many at once as `fetch_concurrency` allows.
+    """Any data set with `__len__` and `__getitem__`, its calls made in threads: as many at once as `fetch_concurrency`
+    allows.
 
     What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
     to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
