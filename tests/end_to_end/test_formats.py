@@ -21,6 +21,8 @@ from headrace.cli import main
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 COLUMNS = {"n": "int", "text": "str"}
 COUNTS = [40, 0, 23, 60]
 

@@ -15,6 +15,8 @@ import torch
 
 import headrace as hr
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def listed(n: int) -> list[dict[str, int]]:
     return [{"n": n * 100 + k, "drawn": int(hr.rng().integers(1 << 30))} for k in range(n % 4)]

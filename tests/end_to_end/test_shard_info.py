@@ -14,6 +14,8 @@ from gloo import ranks_of
 
 import headrace as hr
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 class Numbers(hr.AsyncIterableDataset):
     """Numbers without end; each rank gives its own."""
