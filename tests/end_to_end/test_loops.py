@@ -199,36 +199,65 @@ class OfTheCaller(hr.AsyncIterableDataset):
     loop = "caller"
 
     def __init__(self) -> None:
-        self.go_on = asyncio.Event()
+        self.is_reached, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def aiter(self) -> Any:
         for number in range(COUNT):
             if number == 8:
+                self.is_reached.set()
                 await self.go_on.wait()
             yield number
 
 
-@pytest.mark.parametrize("is_cancelled", [True, False])
-def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(is_cancelled: bool) -> None:
+def close_at_once(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop as nobody should: without cancelling what runs there."""
+    loop.run_until_complete(loop.shutdown_default_executor())
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what is tried here
+    loop.close()
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "closed", "closed while it makes a sample"])
+def test_samples_of_the_callers_loop_are_an_error_when_that_has_ended(
+    ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are neither waited for without end, nor is their end taken for that of the epoch."""
-    with hr.DataLoader(OfTheCaller(), batch_size=4) as loader:
+    data = OfTheCaller()
+    with hr.DataLoader(data, batch_size=4) as loader:
 
         async def begin() -> Any:
             batches = aiter(loader)
             assert await take(batches, 1) == list(range(4))
             return batches
 
-        if is_cancelled:
+        if ending == "cancelled":
             batches = asyncio.run(begin())
         else:
             loop = asyncio.new_event_loop()
             batches = loop.run_until_complete(begin())
-            for task in asyncio.all_tasks(loop):
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  # that is what is tried here
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
+            if ending != "closed":
+                loop.run_until_complete(data.is_reached.wait())
+            close_at_once(loop)
         with pytest.raises(hr.LoaderClosedError, match=r"OfTheCaller\.loop is 'caller'"):
             asyncio.run(take(batches))
+    assert not caplog.records
+
+
+def test_nothing_is_told_to_a_loop_that_is_closed_when_its_loader_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    data = OfTheCaller()
+    loop = asyncio.new_event_loop()
+    with hr.DataLoader(data, batch_size=4) as loader:
+
+        async def begin() -> Any:
+            batches = aiter(loader)
+            assert await take(batches, 1) == list(range(4))
+            await data.is_reached.wait()
+            return batches
+
+        batches = loop.run_until_complete(begin())
+        close_at_once(loop)
+    del batches
+    assert not caplog.records
 
 
 def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_cancelled() -> None:

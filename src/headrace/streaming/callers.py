@@ -51,8 +51,8 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
     async def watch() -> None:
         while not loop.is_closed():  # noqa: ASYNC110 (loops have no event for it)
             await asyncio.sleep(_LOOK_S)
-        if asked is not None:
-            asked.cancel()  # nobody else would ever answer
+        if asked is not None and not asked.done():
+            asked.set_exception(RuntimeError("the loop is closed"))  # nobody else would ever answer
 
     watching = asyncio.create_task(watch())
     try:
@@ -60,7 +60,7 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
             asking, sample = following(), None
             try:
                 asked = asyncio.run_coroutine_threadsafe(asking, loop)
-                sample = await asyncio.wrap_future(asked)
+                sample = await asyncio.shield(asyncio.wrap_future(asked))  # to cancel it would be told to a closed loop
             except asyncio.CancelledError as error:
                 if is_ours(error) or is_users:
                     raise
@@ -72,6 +72,8 @@ async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> 
             finally:
                 if loop.is_closed():
                     asking.close()  # it may never have begun
+                elif asked is not None:
+                    asked.cancel()
             if is_lost:
                 raise LoaderClosedError(
                     f"{type(source).__name__}.loop is 'caller', and the event loop of the `async for` has ended before "
