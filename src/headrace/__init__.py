@@ -12,7 +12,7 @@ Names are imported when they are first used: `import headrace` pays for neither 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__: str  # asked for when it is first used: that reads files
 
@@ -170,7 +170,7 @@ def _version() -> str:
         return "0+unknown"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         globals()[name] = _version()
         return globals()[name]

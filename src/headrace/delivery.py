@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from headrace.failures import PackedError
 
@@ -35,7 +35,7 @@ class Delivery:
     kind: Literal["slots", "packed", "error"]
     segment: int = 0
     lengths: tuple[int, ...] = ()
-    columns: tuple[list[Any], ...] = ()
+    columns: tuple[list[object], ...] = ()
     capacity: int = 0
     holes: tuple[int, ...] = ()
     blob: bytes = b""
@@ -59,7 +59,7 @@ class ProgressDelta:
     """
 
     covers: tuple[tuple[int, int], ...]
-    mark: Any = None
+    mark: object = None
     skipped: tuple[int, int] = (0, 0)
     used: int = 0
     parts: tuple[int, ...] = ()

@@ -76,7 +76,7 @@ def _rebuild(cls: type[HeadraceError], args: tuple[Any, ...], state: dict[str, A
 class HeadraceError(Exception):
     """Base of all errors of this package."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         state = dict(self.__dict__)
         if isinstance(self.__cause__, HeadraceError):
             state["__cause__"] = self.__cause__
@@ -149,7 +149,7 @@ class StageError(HeadraceError):
         *,
         stage: str | None = None,
         url: str | None = None,
-        key: Any = None,
+        key: object = None,
         batch: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -180,7 +180,7 @@ class StorageError(StageError):
         attempts: int = 1,
         status: int | None = None,
         retry_after_s: float | None = None,
-        key: Any = None,
+        key: object = None,
         batch: int | None = None,
     ) -> None:
         text, where = message, masked(url)
@@ -246,7 +246,7 @@ class FormatError(StageError):
         *,
         stage: str | None = "scan",
         url: str | None = None,
-        key: Any = None,
+        key: object = None,
         batch: int | None = None,
         offset: int | None = None,
     ) -> None:
@@ -268,7 +268,7 @@ class DecodeError(StageError):
         field: str | None = None,
         stage: str | None = "decode",
         url: str | None = None,
-        key: Any = None,
+        key: object = None,
         batch: int | None = None,
     ) -> None:
         super().__init__(message, stage=stage, url=url, key=key, batch=batch)
@@ -295,7 +295,7 @@ class WorkerDiedError(StageError, RuntimeError):
         exitcode: int | None = None,
         stage: str | None = "work",
         url: str | None = None,
-        key: Any = None,
+        key: object = None,
         batch: int | None = None,
     ) -> None:
         super().__init__(message, stage=stage, url=url, key=key, batch=batch)

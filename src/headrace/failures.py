@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 _SHOWN_MOST = 200  # characters of a key
 
@@ -98,4 +98,4 @@ class Failure:
 class Made:
     """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
 
-    value: Any
+    value: object

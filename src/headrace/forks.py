@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Original:
             _end(function, error)
 
 
-def called(function: Callable[..., T], *args: Any) -> T:
+def called(function: Callable[..., T], *args: object) -> T:
     """What a function of the user's gives; it comes back in the process alone in which it was called."""
     original = Original()
     name = getattr(function, "__qualname__", repr(function))

@@ -15,7 +15,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from headrace.descriptors import ADVICE, SHORT
 
@@ -167,7 +166,7 @@ class Claim:
             self._count(-self.nbytes)
 
 
-def bytes_in(value: Any, deep: int = 4) -> int:
+def bytes_in(value: object, deep: int = 4) -> int:
     """About how many bytes a Python object holds: arrays, tensors, bytes and text, also in containers."""
     if type(value) in _SCALARS:
         return 0

@@ -80,7 +80,7 @@ class SkipPolicy:
         in_a_row: how many, with none between them that is delivered; None: any number.
     """
 
-    decide: Callable[[BaseException], Any] | None
+    decide: Callable[[BaseException], object] | None
     in_all: int | None
     in_a_row: int | None
 
@@ -102,9 +102,9 @@ class Settings:
     drop_last: bool
     num_workers: int
     prefetch_factor: int
-    collate: Callable[[list[Any]], Any] | None
+    collate: Callable[[list[Any]], object] | None
     use_slots: bool
-    init: Callable[[int], Any] | None
+    init: Callable[[int], object] | None
     seed: int
     in_order: bool
     timeout_s: float
@@ -114,4 +114,4 @@ class Settings:
     fetch: FetchOptions
     skips: SkipPolicy | None = None
     pin_memory: bool = False
-    device: Any = None
+    device: object = None

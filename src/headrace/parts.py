@@ -46,7 +46,7 @@ class Part(Protocol):
         """The same with their bytes, for a worker that shares no memory with this process."""
         ...
 
-    def origin(self, index: int) -> tuple[Any, str | None]:
+    def origin(self, index: int) -> tuple[object, str | None]:
         """Key and address of a sample, where they can be told without opening it."""
         ...
 
@@ -134,7 +134,7 @@ class RawPart:
         rows = replace(self.rows, offset=np.cumsum(self.rows.size) - self.rows.size)
         return SentRows(rows, self.shards, self.urls, [(0, b"".join(pieces))])
 
-    def origin(self, index: int) -> tuple[Any, str | None]:
+    def origin(self, index: int) -> tuple[object, str | None]:
         key = bytes(self.rows.keys[index]).decode("utf-8", "surrogateescape")
         return key, self.urls[int(self.shards[index])]
 
@@ -202,7 +202,7 @@ class PackedPart:
     def carried(self) -> SentPart:
         return SentPickle(bytes(self.lease.view), self.lengths, self.start, self.stop)
 
-    def origin(self, index: int) -> tuple[Any, str | None]:  # noqa: ARG002 (others need it)
+    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
         return None, None
 
 
@@ -245,7 +245,7 @@ class ListPart:
         """Of failures alone: other objects are packed where workers are no threads."""
         return SentObjects(self.samples[self.start : self.start + self.count], 0, self.count)
 
-    def origin(self, index: int) -> tuple[Any, str | None]:  # noqa: ARG002 (others need it)
+    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
         return None, None
 
 
@@ -257,7 +257,7 @@ class KeyPart:
         pack: a list of keys as bytes; None where they are such as any pickle carries.
     """
 
-    keys: list[Any]
+    keys: list[object]
     pack: Callable[[list[Any]], bytes] | None
     start: int
     stop: int
@@ -283,5 +283,5 @@ class KeyPart:
         keys = self.keys[self.start : self.stop]
         return SentObjects(keys, 0, len(keys)) if self.pack is None else SentKeys(self.pack(keys))
 
-    def origin(self, index: int) -> tuple[Any, str | None]:
+    def origin(self, index: int) -> tuple[object, str | None]:
         return self.keys[self.start + index], None

@@ -97,7 +97,7 @@ class Producer(Protocol):
         """Put every sample, in any order where positions are known beforehand, and return."""
         ...
 
-    def mark(self, position: int) -> Any:
+    def mark(self, position: int) -> object:
         """Where to begin again for the samples from `position` on; None where positions themselves tell that.
 
         Marks before it are not asked for again.

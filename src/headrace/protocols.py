@@ -106,7 +106,7 @@ class Sender(Protocol):
     @property
     def granted(self) -> int: ...
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Pass a message on.
 
         Raises:
@@ -153,6 +153,6 @@ class Receiver(Protocol):
         """What to wait on, until it is readable: something has come."""
         ...
 
-    def close(self) -> Sequence[Any]:
+    def close(self) -> Sequence[object]:
         """Take no more messages; gives those that were sent and not received, as far as they are known on this side."""
         ...

@@ -131,7 +131,7 @@ def resolve(loader: Any, pipeline: Pipeline) -> Settings:
     """
     batch_size, drop_last = loader.batch_size, loader.drop_last
     processes = loader.num_workers if loader.workers == "process" else 0
-    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    collate: Callable[[list[Any]], object] = loader.collate_fn
     if pipeline.group is not None:
         if batch_size not in (None, 1):
             raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
@@ -230,17 +230,17 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
     return None
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class _Single:
     """Collation where there is none: the function of the only sample."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], object]) -> None:
         self.function = function
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples: list[object]) -> object:
         return self.function(samples[0])
 
 

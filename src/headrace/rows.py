@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         fields = self.keys, self.starts, self.field, self.offset, self.size, self.fields
         return Rows, fields if self.block is None else (*fields, self.block, self.row, self.reads)
 

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from anyio import CapacityLimiter
 
@@ -80,7 +80,7 @@ class Runtime:
         self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)
         self._chains = self._workers.chains
 
-    def reader(self, storage_options: Mapping[str, Any] | None) -> Reader:
+    def reader(self, storage_options: Mapping[str, object] | None) -> Reader:
         """The loader's reader."""
         if self._reader is None:
             settings = self._settings
@@ -94,12 +94,12 @@ class Runtime:
 
     def iterate(
         self,
-        owner: Any,
+        owner: object,
         spec: EpochSpec,
         watch: Watcher,
         prepare: Callable[[Runtime], Awaitable[None]] | None = None,
         opener: Callable[[Views], BatchOpener] = BatchOpener,
-    ) -> BatchIterator[Any]:
+    ) -> BatchIterator[object]:
         """An iterator over the batches of an epoch.
 
         Args:
@@ -156,7 +156,7 @@ class Runtime:
             self._settings.timeout_s,
         )
 
-    def post(self, call: Callable[..., Any], *args: Any) -> None:
+    def post(self, call: Callable[..., object], *args: object) -> None:
         """Have the engine's loop call `call(*args)` soon; calls are made in the order in which they were posted.
 
         Raises:
@@ -213,7 +213,7 @@ class Runtime:
         """Let sources hold at least so many bytes."""
         self._budget.widen(nbytes)
 
-    def part_of(self, samples: list[Any]) -> Part:
+    def part_of(self, samples: list[object]) -> Part:
         """Samples as a part that workers can be given; what cannot be sent to them becomes a Failure."""
         if self._executor.shares_objects:
             return ListPart(samples)
@@ -226,7 +226,7 @@ class Runtime:
         failures = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
         return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
 
-    def key_part_of(self, keys: list[Any]) -> Part:
+    def key_part_of(self, keys: list[object]) -> Part:
         """Keys as a part that workers can be given; one that cannot be sent to them becomes a Failure."""
         if self._executor.shares_objects:
             return ListPart(keys)
@@ -381,7 +381,7 @@ class Runtime:
             await epoch.run()
 
 
-def _sendable(sample: Any) -> Any:
+def _sendable(sample: object) -> object:
     try:
         serialize.pack(sample)
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,15 +47,15 @@ class Memory(Protocol):
         """The bytes of the ranges at (first address, place)."""
         ...
 
-    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[Any]:
+    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
         """The samples of a row table, out of their bytes."""
         ...
 
-    def packed(self, place: Place, lengths: Sequence[int]) -> list[Any]:
+    def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
         """Samples that were pickled, with their buffers."""
         ...
 
-    def unpack(self, blob: bytes) -> list[Any]:
+    def unpack(self, blob: bytes) -> list[object]:
         """The same of a string of bytes."""
         ...
 
@@ -73,7 +73,7 @@ class SentPart(Protocol):
         """Whether one of them is large."""
         ...
 
-    def open(self, memory: Memory) -> Iterator[list[Any]]:
+    def open(self, memory: Memory) -> Iterator[list[object]]:
         """The samples, some at a time."""
         ...
 
@@ -81,7 +81,7 @@ class SentPart(Protocol):
         """The row table and its bytes, of samples that nothing was done to; None for others."""
         ...
 
-    def remember(self, made: Sequence[Any]) -> None:
+    def remember(self, made: Sequence[object]) -> None:
         """Take in what became of samples that are objects."""
         ...
 
@@ -102,7 +102,7 @@ class SentRows:
         sizes = self.rows.size
         return int(sizes.sum()) > LARGE_BYTES and int(sizes.max()) > LARGE_BYTES
 
-    def open(self, memory: Memory) -> Iterator[list[Any]]:
+    def open(self, memory: Memory) -> Iterator[list[object]]:
         """Samples a few at a time: their bytes are a second time in memory, beside the ranges."""
         bodies = memory.bodies(self.places)
         if int(self.rows.size.sum()) <= _RUN_BYTES:
@@ -114,7 +114,7 @@ class SentRows:
     def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
         return self.rows, memory.bodies(self.places)
 
-    def remember(self, made: Sequence[Any]) -> None:
+    def remember(self, made: Sequence[object]) -> None:
         """Nothing: they are made of the same bytes again."""
 
 
@@ -129,7 +129,7 @@ class _Whole:
     def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:  # noqa: ARG002 (others need it)
         return None
 
-    def remember(self, made: Sequence[Any]) -> None:
+    def remember(self, made: Sequence[object]) -> None:
         """Nothing: they are opened again."""
 
 
@@ -142,7 +142,7 @@ class SentPickle(_Whole):
     start: int
     stop: int
 
-    def open(self, memory: Memory) -> Iterator[list[Any]]:
+    def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.packed(self.place, self.lengths)[self.start : self.stop]
 
 
@@ -150,7 +150,7 @@ class SentPickle(_Whole):
 class SentObjects(_Whole):
     """Objects of the trainer's process, for workers that are threads of it; or plain keys, which any pickle carries."""
 
-    samples: list[Any]
+    samples: list[object]
     start: int
     stop: int
 
@@ -158,10 +158,10 @@ class SentObjects(_Whole):
     def are_objects(self) -> bool:  # type: ignore[override]
         return True
 
-    def open(self, memory: Memory) -> Iterator[list[Any]]:  # noqa: ARG002 (others need it)
+    def open(self, memory: Memory) -> Iterator[list[object]]:  # noqa: ARG002 (others need it)
         yield self.samples[self.start : self.stop]
 
-    def remember(self, made: Sequence[Any]) -> None:
+    def remember(self, made: Sequence[object]) -> None:
         self.samples[self.start : self.stop] = [m if isinstance(m, Failure) else Made(m) for m in made]
 
 
@@ -171,7 +171,7 @@ class SentKeys(_Whole):
 
     blob: bytes
 
-    def open(self, memory: Memory) -> Iterator[list[Any]]:
+    def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.unpack(self.blob)
 
 

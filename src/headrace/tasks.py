@@ -127,7 +127,7 @@ class Reply:
     kept: Sequence[int] = ()
     failed: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
-    columns: list[list[Any]] = field(default_factory=list)
+    columns: list[list[object]] = field(default_factory=list)
     value: Any = None
     copies: list[tuple[int, bytes]] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
@@ -151,12 +151,12 @@ class Chain:
     """
 
     steps: tuple[Step, ...] = ()
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Callable[[list[Any]], object] | None = None
     after: tuple[Step, ...] = ()
-    init: Callable[[int], Any] | None = None
+    init: Callable[[int], object] | None = None
     columns: Callable[[Rows, Any], list[Any] | None] | None = None
     skips: bool = False
     by_key: bool = False
-    many: Callable[[list[Any]], Sequence[Any]] | None = None
-    begin: Callable[[int], Any] | None = None
+    many: Callable[[list[Any]], Sequence[object]] | None = None
+    begin: Callable[[int], object] | None = None
     pack_error: Callable[[BaseException, Origin, int], PackedError] | None = None

@@ -129,7 +129,7 @@ def _setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _storage_options(settings: list[tuple[str, str]]) -> dict[str, Any]:
+def _storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
     options: dict[str, Any] = {}
     for name, text in settings:
         value = {"true": True, "false": False}.get(text, text)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
@@ -76,7 +75,7 @@ class Cache:
         self,
         folder: str | os.PathLike[str],
         limit_bytes: int,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -188,7 +187,7 @@ def _identity(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
 
 
-def _endpoints(options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _endpoints(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """The options that say which store an address means."""
     for name, value in options.items():
         if isinstance(value, Mapping):

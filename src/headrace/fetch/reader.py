@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Reader:
         options: FetchOptions | None = None,
         *,
         concurrency: int,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -197,7 +197,7 @@ class Reader:
         return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache
 
 
-def _cache(options: FetchOptions, storage_options: Mapping[str, Any] | None) -> Cache | None:
+def _cache(options: FetchOptions, storage_options: Mapping[str, object] | None) -> Cache | None:
     if options.cache_dir is None:
         return None
     from headrace.fetch.cache import Cache

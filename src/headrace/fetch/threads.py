@@ -30,11 +30,11 @@ class Threads:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._started = 0
         self._waiting = 0  # calls that were made and whose results have not come
-        self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._results: deque[tuple[asyncio.Future[object], object, BaseException | None]] = deque()
         self._is_woken = False
         self._is_closed = False
 
-    def call(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def call(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """What `function` gives; it runs even if nobody waits any more, unless that is so before it begins."""
         if self._is_closed:
             raise RuntimeError(f"the threads {self._name} were ended")
@@ -55,7 +55,7 @@ class Threads:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args = call
-            result: Any = None
+            result: object = None
             error: BaseException | None = None
             if not future.cancelled():
                 try:

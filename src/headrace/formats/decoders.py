@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
 
 from headrace.errors import OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
@@ -23,10 +22,10 @@ _EXTENSION = re.compile(r"[a-z0-9_+-]+")
 
 GROUP = "headrace.decoders"
 
-_registered: dict[str, Callable[[bytes], Any]] = {}
+_registered: dict[str, Callable[[bytes], object]] = {}
 
 
-def register_decoder(extension: str, decode: Callable[[bytes], Any]) -> None:
+def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
     """Have `.decode()` give `decode(data)` for fields with this extension, in streams that are made from now on.
 
     `.decode(field="extension")` names it for any other field; with "gz" behind the extension the bytes are unpacked
@@ -54,7 +53,7 @@ def register_decoder(extension: str, decode: Callable[[bytes], Any]) -> None:
     _registered[extension] = decode
 
 
-def registered_decoders() -> dict[str, Callable[[bytes], Any]]:
+def registered_decoders() -> dict[str, Callable[[bytes], object]]:
     """Those that others have added, by extension; what is installed is imported when it is first used."""
     return {**_installed(), **_registered}
 
@@ -64,19 +63,19 @@ class InstalledDecoder:
 
     def __init__(self, entry: EntryPoint) -> None:
         self._entry = entry.name, entry.value
-        self._decode: Callable[[bytes], Any] | None = None
+        self._decode: Callable[[bytes], object] | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         name, value = self._entry
         return InstalledDecoder, (EntryPoint(name, value, GROUP),)
 
-    def __call__(self, data: bytes) -> Any:
+    def __call__(self, data: bytes) -> object:
         if self._decode is None:
             self._decode = EntryPoint(*self._entry, GROUP).load()
         return self._decode(data)
 
 
 @functools.cache
-def _installed() -> dict[str, Callable[[bytes], Any]]:
+def _installed() -> dict[str, Callable[[bytes], object]]:
     found = entry_points(group=GROUP)
     return {entry.name: InstalledDecoder(entry) for entry in found if entry.name not in _OWN}

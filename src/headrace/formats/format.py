@@ -121,7 +121,7 @@ class Format(Protocol):
         """
         raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Any]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[object]:
         """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
 
         Args:

@@ -56,7 +56,7 @@ class ImageDecoder:
         self._size = (size[0], size[1]) if size else None
         self._pixels_most = limits.pixels
 
-    def __call__(self, data: Buffer) -> Any:
+    def __call__(self, data: Buffer) -> object:
         mode = _MODES.get(self._spec)
         if mode is None:
             image = pillow_image(data, None, self._size, self._pixels_most)

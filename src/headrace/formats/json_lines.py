@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.format import Block, Format
@@ -81,7 +81,7 @@ class LineScanner:
             self._fail(FormatError, f"each line must be a JSON object, and {what}{looks_like(head)}", 1, self._start)
         return self.error is None
 
-    def _rows(self, starts: Ints, ends: Ints, data: np.ndarray[Any, np.dtype[np.uint8]], offset: int) -> Rows:
+    def _rows(self, starts: Ints, ends: Ints, data: NDArray[np.uint8], offset: int) -> Rows:
         sizes = ends - starts
         too_long = np.flatnonzero(sizes > self._longest)
         if len(too_long):
@@ -129,7 +129,7 @@ class JsonLines(Format):
     def scanner(self, url: str, limits: Limits) -> LineScanner:
         return LineScanner(url, limits)
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, Any]]:  # noqa: ARG002
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:  # noqa: ARG002
         try:
             value = json.loads(str(bodies[0], "utf-8"))
         except RecursionError:

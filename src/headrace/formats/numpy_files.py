@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +24,20 @@ class NpyDecoder:
     """
 
     def __init__(self) -> None:
-        self._last: tuple[bytes, tuple[int, ...], np.dtype[Any], bool] | None = None
+        self._last: tuple[bytes, tuple[int, ...], np.dtype[np.generic], bool] | None = None
 
-    def __call__(self, data: Buffer) -> NDArray[Any]:
+    def __call__(self, data: Buffer) -> NDArray[np.generic]:
         if self._last is None or data[: len(self._last[0])] != self._last[0]:
             self._last = npy_header(data)
         head, shape, dtype, by_column = self._last
         size = math.prod(shape) * dtype.itemsize
         if len(data) != len(head) + size:
             raise ValueError(f"the header tells of {size} bytes of array, {len(data) - len(head)} follow")
-        array: NDArray[Any] = np.ndarray(shape, dtype, data, len(head), order="F" if by_column else "C")
+        array: NDArray[np.generic] = np.ndarray(shape, dtype, data, len(head), order="F" if by_column else "C")
         return array.copy("K")
 
 
-def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], bool]:
+def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[np.generic], bool]:
     """An .npy file's whole header, and what it says: shape, dtype, and whether the array lies by columns.
 
     Raises:
@@ -69,14 +68,14 @@ def npy_header(data: Buffer) -> tuple[bytes, tuple[int, ...], np.dtype[Any], boo
     return head, shape, dtype, by_column
 
 
-def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[Any]]:
+def decode_npz(data: Buffer, limits: Limits = DEFAULTS) -> dict[str, NDArray[np.generic]]:
     """The arrays in an .npz file by name.
 
     Raises:
         ValueError, zipfile.BadZipFile: it is damaged, holds something else, or says that it unpacks to more than
             `limits.unpacked_free_bytes` and more than `limits.unpacked_ratio` times its size.
     """
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[np.generic]] = {}
     decode = NpyDecoder()
     if bytes(data[:4]) not in _ZIP_BEGINS:  # zipfile looks at the end alone
         raise ValueError("it does not begin as a zip archive")

@@ -42,11 +42,11 @@ class Opener:
 
     def __init__(self, form: Format, limits: Limits) -> None:
         self.format, self.limits = form, limits
-        self._opened: OrderedDict[int, tuple[int, Sequence[Any] | Exception]] = OrderedDict()
+        self._opened: OrderedDict[int, tuple[int, Sequence[object] | Exception]] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Opener, (self.format, self.limits)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Opener:
     def _open(self, url: str, members: dict[str, bytes]) -> Sequence[Any]:
         return self.format.open_block(Block(url, tuple(members), self.limits), list(members.values()))
 
-    def _rows(self, url: str, shared: SharedBlock) -> Sequence[Any]:
+    def _rows(self, url: str, shared: SharedBlock) -> Sequence[object]:
         with self._lock:  # other threads that want the same block wait for it
             if shared.number and shared.number in self._opened:
                 self._opened.move_to_end(shared.number)
@@ -89,9 +89,9 @@ class Opener:
             raise deepcopy(rows)  # each sample adds notes about itself
         return rows
 
-    def _newly(self, url: str, shared: SharedBlock) -> Sequence[Any] | Exception:
+    def _newly(self, url: str, shared: SharedBlock) -> Sequence[object] | Exception:
         members = shared.members()
-        rows: Sequence[Any] | Exception
+        rows: Sequence[object] | Exception
         try:
             rows = self._open(url, members)
         except Exception as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from typing import Any
 
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
@@ -33,7 +32,7 @@ def decode_int(data: Buffer) -> int:
     return int(text)
 
 
-def decode_json(data: Buffer) -> Any:
+def decode_json(data: Buffer) -> object:
     """The value of a JSON document, as Python's json has it: NaN is a number, of equal names the last one holds."""
     try:
         return json.loads(bytes(data))

@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from importlib.metadata import entry_points
-from typing import Any
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import path_of, without_compression
@@ -53,7 +52,7 @@ def known_formats() -> dict[str, Format]:
     return {**_installed(), **_registered, **_OWN}
 
 
-def format_named(name: Any) -> Format:
+def format_named(name: object) -> Format:
     """The format that `format=name` means.
 
     Raises:

@@ -27,12 +27,12 @@ _WHY_MOST = 500  # characters of an error's text, which may hold names from the 
 
 class _Way(NamedTuple):
     what: str
-    decode: Callable[[Any], Any]
+    decode: Callable[[Any], object]
     name: str | None = None
     is_users: bool = False
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {"int": decode_int, "text": decode_text, "json": decode_json}
+_PLAIN: dict[str, Callable[[Any], object]] = {"int": decode_int, "text": decode_text, "json": decode_json}
 
 
 def decoder(
@@ -40,7 +40,7 @@ def decoder(
     *,
     size: tuple[int, int] | None = None,
     limits: Limits = DEFAULTS,
-    **by_field: str | Callable[[bytes], Any],
+    **by_field: str | Callable[[bytes], object],
 ) -> Decoder:
     """What decodes the fields of samples; it pickles where the callables given to it do.
 
@@ -70,9 +70,9 @@ class Decoder:
         self,
         spec: str | None,
         size: tuple[int, int] | None,
-        by_field: dict[str, str | Callable[[bytes], Any]],
+        by_field: dict[str, str | Callable[[bytes], object]],
         limits: Limits = DEFAULTS,
-        registered: dict[str, Callable[[bytes], Any]] | None = None,
+        registered: dict[str, Callable[[bytes], object]] | None = None,
     ) -> None:
         self._registered = registered_decoders() if registered is None else registered  # they go along to the workers
         if spec is not None and spec not in IMAGE_SPECS:
@@ -98,7 +98,7 @@ class Decoder:
         narrow._only = frozenset(names)
         return narrow
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
         """A new dict like `sample`, with decoded fields.
 
         Raises:
@@ -171,15 +171,15 @@ class Decoder:
         return _Way(what, _PLAIN[what], what)
 
 
-def _of_bytes(decode: Callable[[bytes], Any], data: Buffer) -> Any:
+def _of_bytes(decode: Callable[[bytes], object], data: Buffer) -> object:
     return decode(bytes(data))
 
 
-def _in_gzip(decode: Callable[[Any], Any], limits: Limits, data: Buffer) -> Any:
+def _in_gzip(decode: Callable[[Any], object], limits: Limits, data: Buffer) -> object:
     return decode(gunzipped(data, limits))
 
 
-def _is_size(size: Any) -> bool:
+def _is_size(size: object) -> bool:
     return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
 
 

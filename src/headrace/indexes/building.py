@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import anyio.to_thread
 
@@ -44,7 +43,7 @@ __all__ = [
 SUFFIX = ".hri"
 
 
-def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = None, form: Format = TAR) -> Path:
+def cache_path(urls: Iterable[str], storage_options: Mapping[str, object] | None = None, form: Format = TAR) -> Path:
     """Where the index of these shards, in this order, of this format and in this store, is kept on this machine."""
     lines = "\n".join(_absolute(url) for url in urls)
     if form.name != TAR.name:
@@ -56,7 +55,7 @@ def cache_path(urls: Iterable[str], storage_options: Mapping[str, Any] | None = 
     return _folder() / f"{name}{SUFFIX}"
 
 
-def cached(urls: Iterable[str], storage_options: Mapping[str, Any] | None, form: Format) -> Path | None:
+def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
     """The index of these shards that is kept on this machine; None where there is none."""
     try:
         if not _folder().exists():
@@ -130,7 +129,7 @@ async def build_index(
     form: Format = TAR,
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     progress: BuildProgress | None = None,
 ) -> BuildProgress:
     """Write one index file of all shards to `output`, as a whole or not at all.
@@ -209,7 +208,7 @@ async def build_beside(
     form: Format = TAR,
     limits: Limits = DEFAULTS,
     concurrency: int = 8,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
     progress: BuildProgress | None = None,
 ) -> BuildProgress:
     """Write an index file beside each shard, as soon as it is indexed; else as `build_index`."""

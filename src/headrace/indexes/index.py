@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Index:
         self._held_bytes = 0
         self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[ShardIndex]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Index, (self._urls, self._files, self._limits, self._format)
 
     @property

@@ -31,7 +31,7 @@ def next_number() -> int:
     return number
 
 
-def described(thread: int = 0) -> dict[str, Any]:
+def described(thread: int = 0) -> dict[str, object]:
     """What a child of this process would have that is started now: a small dict for `live`, which JSON can carry.
 
     Args:

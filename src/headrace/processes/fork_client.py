@@ -204,7 +204,7 @@ class ForkServerCommands:
         thread: whose affinity and niceness workers are to have; 0: that of whoever orders them.
     """
 
-    def __init__(self, send: Callable[[Any, Sequence[int]], Any], thread: int = 0) -> None:
+    def __init__(self, send: Callable[[object, Sequence[int]], object], thread: int = 0) -> None:
         self._send, self._thread = send, thread
         self._announced = b""
 
@@ -332,7 +332,7 @@ def _tracker() -> tuple[int, ...]:
     return () if found._fd is None else (found._fd,)
 
 
-def _place() -> dict[str, Any]:
+def _place() -> dict[str, object]:
     """Environment, path and folder of this process."""
     try:
         folder: str | None = str(Path.cwd())

@@ -59,14 +59,14 @@ class _ForkServer:
         self.primary, self.trainer = primary.fileno(), trainer
         self.poll = select.poll()
         self.connections: dict[int, PolledWire] = {}
-        self.places: dict[int, dict[str, Any]] = {}  # what was told over each connection of the trainer's surroundings
+        self.places: dict[int, dict[str, object]] = {}  # what was told of the trainer's surroundings, by connection
         self.inbox: deque[tuple[int, Any]] = deque()
         self.workers: dict[int, _Forked] = {}  # by process descriptor
         self.is_ending = False
         self.idle_end_s = math.inf
         self.avoided: list[str] = []  # modules that start threads
         self.wanted: dict[str, None] = {}  # all that were to be imported, in order
-        self.place: dict[str, Any] = {}  # where they were last
+        self.place: dict[str, object] = {}  # where they were last
         self.environment = dict(os.environ)  # with which this process was started
         self.trainer_fd = _process_descriptor(trainer)
         if self.trainer_fd is not None:
@@ -199,7 +199,7 @@ class _ForkServer:
         while self.inbox:
             self._answer(*self.inbox.popleft())
 
-    def _fork(self, connection: int, order: dict[str, Any], worker_fd: int, *tracker_fd: int) -> None:
+    def _fork(self, connection: int, order: dict[str, object], worker_fd: int, *tracker_fd: int) -> None:
         fork_server = os.getpid()
         try:
             pid = os.fork()
@@ -218,7 +218,9 @@ class _ForkServer:
         self.poll.register(fd, select.POLLIN)
         self._tell(connection, {"forked": order["fork"], "pid": pid})
 
-    def _become_worker(self, fork_server: int, message: dict[str, Any], worker_fd: int, *tracker_fd: int) -> NoReturn:
+    def _become_worker(
+        self, fork_server: int, message: dict[str, object], worker_fd: int, *tracker_fd: int
+    ) -> NoReturn:
         status = 1
         try:
             for wire in self.connections.values():
@@ -265,7 +267,7 @@ class _ForkServer:
                     worker.kill()
                     self._reap(worker_fd)
 
-    def _tell(self, connection: int, message: dict[str, Any]) -> None:
+    def _tell(self, connection: int, message: dict[str, object]) -> None:
         self.connections[connection].send(message)
         self._flush(self.connections[connection])
 
@@ -306,7 +308,7 @@ def _take_place(message: dict[str, Any]) -> None:
         os.chdir(message["folder"])
 
 
-def _work(message: dict[str, Any], worker_fd: int) -> None:
+def _work(message: dict[str, object], worker_fd: int) -> None:
     importlib.import_module("headrace.processes.inheritance").apply(message["inherited"])
     with socket.socket(fileno=worker_fd) as sock:  # closed by itself, it would be warned about where users see that
         if message["start"] is None:

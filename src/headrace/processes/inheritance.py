@@ -24,7 +24,7 @@ _STREAMS = ("stderr", "stdout")
 _COLLATE = "torch.utils.data._utils.collate"
 
 
-def capture() -> dict[str, Any]:
+def capture() -> dict[str, object]:
     """What a worker that starts now has to take over: a small dict for `apply`, which JSON can carry.
 
     It costs some tenths of a millisecond.
@@ -54,7 +54,7 @@ def apply(captured: Mapping[str, Any]) -> None:
         faulthandler.enable()
 
 
-def _described_filter(entry: tuple[Any, ...]) -> list[Any] | None:
+def _described_filter(entry: tuple[object, ...]) -> list[object] | None:
     action, message, category, module, line = entry
     patterns = [_described_pattern(pattern) for pattern in (message, module)]
     if not isinstance(category, type) or False in patterns:
@@ -62,7 +62,7 @@ def _described_filter(entry: tuple[Any, ...]) -> list[Any] | None:
     return [action, patterns[0], [category.__module__, category.__qualname__], patterns[1], line]
 
 
-def _described_pattern(pattern: Any) -> Any:
+def _described_pattern(pattern: object) -> object:
     if isinstance(pattern, re.Pattern):
         return [pattern.pattern, pattern.flags]
     return pattern if pattern is None or isinstance(pattern, str) else False
@@ -73,13 +73,13 @@ def _filter(described: list[Any]) -> tuple[Any, ...]:
     return action, _pattern(message), _category(module, name), _pattern(place), line
 
 
-def _pattern(described: Any) -> Any:
+def _pattern(described: object) -> object:
     return re.compile(*described) if isinstance(described, list) else described
 
 
 def _category(module: str, name: str) -> type:
     """The category of this name; a stand-in where its module is not loaded: importing it could take seconds."""
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, Warning):
@@ -95,7 +95,7 @@ class _ByName(type):
         return any((base.__module__, base.__qualname__) == wanted for base in other.__mro__)
 
 
-def _described_logging() -> dict[str, Any]:
+def _described_logging() -> dict[str, object]:
     root = logging.getLogger()
     loggers = list(root.manager.loggerDict.items())
     return {
@@ -108,7 +108,7 @@ def _described_logging() -> dict[str, Any]:
     }
 
 
-def _described_handler(handler: logging.Handler) -> dict[str, Any] | None:
+def _described_handler(handler: logging.Handler) -> dict[str, object] | None:
     """A handler that writes to a standard stream; others hold files, sockets and locks, and stay where they are."""
     if not isinstance(handler, logging.StreamHandler):
         return None
@@ -187,7 +187,7 @@ def _is_torchs(types: type | tuple[type, ...]) -> bool:
     return all(one.__module__ in {"builtins", "numpy", "torch"} for one in each)
 
 
-def _packed(value: Any, users: Any) -> str:
+def _packed(value: object, users: object) -> str:
     """`value` as text; `users` is what of it may belong to modules that a worker could not import."""
     from headrace.torch_compat import serialize
 

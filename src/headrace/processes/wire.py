@@ -34,14 +34,14 @@ class Codec(NamedTuple):
     """How the body of a message is written and read."""
 
     dumps: Callable[[Any], bytes]
-    loads: Callable[[memoryview], Any]
+    loads: Callable[[memoryview], object]
 
 
 PICKLE = Codec(lambda message: pickle.dumps(message, protocol=5), pickle.loads)
 JSON = Codec(lambda message: json.dumps(message).encode(), lambda body: json.loads(bytes(body)))
 
 
-def encode(message: Any, codec: Codec = PICKLE) -> bytes:
+def encode(message: object, codec: Codec = PICKLE) -> bytes:
     """A message as it goes over the wire: its length, then its body."""
     body = codec.dumps(message)
     return _HEADER.pack(len(body)) + body
@@ -55,7 +55,7 @@ class _Decoder:
         self._data = bytearray()
         self.descriptors: deque[int] = deque()
 
-    def feed(self, data: bytes, descriptors: Sequence[int]) -> list[Any]:
+    def feed(self, data: bytes, descriptors: Sequence[int]) -> list[object]:
         self._data += data
         self.descriptors.extend(descriptors)
         messages, start = [], 0
@@ -93,7 +93,7 @@ class BlockingWire:
         self._sock = sock
         self._original = Original()
         self._decoder = _Decoder(PICKLE)
-        self._waiting: deque[Any] = deque()
+        self._waiting: deque[object] = deque()
 
     def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
         """The next message.
@@ -119,7 +119,7 @@ class BlockingWire:
         """The descriptor that came with the message just received."""
         return self._decoder.descriptors.popleft()
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send, waiting until the socket has taken it all."""
         self._original.check("a function of the data set's")
         data = encode(message)
@@ -168,7 +168,7 @@ class PolledWire:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def send(self, message: Any, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> bool:
+    def send(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> bool:
         """Send now, or in `flush`; whether all was sent.
 
         Args:
@@ -279,7 +279,7 @@ class LoopWire:
         self._open = True
         self._loop.add_reader(sock.fileno(), self._on_readable)
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send now, or as soon as the socket takes it. The descriptors may be closed afterwards in any case."""
         if self._open and not self._wire.send(message, descriptors):
             self._loop.add_writer(self._wire.fileno(), self._flush)

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import anyio
 
@@ -162,7 +162,7 @@ class ChannelContract:
         assert _ending(receiver) is anyio.EndOfStream
 
     def test_close_and_failure_wake_who_waits(self) -> None:
-        endings: list[Callable[[Sender, Receiver], Any]] = [
+        endings: list[Callable[[Sender, Receiver], object]] = [
             lambda sender, _: sender.close(),
             lambda sender, _: sender.fail(b"failed"),
             lambda _, receiver: receiver.close(),
@@ -179,8 +179,8 @@ class ChannelContract:
             assert _while_waiting(receiver, lambda sender=sender: _send(sender, "come")) == "come"  # type: ignore[misc]
 
     def test_message_wakes_a_task_that_waits(self) -> None:
-        async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[Any]:
-            got: list[Any] = []
+        async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[object]:
+            got: list[object] = []
             sending = asyncio.ensure_future(asyncio.to_thread(_send_all, sender, range(20)))
             while True:
                 try:
@@ -286,7 +286,7 @@ def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, case: 
         raise AssertionError(f"{case}: a message too many")
 
 
-def _eventually(condition: Callable[[], Any]) -> None:
+def _eventually(condition: Callable[[], object]) -> None:
     """Wait until `condition()` is true: what one end does may take a while to be seen at the other."""
     deadline = time.monotonic() + _DEADLINE_S
     while not condition():
@@ -299,7 +299,7 @@ def _until_granted(sender: Sender, count: int) -> None:
     assert sender.granted == count
 
 
-def _send(sender: Sender, message: Any) -> None:
+def _send(sender: Sender, message: object) -> None:
     """Send what is granted, or is about to be."""
 
     def is_sent() -> bool:
@@ -312,7 +312,7 @@ def _send(sender: Sender, message: Any) -> None:
     _eventually(is_sent)
 
 
-def _send_all(sender: Sender, messages: Sequence[Any]) -> None:
+def _send_all(sender: Sender, messages: Sequence[object]) -> None:
     for message in messages:
         _send(sender, message)
     sender.close()
@@ -334,7 +334,7 @@ def _would_block(receiver: Receiver) -> bool:
     return False
 
 
-def _next(receiver: Receiver, *, asks: bool = True) -> Any:
+def _next(receiver: Receiver, *, asks: bool = True) -> object:
     deadline = time.monotonic() + _DEADLINE_S
     while True:
         try:
@@ -345,7 +345,7 @@ def _next(receiver: Receiver, *, asks: bool = True) -> Any:
             assert is_readable(receiver.fileno(), deadline - time.monotonic()), "nothing came"
 
 
-def _rest(receiver: Receiver) -> list[Any]:
+def _rest(receiver: Receiver) -> list[object]:
     got = []
     while True:
         try:
@@ -354,7 +354,7 @@ def _rest(receiver: Receiver) -> list[Any]:
             return got
 
 
-def _all_that_came(receiver: Receiver, count: int) -> list[Any]:
+def _all_that_came(receiver: Receiver, count: int) -> list[object]:
     return [_next(receiver) for _ in range(count)]
 
 
@@ -374,9 +374,9 @@ def _failure(receiver: Receiver) -> bytes:
     raise AssertionError(f"{message!r} came in the place of a failure")
 
 
-def _while_waiting(receiver: Receiver, act: Callable[[], Any]) -> Any:
+def _while_waiting(receiver: Receiver, act: Callable[[], object]) -> object:
     """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
-    results: list[Any] = []
+    results: list[object] = []
     is_blocked = threading.Event()
 
     def wait() -> None:
@@ -396,7 +396,7 @@ def _while_waiting(receiver: Receiver, act: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def _take_back(sender: Sender, left: list[Any], count: int) -> None:
+def _take_back(sender: Sender, left: list[object], count: int) -> None:
     """Add to `left` what the sender knows was not received, until it has `count` messages."""
 
     def is_complete() -> bool:

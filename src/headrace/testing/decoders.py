@@ -30,10 +30,10 @@ class DecoderContract:
     """
 
     extension: ClassVar[str]
-    examples: ClassVar[Sequence[tuple[bytes, Any]]]
+    examples: ClassVar[Sequence[tuple[bytes, object]]]
     damaged: ClassVar[Sequence[bytes]] = ()
 
-    def decode(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> object:
         """The value, as the decoder gives it."""
         raise NotImplementedError
 
@@ -68,7 +68,7 @@ class DecoderContract:
             assert (error.field, error.key) == (name, "k")
 
 
-def _raised(decode: Callable[[Any], Any], data: Any) -> Exception | None:
+def _raised(decode: Callable[[Any], object], data: object) -> Exception | None:
     try:
         decode(data)
     except Exception as error:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,7 @@ class ExecutorContract:
             slab.view[:] = bytes(slab.size)
             replies = await asyncio.gather(*(run.filled(slab, start, 3, 12) for start in range(0, 12, 3)))
             assert [reply.kind for reply in replies] == ["written"] * 4
-            columns: list[list[Any]] = []
+            columns: list[list[object]] = []
             got = spec.samples(slab.view, 12, 12, columns)
             assert _same([tuple(map(np.array, pair)) for pair in got], [_as_pair(k) for k in range(12)])
             slab.release()
@@ -199,7 +199,7 @@ class ExecutorContract:
             _gate.set()
             _gate.clear()
 
-    def _run(self, count: int, main: Callable[[_Run], Coroutine[Any, Any, None]], *, must_be_idle: bool = True) -> None:
+    def _run(self, count: int, main: Callable[[_Run], Awaitable[None]], *, must_be_idle: bool = True) -> None:
         async def whole() -> None:
             run = _Run(count, self.open_executor(count))
             try:
@@ -225,11 +225,11 @@ class _Run:
         self.arena = Arena()
         self._chain = Chain()
 
-    async def teach(self, function: Callable[[Any], Any]) -> None:
+    async def teach(self, function: Callable[[Any], object]) -> None:
         self._chain = Chain((Step("map(function)", "map", function),))  # kept here: threads do not keep it
         self.queue.chains.learn(_CHAIN, self.queue.chains.pack(self._chain))
 
-    def part(self, samples: list[Any]) -> Part:
+    def part(self, samples: list[object]) -> Part:
         if self.watched.shares_objects:
             return ListPart(list(samples))
         pieces = serialize.pack(samples)
@@ -253,11 +253,11 @@ class _Run:
     def task(self, part: Part, finish: Finish, position: int = 0) -> Task:
         return Task(_CHAIN, _KEY, position, finish, [part], position)
 
-    async def made(self, samples: list[Any], position: int) -> list[Any]:
+    async def made(self, samples: list[object], position: int) -> list[object]:
         """What a worker makes of samples."""
         return await self.made_of(self.part(samples), position)
 
-    async def made_of(self, part: Part, position: int) -> list[Any]:
+    async def made_of(self, part: Part, position: int) -> list[object]:
         task = self.task(part, Finish.SAMPLES, position)
         reply = await self.queue.run(task)
         room: Lease | None = None
@@ -268,7 +268,7 @@ class _Run:
             reply = await self.queue.place(task, room.retain())
         assert reply.kind == "written", reply
         assert room is not None
-        made: list[Any] = serialize.unpack(room.view, reply.lengths, copy=True)
+        made: list[object] = serialize.unpack(room.view, reply.lengths, copy=True)
         room.release()
         return made
 
@@ -283,7 +283,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def _same(some: list[Any], others: list[Any]) -> bool:
+def _same(some: list[object], others: list[object]) -> bool:
     return serialize.pack_bytes(some) == serialize.pack_bytes(others)
 
 
@@ -317,7 +317,7 @@ def _body(sample: dict[str, Any]) -> bytes:
     return body
 
 
-def _as_pair(sample: int) -> tuple[Any, Any]:
+def _as_pair(sample: int) -> tuple[object, object]:
     return np.full((3, 2), sample, np.float32), np.array([sample, -sample])
 
 

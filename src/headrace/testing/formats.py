@@ -38,14 +38,14 @@ class FormatContract:
         finds_damage: whether a shard with other bytes in the middle is always noticed.
     """
 
-    samples: ClassVar[Sequence[Mapping[str, Any]]]
+    samples: ClassVar[Sequence[Mapping[str, object]]]
     finds_damage: ClassVar[bool] = False
 
     def open_format(self) -> Format:
         """A new instance, as it is registered."""
         raise NotImplementedError
 
-    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    def write(self, samples: Sequence[Mapping[str, object]]) -> dict[str, bytes]:
         """The bytes of one shard with these samples, by its name; with the catalogue, where the format has one."""
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class FormatContract:
             if is_prefix:
                 self._same(got, self.samples[: len(got)])
 
-    def _read(self, shard: bytes) -> list[Any] | StageError:
+    def _read(self, shard: bytes) -> list[object] | StageError:
         """What comes of other bytes in the shard's place."""
         files = self.write(self.samples)
         files[next(iter(files))] = shard
@@ -177,7 +177,7 @@ class FormatContract:
         asyncio.run(build())
         return hr.stream(place, format=form.name, index=output)
 
-    def _put(self, samples: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def _put(self, samples: Sequence[Mapping[str, object]] | None = None) -> str:
         return self._place(self.write(self.samples if samples is None else samples))
 
     def _place(self, files: Mapping[str, bytes]) -> str:
@@ -209,11 +209,11 @@ def _samples(data: Any, state: Any = None, *, num_workers: int = 0) -> list[Any]
         return [sample for batch in loader for sample in batch]
 
 
-def scanned(form: Format, data: bytes, piece: int, *, carry: bool = False) -> tuple[list[Any], str | None]:
+def scanned(form: Format, data: bytes, piece: int, *, carry: bool = False) -> tuple[list[object], str | None]:
     """What a scanner finds in pieces of so many bytes: (key, row, members of the block) of each sample; the error."""
     scanner = form.scanner("memory://contract/shard", DEFAULTS)
     assert scanner is not None
-    found, start = list[Any](), 0
+    found, start = list[object](), 0
     while not scanner.done:
         stop, low = min(start + piece, len(data)), scanner.low
         rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))

@@ -31,8 +31,8 @@ class OperatorContract:
         workers: with how many processes it is tried beside none.
     """
 
-    samples: ClassVar[Sequence[Any]]
-    expected: ClassVar[Sequence[Any] | None] = None
+    samples: ClassVar[Sequence[object]]
+    expected: ClassVar[Sequence[object] | None] = None
     workers: ClassVar[Sequence[int]] = (1, 2)
 
     def apply(self, data: Operators[Stream]) -> Stream:
@@ -58,7 +58,7 @@ class OperatorContract:
     def test_samples_are_the_same_in_an_asynchronous_loop(self) -> None:
         stream = self.apply(from_map(self.samples))
 
-        async def given() -> list[Any]:
+        async def given() -> list[object]:
             with self._loader(stream) as loader:
                 return [batch async for batch in loader]
 

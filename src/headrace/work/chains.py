@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.errors import CannotCarryError, LoaderClosedError
 from headrace.memory import Segment, close_all
@@ -181,7 +181,7 @@ class Chains:
             chain.close()
 
 
-def _named(chain: Chain) -> dict[str, Any]:
+def _named(chain: Chain) -> dict[str, object]:
     """What a chain holds, by the names that the user knows."""
     if isinstance(chain.begin, Begin):
         return {**chain.begin.named, "collate_fn": chain.collate}

@@ -118,14 +118,14 @@ class Inputs:
         """The bytes of the ranges at (first address, place)."""
         return LeasedBodies([self.view(place) for _, place in places], [address for address, _ in places])
 
-    def packed(self, place: Place, lengths: Sequence[int]) -> list[Any]:
+    def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
         """Samples that were pickled, with their buffers; their memory is their own."""
-        samples: list[Any] = serialize.unpack(self.view(place), lengths, copy=True)
+        samples: list[object] = serialize.unpack(self.view(place), lengths, copy=True)
         return samples
 
-    def unpack(self, blob: bytes) -> list[Any]:
+    def unpack(self, blob: bytes) -> list[object]:
         """The same of a string of bytes."""
-        samples: list[Any] = serialize.unpack_bytes(blob)
+        samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 
     def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Any]:
@@ -153,9 +153,9 @@ def _opened(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -
         return _of_blocks(rows, shards, urls, bodies)
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
-    samples: list[dict[str, Any]] = []
+    samples: list[dict[str, object]] = []
     for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
-        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
+        sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))
         samples.append(sample)
     return samples
@@ -167,9 +167,9 @@ def _of_blocks(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes
     assert rows.row is not None
     assert rows.reads is not None
     addresses = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
-    samples: list[dict[str, Any]] = []
+    samples: list[dict[str, object]] = []
     for key, shard, block, row in addresses:
-        sample: dict[str, Any] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
+        sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)
         if number:
             sample[BLOCK] = SharedBlock(number, row, members)

@@ -27,7 +27,7 @@ class Get:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __call__(self, key: Any) -> Any:
+    def __call__(self, key: object) -> object:
         return self._dataset[key]
 
 
@@ -42,10 +42,10 @@ def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:
 class OfOne:
     """A function of a sample, as one of a list with that sample alone."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
+    def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function
 
-    def __call__(self, samples: list[Any]) -> Any:
+    def __call__(self, samples: list[object]) -> object:
         return self._function(samples[0])
 
 
@@ -53,13 +53,13 @@ class Begin:
     """What a worker does before its first sample: what torch's workers do."""
 
     def __init__(
-        self, dataset: Any, count: int, base_seed: int, init: Callable[[int], Any] | None, in_thread: bool
+        self, dataset: object, count: int, base_seed: int, init: Callable[[int], object] | None, in_thread: bool
     ) -> None:
         self._dataset, self._count, self._base_seed = dataset, count, base_seed
         self._init, self._in_thread = init, in_thread
 
     @property
-    def named(self) -> dict[str, Any]:
+    def named(self) -> dict[str, object]:
         """What it holds of the user's, by the names of the loader's arguments."""
         return {"dataset": self._dataset, "worker_init_fn": self._init}
 

@@ -42,7 +42,7 @@ class Maker:
         self._begun: dict[int, weakref.ref[Chain]] = {}
         self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
 
-    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Iterator[Any]:
+    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Iterator[object]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
         if chain.many is not None:
             keys = list(self._inputs.samples(order.parts, busy))
@@ -66,11 +66,11 @@ class Maker:
     def _make_many(
         self,
         chain: Chain,
-        many: Callable[[list[Any]], Sequence[Any]],
-        keys: list[Any],
+        many: Callable[[list[Any]], Sequence[object]],
+        keys: list[object],
         order: TaskMessage,
         busy: dict[str, float],
-    ) -> list[Any]:
+    ) -> list[object]:
         """All samples of a task by one call; where that fails, a Failure in the place of each."""
         sendable = [key for key in keys if not isinstance(key, Failure)]
         name = chain.steps[0].name
@@ -101,12 +101,12 @@ class Maker:
         self,
         chain: Chain,
         steps: Sequence[Step],
-        sample: Any,
+        sample: object,
         key: int,
         position: int,
         busy: dict[str, float],
         generators: frozenset[str] = EVERY_GENERATOR,
-    ) -> Any:
+    ) -> object:
         if isinstance(sample, Failure):
             return sample
         source = sample
@@ -145,7 +145,13 @@ class Maker:
         return sample
 
     def _each(
-        self, chain: Chain, steps: Sequence[Step], parts: Sequence[Any], key: int, position: int, busy: dict[str, float]
+        self,
+        chain: Chain,
+        steps: Sequence[Step],
+        parts: Sequence[object],
+        key: int,
+        position: int,
+        busy: dict[str, float],
     ) -> _Several:
         """Each of the samples that a step gave for one, through the steps behind it."""
         several = _Several()
@@ -154,7 +160,7 @@ class Maker:
             several += listed([made])[1]
         return several
 
-    def group(self, chain: Chain, made: list[Any], order: TaskMessage, busy: dict[str, float]) -> Any:
+    def group(self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]) -> object:
         """What becomes of samples that are put together; those that failed before are left out, or it fails with them.
 
         They stand where they would have stood, should each sample come out again.
@@ -207,7 +213,7 @@ class Maker:
             return serialize.pack_error(error, origin)
         return chain.pack_error(error, origin, self.number)
 
-    def packed_samples(self, samples: list[Any], chain: Chain) -> list[serialize.PickledPart]:
+    def packed_samples(self, samples: list[object], chain: Chain) -> list[serialize.PickledPart]:
         """Samples for the next stage; a Failure in the place of one that cannot be sent there."""
         try:
             return serialize.pack(samples)
@@ -215,7 +221,7 @@ class Maker:
             samples[:] = [self._sendable(sample, chain) for sample in samples]
             return serialize.pack(samples)
 
-    def _sendable(self, sample: Any, chain: Chain) -> Any:
+    def _sendable(self, sample: object, chain: Chain) -> object:
         try:
             serialize.pack(sample)
         except Exception as error:
@@ -237,14 +243,14 @@ def _generators(steps: Sequence[Step]) -> frozenset[str]:
     return frozenset[str]().union(*(generators_of(step.fn) for step in between))
 
 
-class _Several(list[Any]):
+class _Several(list[object]):
     """The samples that have become of one."""
 
 
 def listed(made: Sequence[Any]) -> tuple[list[int], list[Any]]:
     """(of which each is, all that is left), of what became of some samples."""
     kept: list[int] = []
-    samples: list[Any] = []
+    samples: list[object] = []
     for k, one in enumerate(made):
         if type(one) is _Several:
             kept += [k] * len(one)
@@ -267,7 +273,7 @@ def _call(step: Step, sample: Any) -> Any:
         raise RuntimeError(f"{step.name} raised StopIteration") from error
 
 
-def _quietly(function: Callable[[list[Any]], Any], samples: list[Any], name: str) -> Any:
+def _quietly(function: Callable[[list[Any]], object], samples: list[object], name: str) -> object:
     try:
         return function(samples)
     except StopIteration as error:
@@ -277,15 +283,15 @@ def _quietly(function: Callable[[list[Any]], Any], samples: list[Any], name: str
 class _Large(Made):
     """A large sample until it goes through the steps: whoever holds this then does not hold it."""
 
-    def take(self) -> Any:
+    def take(self) -> object:
         value, self.value = self.value, None
         return value
 
 
-def _unheld(sample: Any) -> Any:
+def _unheld(sample: object) -> object:
     return _Large(sample) if isinstance(sample, dict) else sample  # a failure among them stays one
 
 
-def _origin(sample: Any) -> Any:
+def _origin(sample: object) -> object:
     """What `note_origin` needs of a sample, without its bytes."""
     return {name: sample.get(name) for name in ("__key__", "__url__")} if isinstance(sample, dict) else None

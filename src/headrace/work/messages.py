@@ -193,7 +193,7 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
     )
 
 
-def _origin(task: Task, sample: int) -> tuple[Any, str | None]:
+def _origin(task: Task, sample: int) -> tuple[object, str | None]:
     """Key and address of a sample, where they can be told without unpacking it."""
     index = max(sample, 0)
     for part in task.parts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from headrace.errors import CollateError, StageError, masked
 from headrace.failures import Origin, shown
@@ -13,7 +12,7 @@ from headrace.torch_compat import collate
 
 
 def note_origin(
-    error: BaseException, step: str, sample: Any, position: int, worker: int | None, key: Any = None
+    error: BaseException, step: str, sample: object, position: int, worker: int | None, key: object = None
 ) -> Origin:
     """Say on the exception itself where it happened; gives that."""
     url = None
@@ -28,7 +27,7 @@ def note_origin(
     return origin
 
 
-def collate_error(error: BaseException, function: Any, samples: Sequence[Any], batch: int) -> BaseException:
+def collate_error(error: BaseException, function: object, samples: Sequence[object], batch: int) -> BaseException:
     """What torch's own function raises is made to say which batch; the user's function keeps its exception."""
     keys = [key for key in (key_of(s) for s in samples[:1]) if key is not None]
     if function is collate.default_collate:
@@ -46,7 +45,7 @@ def collate_error(error: BaseException, function: Any, samples: Sequence[Any], b
     return error
 
 
-def _form(sample: Any) -> str:
+def _form(sample: object) -> str:
     if isinstance(sample, dict):
         return "{" + ", ".join(f"{k!r}: {_form(v)}" for k, v in sample.items()) + "}"
     if isinstance(sample, tuple | list):
@@ -55,5 +54,5 @@ def _form(sample: Any) -> str:
     return f"{type(sample).__name__}{list(shape)}" if shape is not None else type(sample).__name__
 
 
-def key_of(sample: Any) -> Any:
+def key_of(sample: object) -> object:
     return sample.get("__key__") if isinstance(sample, dict) else None

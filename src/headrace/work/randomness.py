@@ -80,7 +80,7 @@ def _philox_key(key: int, position: int) -> int:
     return key & _MASK | (position & _MASK) << 64
 
 
-def key_number(key: Any) -> int:
+def key_number(key: object) -> int:
     """A number of 64 bits for the key of a sample, of any type: the same in every process, and for equal keys.
 
     Integers in that range are their own number, so that they never meet; others meet as rarely as hashes do. Keys that
@@ -95,7 +95,7 @@ def key_number(key: Any) -> int:
     return int.from_bytes(hashlib.blake2b(_canonical(key), digest_size=8).digest(), "little")
 
 
-def _canonical(key: Any) -> bytes:
+def _canonical(key: object) -> bytes:
     """A key as bytes, the same for all that are equal to it."""
     key = _plain(key)
     integer = _integer(key)
@@ -118,12 +118,12 @@ def _joined(parts: Sequence[bytes]) -> bytes:
     return b"".join(struct.pack("<Q", len(part)) + part for part in parts)
 
 
-def _plain(key: Any) -> Any:
+def _plain(key: object) -> object:
     """Python's own number, or text, in the place of one of numpy's, or of a tensor without dimensions."""
     return key.item() if getattr(key, "ndim", None) == 0 and hasattr(key, "item") else key
 
 
-def _integer(key: Any) -> int | None:
+def _integer(key: object) -> int | None:
     """The whole number that a key is: also a bool, or 2.0."""
     if isinstance(key, float):
         return int(key) if key.is_integer() else None

@@ -255,7 +255,7 @@ class TaskRunner:
         began, made_s = time.perf_counter(), sum(busy.values())
         numbers = itertools.count(order.slot)
 
-        def leaves_out(sample: Any) -> bool:
+        def leaves_out(sample: object) -> bool:
             slot = next(numbers)
             if isinstance(sample, Failure):
                 errors.append((slot, sample.error))
@@ -293,12 +293,12 @@ class TaskRunner:
         return is_written
 
 
-def _failed(made: Sequence[Any], order: TaskMessage) -> list[tuple[int, PackedError]]:
+def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, PackedError]]:
     """(slot, error) of each sample that could not be made."""
     return [(order.slot + k, sample.error) for k, sample in enumerate(made) if isinstance(sample, Failure)]
 
 
-def _packed_batch(batch: Any, number: int) -> list[serialize.PickledPart]:
+def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:
     try:
         return serialize.pack(batch)
     except Exception as error:
@@ -310,7 +310,7 @@ def untold(_: int) -> None:
     """Progress that nobody asks for."""
 
 
-def open_part(part: Part) -> list[Any]:
+def open_part(part: Part) -> list[object]:
     """The samples of a part, in the process that has its leases."""
     sent, segments = part.sent()
     inputs = Inputs()

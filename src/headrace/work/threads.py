@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from headrace.forks import Original
 from headrace.memory import Segment
@@ -129,7 +129,7 @@ class _Thread:
         if not self._is_closed:
             self._on_reply(number, reply)
 
-    def _tell(self, callback: Callable[..., None], *args: Any) -> None:
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the loader is gone
             self._loop.call_soon_threadsafe(callback, *args)
 

@@ -62,7 +62,7 @@ _OF_DECLARATION = {
 }  # fmt: skip
 
 
-def generators_of(function: Any) -> frozenset[str]:
+def generators_of(function: object) -> frozenset[str]:
     """Those of "random", "numpy" and "torch" that a call of `function` with a plain sample may draw from."""
     look = _Look()
     try:
@@ -102,7 +102,7 @@ class _Look:
 
     def __init__(self) -> None:
         self.found: set[str] = set()
-        self._seen: dict[int, Any] = {}  # the values too: the number of one that is gone may be another's
+        self._seen: dict[int, object] = {}  # the values too: the number of one that is gone may be another's
 
     def at(self, value: Any) -> None:
         """Look at a value that the function may use.
@@ -140,7 +140,7 @@ class _Look:
         elif not self._has_random_numbers(value, kind):
             self._at_instance(value, kind)
 
-    def _at_each(self, values: Iterable[Any]) -> None:
+    def _at_each(self, values: Iterable[object]) -> None:
         if not set(map(type, values)) <= _LEAVES:  # lists of a million names are common
             for value in values:
                 self.at(value)
@@ -174,7 +174,7 @@ class _Look:
             elif instructions[k].opcode in dis.hasname or operation in ("LOAD_BUILD_CLASS", "MATCH_CLASS"):
                 raise _NotUnderstoodError
 
-    def _attribute(self, module: types.ModuleType, name: str) -> Any:
+    def _attribute(self, module: types.ModuleType, name: str) -> object:
         """What a module has under a name; None where it is a generator's and nothing else needs to be known of it."""
         if module is sys.modules["headrace"]:
             return getattr(module, name)  # loaded when it is first asked for
@@ -210,7 +210,7 @@ class _Look:
         if is_subclass or (value.dtype if isinstance(value, np.ndarray) else value).hasobject:
             raise _NotUnderstoodError
 
-    def _has_random_numbers(self, value: Any, kind: type) -> bool:
+    def _has_random_numbers(self, value: object, kind: type) -> bool:
         """Whether it is a generator, or a word of torch's; notes whose."""
         if kind is random.Random:
             self.found |= {"random"} if value is random.seed.__self__ else set()  # type: ignore[attr-defined]
@@ -229,7 +229,7 @@ class _Look:
             if id(base) not in _harmless():
                 self._at_namespace(base)
 
-    def _at_instance(self, value: Any, kind: type) -> None:
+    def _at_instance(self, value: object, kind: type) -> None:
         for base in kind.__mro__ if not _is_ours(kind) else ():
             if id(base) not in _harmless():
                 self._at_namespace(base, instance_of=kind)
@@ -276,9 +276,9 @@ def _is_ours(kind: type) -> bool:
 
 
 @functools.cache
-def _harmless() -> dict[int, Any]:
+def _harmless() -> dict[int, object]:
     """By their ids, functions and types of which all is known that matters here."""
-    found: list[Any] = [rng, functools.partial, functools.reduce, *_bases()]
+    found: list[object] = [rng, functools.partial, functools.reduce, *_bases()]
     for name, denied in _HARMLESS_MODULES.items():
         names = vars(importlib.import_module(name))
         found += [value for n, value in names.items() if n[0] != "_" and n not in denied.split() and callable(value)]

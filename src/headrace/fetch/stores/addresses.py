@@ -209,7 +209,7 @@ class Stores:
             str(name): value.decode() if isinstance(value, bytes) else str(value) for name, value in headers.items()
         }
 
-    def _for_obstore(self, *, signing: bool = False) -> dict[str, Any]:
+    def _for_obstore(self, *, signing: bool = False) -> dict[str, object]:
         """The storage options as obstore takes them."""
         options = {name: value for name, value in self._settings.items() if name not in ("headers", "ssl_context")}
         if signing:

@@ -31,12 +31,12 @@ class FsspecStore:
     told in words, and not chained: it may have secrets.
     """
 
-    def __init__(self, root: str, scheme: str, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, scheme: str, storage_options: Mapping[str, object]) -> None:
         self._root, self._scheme, self._storage_options = root, scheme, storage_options
         self._class = _class_of(scheme)
         self._threads = None if self._class.async_impl else Threads(f"headrace-{scheme}", _THREADS)
-        self._fs: Any = None
-        self._opening: asyncio.Future[Any] | None = None
+        self._fs: object = None
+        self._opening: asyncio.Future[object] | None = None
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
@@ -94,7 +94,7 @@ class FsspecStore:
         if asyncio.iscoroutinefunction(close):
             await close()
 
-    def _open(self) -> Any:
+    def _open(self) -> object:
         try:
             kwargs = {**self._class._get_kwargs_from_urls(self._root), **self._storage_options}
             if self._threads is None:
@@ -116,7 +116,7 @@ class FsspecStore:
         except Exception:
             self._opening = None
             raise
-        call: Callable[..., Any] = getattr(file_system, method)
+        call: Callable[..., object] = getattr(file_system, method)
         return await self._threads.call(call, *args)
 
     def _masked(self, error: Exception) -> str:

@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import AccessDeniedError, OptionError
@@ -41,7 +40,7 @@ class HuggingFaceStore:
 
     def __init__(
         self,
-        storage_options: Mapping[str, Any],
+        storage_options: Mapping[str, object],
         web: Web,
         *,
         headers: Mapping[str, str],
@@ -94,7 +93,7 @@ class HuggingFaceStore:
         return f"{self.endpoint}/{prefix}{quote(repository)}/resolve/{revision}/{quote(file)}"
 
 
-def _token(storage_options: Mapping[str, Any]) -> str | None:
+def _token(storage_options: Mapping[str, object]) -> str | None:
     """The token that was given, or else the user's own, from where huggingface_hub looks for it."""
     given = storage_options.get("token")
     if given is False:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from headrace.errors import masked
 
@@ -17,7 +16,7 @@ _LONGEST = 2048  # of what others say, so that looking through it takes no time
 _SHORTEST = 4  # to hide shorter ones would hide half of the text
 
 
-def masked_text(text: str, storage_options: Mapping[str, Any] | None = None) -> str:
+def masked_text(text: str, storage_options: Mapping[str, object] | None = None) -> str:
     """`text` with its addresses masked, and without values that have the name of a secret, there or in the options."""
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
     text = _ADDRESS.sub(lambda address: masked(address[0]), text)
@@ -26,7 +25,7 @@ def masked_text(text: str, storage_options: Mapping[str, Any] | None = None) -> 
     return _SECRET.sub(lambda secret: f"{secret[1]}***", text)
 
 
-def _secrets(options: Mapping[str, Any], *, is_secret: bool = False) -> Iterator[str]:
+def _secrets(options: Mapping[str, object], *, is_secret: bool = False) -> Iterator[str]:
     for name, value in options.items():
         hide = is_secret or _NAMES.search(str(name)) is not None or str(name) == "headers"
         if isinstance(value, Mapping):

@@ -71,7 +71,7 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
         **outer.get("client_options", {}),
     }
     client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
-    settings: dict[str, Any] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
+    settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
     if root.startswith(("http://", "https://")):
         # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
         settings.pop("credential_provider", None)
@@ -86,7 +86,7 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     raise OptionError(f"{which} not fit {masked(root)!r}: {made}")
 
 
-def _cloud_store(root: str, settings: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> object:
     return _made(partial(from_url, root, config=config, **settings))
 
 
@@ -94,7 +94,7 @@ def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, Any]) -> 
     return _made(partial(HTTPStore, root, **settings))
 
 
-def _made(make: Callable[[], Any]) -> Any:
+def _made(make: Callable[[], object]) -> object:
     """The store, or in words why there is none."""
     try:
         return make()
@@ -114,7 +114,7 @@ class RemoteStore:
         storage_options: obstore's settings for the kind of store; also `client_options` and `credential_provider`.
     """
 
-    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
         self._root = root
         self._store = open_remote(root, options, storage_options)
 
@@ -122,7 +122,7 @@ class RemoteStore:
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`."""
-        options: dict[str, Any] = {}
+        options: dict[str, object] = {}
         if stop is not None:
             options["range"] = (start or 0, stop)
         elif start:
@@ -152,7 +152,9 @@ class RemoteStore:
     async def aclose(self) -> None:
         """See `Store.aclose`; obstore's connections end with its last reference."""
 
-    async def _answer(self, path: str, options: dict[str, Any], stop: int | None, start: int | None = None) -> Answer:
+    async def _answer(
+        self, path: str, options: dict[str, object], stop: int | None, start: int | None = None
+    ) -> Answer:
         """The answer to one request; with `start` the part [start, stop) of the whole that was asked for."""
         result = await obstore.get_async(self._store, path, options=options)  # type: ignore[arg-type]
         about = result.meta
@@ -209,7 +211,7 @@ class RemoteWebStore:
         storage_options: of them `client_options`.
     """
 
-    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> None:
+    def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
         self._root = root
         self._open = partial(RemoteStore, options=options, storage_options=storage_options)
         self._plain = self._open(root)
@@ -250,7 +252,7 @@ def split_path(origin: str, path: str) -> tuple[str, str]:
     return f"{origin}/?{query}" if query else origin, plain
 
 
-def _is_plain(config: Mapping[str, Any]) -> bool:
+def _is_plain(config: Mapping[str, object]) -> bool:
     endpoints = (value for name, value in config.items() if "endpoint" in name.lower())
     return any(str(endpoint).startswith("http://") for endpoint in endpoints)
 

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import obstore
 from obstore.exceptions import BaseError
@@ -44,7 +43,7 @@ class S3Store:
         self,
         root: str,
         options: FetchOptions,
-        storage_options: Mapping[str, Any],
+        storage_options: Mapping[str, object],
         web: Web,
         *,
         headers: Mapping[str, str],
@@ -109,7 +108,7 @@ class _Signer:
     """Addresses of one bucket, signed by the credentials that there were when this was made."""
 
     def __init__(
-        self, root: str, options: FetchOptions, storage_options: Mapping[str, Any], clock: Callable[[], float]
+        self, root: str, options: FetchOptions, storage_options: Mapping[str, object], clock: Callable[[], float]
     ) -> None:
         self._clock = clock
         self._store = open_remote(root, options, storage_options)
@@ -123,7 +122,7 @@ class _Signer:
         self._is_quick = "credential_provider" not in storage_options and bool(self.setting("access_key_id"))
         self._known: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
-    def setting(self, name: str) -> Any:
+    def setting(self, name: str) -> object:
         """The setting as it was given, or as the environment has it."""
         return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
 

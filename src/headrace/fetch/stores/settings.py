@@ -29,7 +29,7 @@ def for_obstore(options: Mapping[str, Any]) -> dict[str, Any]:
     given = options.get("client_options")
     if given is not None and not isinstance(given, Mapping):
         raise OptionError(f"storage_options['client_options'] must be a dict, not {type(given).__name__}")
-    rest: dict[str, Any] = {}
+    rest: dict[str, object] = {}
     client = {}
     for name, value in (given or {}).items():
         client[name.lower()] = _checked(f"client_options[{name!r}]", name.lower(), value)
@@ -49,7 +49,7 @@ def _plain(name: str) -> str:
     return next((plain.removeprefix(prefix) for prefix in _PREFIXES if plain.startswith(prefix)), plain)
 
 
-def _checked(where: str, name: str, value: Any) -> Any:
+def _checked(where: str, name: str, value: object) -> object:
     if name not in _SWITCHES:
         return value
     text = str(value).strip().lower()

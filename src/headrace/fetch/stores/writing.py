@@ -7,7 +7,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import anyio.to_thread
 
@@ -36,7 +36,7 @@ def check_writable(url: str) -> None:
         raise OptionError(f"{masked(url)} cannot be written to; give a path, or an address in an object store")
 
 
-async def write_object(url: str, source: Path, storage_options: Mapping[str, Any] | None = None) -> None:
+async def write_object(url: str, source: Path, storage_options: Mapping[str, object] | None = None) -> None:
     """Write the file `source` to `url`; what was there is replaced, as a whole or not at all where the store can.
 
     Args:
@@ -96,7 +96,7 @@ def _copy(source: Path, target: Path, url: str) -> None:
         raise StorageError(f"it could not be written: {error.strerror}", url=url) from error
 
 
-async def _upload(url: str, root: str, path: str, source: Path, storage_options: Mapping[str, Any]) -> None:
+async def _upload(url: str, root: str, path: str, source: Path, storage_options: Mapping[str, object]) -> None:
     import obstore
     from obstore.exceptions import BaseError
 
@@ -123,7 +123,7 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
         await anyio.sleep(attempt)
 
 
-def _put_by_fsspec(url: str, scheme: str, source: Path, storage_options: Mapping[str, Any]) -> None:
+def _put_by_fsspec(url: str, scheme: str, source: Path, storage_options: Mapping[str, object]) -> None:
     import fsspec
 
     try:

@@ -143,7 +143,7 @@ def read_wids(text: Buffer, what: str) -> list[tuple[str, int, int | None]]:
     return shards
 
 
-def _list(index: Any, name: str, what: str) -> list[Any]:
+def _list(index: object, name: str, what: str) -> list[object]:
     found = index.get(name, []) if isinstance(index, dict) else None
     if not isinstance(found, list):
         raise _damage(what, f"its {name!r} is no list")
@@ -167,5 +167,5 @@ def _shards(index: Any, what: str) -> list[tuple[str, int, int | None]]:
     return listed
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= MOST

@@ -41,7 +41,7 @@ def damage(what: str, why: str) -> FormatError:
     return FormatError(f"{masked(what)} is damaged: {why}", url=what)
 
 
-def smallest(values: NDArray[Any]) -> NDArray[Any]:
+def smallest(values: NDArray[np.generic]) -> NDArray[np.generic]:
     """`values` in the smallest unsigned type that holds them all.
 
     Raises:
@@ -53,7 +53,7 @@ def smallest(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(_DTYPES[np.min_scalar_type(high).str[1:]])
 
 
-def pack_arrays(facts: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def pack_arrays(facts: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     """`arrays` of numbers that are 0 or more, and small `facts` that JSON can hold, as bytes."""
     small = {name: smallest(array) for name, array in arrays.items()}
     said = {"arrays": {name: [array.dtype.str[1:], len(array)] for name, array in small.items()}, **facts}
@@ -70,7 +70,7 @@ def _most(packed: int) -> int:
     return max(_FREE_BYTES, _RATIO_MOST * packed)
 
 
-def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str, NDArray[np.generic]]]:
     """The facts and the arrays (read-only views) that `pack_arrays` made bytes of.
 
     Raises:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class ShardIndex:
         unit = 1 if (rows.offset % _BLOCK).any() else _BLOCK
         lengths = np.strings.str_len(rows.keys).astype(np.int64)
         _check_keys("this index", lengths)
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[np.generic]] = {
             "key_length": lengths,
             "key_text": _text_of(rows.keys, lengths),
             "members": np.diff(rows.starts),

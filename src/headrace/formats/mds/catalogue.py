@@ -85,7 +85,7 @@ def _object(url: str, data: bytes) -> dict[str, Any]:
     return said
 
 
-def _shard(said: Any, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
+def _shard(said: object, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
     if not isinstance(said, dict) or said.get("format") != "mds":
         raise ValueError(f"it is of the format {str(said.get('format') if isinstance(said, dict) else said)[:40]!r}")
     samples = said.get("samples")
@@ -109,7 +109,7 @@ def _shard(said: Any, texts: dict[str, str], limits: Limits) -> tuple[str, Shard
     return name, Shard(columns, samples, raw, packed, _KINDS[algorithm])
 
 
-def _file(said: Any) -> tuple[str, File]:
+def _file(said: object) -> tuple[str, File]:
     """(its name, what is said of it)."""
     if not isinstance(said, dict):
         raise ValueError("it has no file")  # noqa: TRY004 (it is the data's)

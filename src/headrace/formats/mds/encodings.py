@@ -56,7 +56,7 @@ class MdsColumn(NamedTuple):
     name: str
     encoding: str
     size: int | None
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes], object]
 
 
 @lru_cache(maxsize=64)
@@ -114,7 +114,7 @@ def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
     return [*sizes, head]
 
 
-def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, Any]:
+def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
     """The sample whose bytes are `data`.
 
     Raises:
@@ -132,7 +132,7 @@ def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, Any]:
     return sample
 
 
-def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], Any] | None:
+def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
     name, _, more = encoding.partition(":")
     if name in ("bytes", "jpeg", "png"):
         return bytes  # images are decoded where the user says how
@@ -142,7 +142,7 @@ def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], Any] | None:
         return _array_decoder(more)
     if encoding in _IMAGE_LISTS:
         return partial(_list, partial(_pil, limits) if "pil" in encoding else bytes)
-    plain: dict[str, Callable[[bytes], Any]] = {
+    plain: dict[str, Callable[[bytes], object]] = {
         "str": decode_text,
         "int": _int,
         "str_int": _str_int,
@@ -184,7 +184,7 @@ def _str_decimal(data: bytes) -> Decimal:
     return Decimal(_short(data))
 
 
-def _array_decoder(more: str) -> Callable[[bytes], Any] | None:
+def _array_decoder(more: str) -> Callable[[bytes], object] | None:
     """What decodes `ndarray:dtype:shape`, of which either may be missing; None where that says nothing."""
     dtype, _, said = more.partition(":")
     if dtype and dtype not in _SCALARS:
@@ -195,7 +195,7 @@ def _array_decoder(more: str) -> Callable[[bytes], Any] | None:
     return partial(_array, _SCALARS[dtype] if dtype else None, tuple(map(int, sizes)) if sizes else None)
 
 
-def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: bytes) -> Any:
+def _array(dtype: np.dtype[np.generic] | None, shape: tuple[int, ...] | None, data: bytes) -> object:
     at = 0
     if dtype is None:
         if not data or data[0] not in _DTYPES:
@@ -214,7 +214,7 @@ def _array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: byt
     return np.frombuffer(data, dtype, offset=at).reshape(shape).copy()
 
 
-def _pil(limits: Limits, data: bytes) -> Any:
+def _pil(limits: Limits, data: bytes) -> object:
     from PIL import Image
 
     if len(data) < _PIL.size:
@@ -226,7 +226,7 @@ def _pil(limits: Limits, data: bytes) -> Any:
     return Image.frombytes(str(data[_PIL.size : end], "ascii"), (width, height), data[end:])
 
 
-def _list(decode: Callable[[bytes], Any], data: bytes) -> list[Any]:
+def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
     """Values with a word that means nothing, their number and their sizes before them."""
     return [decode(one) for one in _image_array(data[4:])] if len(data) >= 8 else _cut_off()
 

@@ -52,7 +52,7 @@ class Mds(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, Any]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
         (how,), (data,) = block.members, bodies
         if how.startswith("["):
             return [sample_of(columns_of(how, block.limits), data)]
@@ -130,12 +130,12 @@ async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, li
 
 
 @lru_cache(maxsize=64)
-def _said(how: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(how)
+def _said(how: str) -> dict[str, object]:
+    said: dict[str, object] = json.loads(how)
     return said
 
 
-class _Unpacked(Sequence[dict[str, Any]]):
+class _Unpacked(Sequence[dict[str, object]]):
     """The samples of a compressed shard; each is made when it is asked for."""
 
     def __init__(self, said: dict[str, Any], data: bytes, block: Block) -> None:
@@ -150,10 +150,10 @@ class _Unpacked(Sequence[dict[str, Any]]):
         return len(self._offsets) - 1
 
     @overload
-    def __getitem__(self, at: int) -> dict[str, Any]: ...
+    def __getitem__(self, at: int) -> dict[str, object]: ...
     @overload
-    def __getitem__(self, at: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
         if isinstance(at, slice):
             return [self[k] for k in range(*at.indices(len(self)))]
         at = range(len(self))[at]

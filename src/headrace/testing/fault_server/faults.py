@@ -38,7 +38,7 @@ def latency(
 
 
 def status(plan: Plan, *, code: int = 500, s3: str = "", retry_after: float | None = None, date: int = 0) -> None:
-    """Any status with an S3 error body: code=, s3= its name, retry_after= seconds, date=1 says them as a date."""
+    """Object status with an S3 error body: code=, s3= its name, retry_after= seconds, date=1 says them as a date."""
     headers = {}
     if retry_after is not None:
         until = int(time.time() + retry_after)  # a date has no fractions

@@ -118,12 +118,12 @@ def chosen(rules: Iterable[Rule], request: Request, seed: int, age_s: float) -> 
             yield rule, rng
 
 
-def _hints(function: Callable[..., object]) -> dict[str, Any]:
+def _hints(function: Callable[..., object]) -> dict[str, object]:
     signature = inspect.signature(function, eval_str=True)
     return {name: known.annotation for name, known in signature.parameters.items() if known.annotation is not Plan}
 
 
-def _value(text: str, hint: Any) -> Any:
+def _value(text: str, hint: object) -> object:
     """What the text says; ValueError says what it should be."""
     words = get_args(hint) if get_origin(hint) is Literal else ()
     if hint is str or text in words:
