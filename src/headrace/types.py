@@ -71,7 +71,8 @@ class Store(Protocol):
     """A place that holds objects under paths: the seam for whoever adds a kind of storage.
 
     A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores. One
-    that has a true `is_local` is not asked a second time because it is late, and nothing of it is cached.
+    that has a true `is_local` is not asked a second time because it is late, and nothing of it is cached. Those that
+    have the same `host`, a text, share what that host takes: requests at once, their pace, and further attempts.
     """
 
     async def get(

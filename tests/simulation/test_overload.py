@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 from simulation.faulty_store import FaultyStore, reader_of
@@ -109,6 +110,41 @@ def test_outage_of_half_a_minute_kills_no_read_and_is_no_storm() -> None:
     simulate(run())
 
 
+@pytest.mark.parametrize("host", ["http://all-of-them", None])
+def test_stores_of_one_host_share_what_it_takes(host: str | None) -> None:
+    async def run() -> int:
+        stores = [FaultyStore(random.Random(1), {"a": bytes(9)}, p=1.0, faults=("500",)) for _ in range(5)]
+        for store in stores:
+            store.host = host  # type: ignore[attr-defined]
+        reader = reader_of(None, concurrency=1000)
+        reader._stores = Several(stores)  # type: ignore[assignment]
+        reads = [asyncio.ensure_future(reader.read(f"{n % 5}")) for n in range(1000)]
+        await asyncio.sleep(30.0)
+        made = sum(store.requests.total() for store in stores)
+        for read in reads:
+            read.cancel()
+        await asyncio.wait(reads)
+        await reader.aclose()
+        return made
+
+    most = 1000 + 100 + 2 * 30
+    made, _ = simulate(run())
+    assert made <= most if host is not None else most < made <= 1000 + 5 * (most - 1000)
+
+
+class Several:
+    """Stands where a reader looks addresses up: the first letter says which store it is."""
+
+    def __init__(self, stores: Sequence[FaultyStore]) -> None:
+        self._stores = stores
+
+    def of(self, url: str) -> tuple[FaultyStore, str]:
+        return self._stores[int(url[0])], "a"
+
+    async def aclose(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("fault", ["500", "refused", "cut"])
 def test_host_that_fails_for_ever_costs_few_requests_and_little_time(fault: str) -> None:
     async def run() -> None:
@@ -201,27 +237,19 @@ def test_second_request_that_waits_for_the_firsts_place_holds_it_up_no_longer_th
 
 def test_readers_bound_holds_over_several_hosts() -> None:
     async def run() -> None:
-        stores = {name: FaultyStore(random.Random(1), {"a": bytes(1000)}) for name in "xyz"}
-
-        class ThreeStores:
-            def of(self, url: str) -> tuple[FaultyStore, str]:
-                return stores[url[0]], "a"
-
-            async def aclose(self) -> None:
-                pass
-
+        stores = [FaultyStore(random.Random(1), {"a": bytes(1000)}) for _ in range(3)]
         reader = reader_of(None, concurrency=4)
-        reader._stores = ThreeStores()  # type: ignore[assignment]
+        reader._stores = Several(stores)  # type: ignore[assignment]
         most = 0
 
         async def look() -> None:
             nonlocal most
             while True:
-                most = max(most, sum(store.under_way for store in stores.values()))
+                most = max(most, sum(store.under_way for store in stores))
                 await asyncio.sleep(0.001)
 
         looking = asyncio.ensure_future(look())
-        await asyncio.gather(*(reader.read(name) for name in "xxxxyyyyzzzz" * 3))
+        await asyncio.gather(*(reader.read(name) for name in "000011112222" * 3))
         looking.cancel()
         await asyncio.wait([looking])
         await reader.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fsspec.spec import AbstractFileSystem
 from headrace.errors import OptionError
 from headrace.fetch.stores.addresses import Stores, split
 from headrace.fetch.stores.object_stores import split_path
+from headrace.fetch.stores.registry import host_of
 from headrace.options import FetchOptions
 
 
@@ -54,6 +56,30 @@ def test_address_splits_into_root_and_path(url: str, parts: tuple[str, str, str]
 )
 def test_obstore_is_asked_for_what_stands_in_the_address(path: str, parts: tuple[str, str]) -> None:
     assert split_path("https://h", path) == parts
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts"),
+    [
+        ({"endpoint": "http://127.0.0.1:9000"}, ["http://127.0.0.1:9000"] * 2),
+        ({"endpoint": "https://Minio.example/"}, ["https://minio.example"] * 2),
+        ({}, [None, None]),
+        ({"virtual_hosted_style_request": True}, [None, None]),
+        ({"endpoint": "https://s3.cn-north-1.amazonaws.com.cn"}, [None, None]),
+    ],
+)
+def test_buckets_have_the_host_of_the_endpoint_that_was_named(settings: dict[str, Any], hosts: list[str]) -> None:
+    async def found() -> list[Any]:
+        keys = {"access_key_id": "a", "secret_access_key": "b", "region": "eu-west-1"}
+        stores = Stores(FetchOptions(), {**keys, "allow_http": True, **settings})
+        try:
+            opened = [stores.of(f"s3://{bucket}/x")[0] for bucket in ("one", "two")]
+            assert host_of(opened[0]) == (hosts[0] or id(opened[0]))
+            return [store.host for store in opened]  # type: ignore[attr-defined]
+        finally:
+            await stores.aclose()
+
+    assert asyncio.run(found()) == hosts
 
 
 @pytest.mark.parametrize("url", ["pipe:cat x", "pipe://cat", "file://other-host/data/x", "http://[bad/x"])

@@ -14,6 +14,7 @@ from headrace.fetch.policy.endpoint import Endpoint, ReadFailure, close
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.policy.retry import RetryPolicy
 from headrace.fetch.policy.semaphore import Semaphore
+from headrace.fetch.stores.registry import host_of, is_local
 from headrace.options import FetchOptions
 from headrace.types import Store
 
@@ -53,7 +54,7 @@ class Attempts:
         self._policy = RetryPolicy.of(options)
         self._watch = DeadlineTimer(options, clock)
         self._everyone = Semaphore(concurrency)
-        self._hosts: dict[int, Endpoint] = {}
+        self._hosts: dict[str | int, Endpoint] = {}
 
     async def fetch(self, store: Store, path: str, request: RangeRequest) -> None:
         """Reach `request`.
@@ -67,7 +68,7 @@ class Attempts:
         request.start_now(self._clock())
         attempt, alike = 1, 0
         kind: type[ReadFailure] | None = None
-        while (failure := await self._attempt(endpoint, path, request, attempt)) is not None:
+        while (failure := await self._attempt(endpoint, store, path, request, attempt)) is not None:
             alike, kind = alike + 1 if type(failure) is kind else 1, type(failure)
             try:
                 if not await self._may_try_again(endpoint, request, failure, attempt, alike):
@@ -85,15 +86,24 @@ class Attempts:
             await endpoint.aclose()
 
     def _endpoint(self, store: Store) -> Endpoint:
-        endpoint = self._hosts.get(id(store))
+        host = host_of(store)
+        endpoint = self._hosts.get(host)
         if endpoint is None:
             if len(self._hosts) >= _MANY_HOSTS:
                 self._hosts = {key: endpoint for key, endpoint in self._hosts.items() if not endpoint.is_idle}
-            endpoint = Endpoint(store, self._everyone, self._concurrency, self._options, self._meter, self._clock)
-            self._hosts[id(store)] = endpoint
+            endpoint = self._hosts[host] = Endpoint(
+                self._everyone,
+                self._concurrency,
+                self._options,
+                self._meter,
+                self._clock,
+                is_far=not is_local(store),
+            )
         return endpoint
 
-    async def _attempt(self, endpoint: Endpoint, path: str, request: RangeRequest, attempt: int) -> ReadFailure | None:
+    async def _attempt(
+        self, endpoint: Endpoint, store: Store, path: str, request: RangeRequest, attempt: int
+    ) -> ReadFailure | None:
         """One request, which leaves the host's gate in the end; gives what failed.
 
         The failure is in no variable of this frame, which its traceback holds: the cycle would keep the target.
@@ -107,7 +117,7 @@ class Attempts:
         if due < float("inf"):
             watch.hedge(endpoint, began, due)
         try:
-            answer = await endpoint.ask(path, request, began)
+            answer = await endpoint.ask(store, path, request, began)
             try:
                 request.accept(answer)
                 if request.charge is not None:
@@ -126,7 +136,7 @@ class Attempts:
         except (StorageError, OSError) as error:
             return endpoint.failed(error, began)
         except BaseException as error:
-            panic = panic_in(error, request.url, endpoint.store)
+            panic = panic_in(error, request.url, store)
             if panic is None:
                 raise
             return endpoint.failed(panic, began)

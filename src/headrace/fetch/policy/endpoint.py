@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from headrace.errors import StorageError, ThrottledError
 from headrace.fetch.meter import Meter
@@ -14,7 +14,7 @@ from headrace.fetch.policy.limits import ConcurrencyLimit
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.policy.retry import RetryBudget
 from headrace.fetch.policy.semaphore import Semaphore
-from headrace.fetch.stores.registry import is_local
+from headrace.fetch.rest import Rest
 from headrace.options import FetchOptions
 from headrace.types import Answer, Store
 
@@ -24,11 +24,19 @@ _WON = "the second request was answered first"
 _NEVER = float("inf")
 
 
+class GoesOn(Protocol):
+    """`WebStore.go_on`: as `Store.get`, where a server that only gives objects as a whole goes on with the last."""
+
+    async def __call__(
+        self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest
+    ) -> Answer: ...
+
+
 class Endpoint:
-    """One store: requests to it, with their second ones, and what their ends teach.
+    """One host: requests to the stores that lie there, with their second ones, and what their ends teach.
 
     Args:
-        store: whom to ask.
+        is_far: whether it is another machine: a disk is not made faster by being asked twice.
         everyone: the gate of all the reader's requests.
         bound: requests at once while all is well.
         options: how many second requests may be made.
@@ -38,18 +46,16 @@ class Endpoint:
 
     def __init__(
         self,
-        store: Store,
         everyone: Semaphore,
         bound: int,
         options: FetchOptions,
         meter: Meter,
         clock: Callable[[], float],
+        *,
+        is_far: bool,
     ) -> None:
-        self.store = store
-        self._go_on: Any = getattr(store, "go_on", None)  # see `WebStore`; others know ranges, or are no servers
         self.level = ConcurrencyLimit(bound, clock)
         self.retry_budget = RetryBudget(clock)
-        is_far = not is_local(store)  # a disk is not made faster by being asked twice
         self.hedges = Hedges(options.hedge_share) if options.hedge_share and is_far else None
         self.succeeded_at = clock()
         self._everyone, self._meter, self._clock = everyone, meter, clock
@@ -100,14 +106,14 @@ class Endpoint:
             meter.lowest_level = min(meter.lowest_level or meter.level, meter.level)
         return error
 
-    async def ask(self, path: str, request: RangeRequest, began: float) -> Answer:
+    async def ask(self, store: Store, path: str, request: RangeRequest, began: float) -> Answer:
         """The answer for what is missing of `request`, or for a second request that was faster."""
         if self.hedges is None:
-            return await self._get(path, request)
-        hedged = HedgedRequest(path, request, began)
+            return await _get(store, path, request)
+        hedged = HedgedRequest(store, path, request, began)
         self._hedged[hedged] = None
         try:
-            answer = await self._get(path, request)
+            answer = await _get(store, path, request)
         except asyncio.CancelledError:
             if request.stopped_by != _WON or request.settle() is None:
                 raise
@@ -166,13 +172,6 @@ class Endpoint:
             second.cancel()
         await asyncio.gather(*self._seconds, return_exceptions=True)
 
-    async def _get(self, path: str, request: RangeRequest) -> Answer:
-        if request.rest is not None and self._go_on is not None:
-            start, stop = request.asked_start, request.asked_stop
-            answer: Answer = await self._go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
-            return answer
-        return await self.store.get(path, request.asked_start, request.asked_stop, if_match=request.if_match)
-
     async def _ask_again(self, hedged: HedgedRequest) -> None:
         request, meter = hedged.request, self._meter
         if not self.try_enter():
@@ -182,12 +181,12 @@ class Endpoint:
         meter.begin(began)
         meter.hedges += 1
         try:
-            hedged.answer = await self._get(hedged.path, request)
+            hedged.answer = await _get(hedged.store, hedged.path, request)
         except (StorageError, OSError) as error:
             hedged.failure = self.failed(error, began)
             return
         except BaseException as error:
-            panic = panic_in(error, request.url, self.store)
+            panic = panic_in(error, request.url, hedged.store)
             if panic is None:
                 raise
             hedged.failure = self.failed(panic, began)
@@ -204,10 +203,10 @@ class Endpoint:
 class HedgedRequest:
     """A request whose first byte has not come yet, and its second one."""
 
-    __slots__ = ("answer", "began", "failure", "first_failed", "is_asked_again", "path", "request", "second")
+    __slots__ = ("answer", "began", "failure", "first_failed", "is_asked_again", "path", "request", "second", "store")
 
-    def __init__(self, path: str, request: RangeRequest, began: float) -> None:
-        self.path, self.request, self.began = path, request, began
+    def __init__(self, store: Store, path: str, request: RangeRequest, began: float) -> None:
+        self.store, self.path, self.request, self.began = store, path, request, began
         self.second: asyncio.Task[None] | None = None
         self.answer: Answer | None = None
         self.failure: ReadFailure | None = None
@@ -224,6 +223,15 @@ class HedgedRequest:
         answer, self.answer = self.answer, None
         if answer is not None:
             await close(answer)
+
+
+async def _get(store: Store, path: str, request: RangeRequest) -> Answer:
+    start, stop = request.asked_start, request.asked_stop
+    if request.rest is not None:
+        go_on: GoesOn | None = getattr(store, "go_on", None)  # others know ranges, or are no servers
+        if go_on is not None:
+            return await go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
+    return await store.get(path, start, stop, if_match=request.if_match)
 
 
 async def close(answer: Answer) -> None:

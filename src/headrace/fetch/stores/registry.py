@@ -25,6 +25,11 @@ def is_local(store: Store) -> bool:
     return bool(getattr(store, "is_local", False))
 
 
+def host_of(store: Store) -> str | int:
+    """Who bears what a store is asked: the stores of one host share its limits; one without a host has its own."""
+    return getattr(store, "host", None) or id(store)
+
+
 def register_store(scheme: str, factory: StoreFactory) -> None:
     """Have addresses `scheme://place/path` read by the store that `factory` makes, in this process from now on.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import partial
 
 import obstore
 from obstore.exceptions import BaseError
@@ -16,6 +17,7 @@ from headrace.errors import AccessDeniedError, OptionError, StorageError
 from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.stores.object_stores import open_remote, translated
 from headrace.fetch.web.client import Web
+from headrace.fetch.web.http1 import target_of
 from headrace.options import FetchOptions
 from headrace.types import Answer
 
@@ -24,6 +26,7 @@ _VALID = timedelta(hours=1)
 _REMEMBERED_S = 240.0
 _REMEMBERED = 4096
 _RENEWED_EVERY_S = 30.0
+_AWS = re.compile(r"\.amazonaws\.com(\.cn)?$")
 _TRUE = frozenset({"1", "true", "on", "yes", "y"})
 
 
@@ -50,9 +53,15 @@ class S3Store:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root, self._web, self._headers, self._clock = root, web, headers, clock
-        self._open = partial(_Signer, root, options, storage_options, clock)
+        self._open = functools.partial(_Signer, root, options, storage_options, clock)
         self._signer = self._open()
         self._renew_after = clock()
+
+    @functools.cached_property
+    def host(self) -> str | None:
+        """The server that all buckets behind it are too much for, if one is: AWS bears each bucket by itself."""
+        origin = target_of(self.endpoint).origin
+        return None if _AWS.search(origin.host) else f"{origin.scheme}://{origin.authority}"
 
     @property
     def endpoint(self) -> str:
