@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import default_convert
 
 from headrace import descriptors
-from headrace.datasets.operators import is_async
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import LateOptionError, OptionError
+from headrace.functions import is_async
 from headrace.memory_limit import memory_bytes
 from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended

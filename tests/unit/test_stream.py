@@ -199,7 +199,7 @@ def test_describe_says_where_each_step_runs() -> None:
 
 def test_the_pipeline_sorts_operators_by_who_carries_them_out() -> None:
     pipeline = tars().shuffle().take(9).map(double).filter(double).take(5).take(7).batch(4).map(double).pipeline()
-    assert [type(o).__name__ for o in pipeline.order] == ["Shuffle", "Take"]
+    assert [type(o).__name__ for o in pipeline.order.operators] == ["Shuffle", "Take"]
     assert [s.kind for s in pipeline.steps] == ["map", "filter"]
     assert pipeline.limit == 5
     assert pipeline.group is not None

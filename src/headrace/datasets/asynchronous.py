@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
+from headrace.datasets.operators import Operator
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
@@ -61,16 +62,16 @@ class AsyncDataset(Operators[Stream]):
         return blocking(get)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._with(None))
+        return iter(Stream(self))
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(self._with(None))
+        return aiter(Stream(self))
 
     def __sample_source__(self) -> SampleSource:
         return KeySource(self)
 
-    def _with(self, operator: Any) -> Stream:
-        return Stream(self, () if operator is None else (operator,))
+    def _with(self, operator: Operator) -> Stream:
+        return Stream(self, (operator,))
 
 
 class AsyncIterableDataset(Operators[Stream]):
@@ -101,16 +102,16 @@ class AsyncIterableDataset(Operators[Stream]):
         """Close it, on the same loop."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._with(None))
+        return iter(Stream(self))
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(self._with(None))
+        return aiter(Stream(self))
 
     def __sample_source__(self) -> SampleSource:
         return IterSource(self)
 
-    def _with(self, operator: Any) -> Stream:
-        return Stream(self, () if operator is None else (operator,))
+    def _with(self, operator: Operator) -> Stream:
+        return Stream(self, (operator,))
 
 
 class KeySource(SampleSource):

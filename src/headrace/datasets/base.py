@@ -9,27 +9,14 @@ from typing import Any, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.datasets.choosing import SelectIndices, WeightedSample
+from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Select, ToTuple, on_field
 from headrace.datasets.many import Unbatch, gives_many
-from headrace.datasets.operators import (
-    AsyncFieldFilter,
-    Batch,
-    EpochSize,
-    FieldFilter,
-    Repeat,
-    Select,
-    SelectIndices,
-    Shuffle,
-    Take,
-    ToTuple,
-    WeightedSample,
-    checked,
-    is_async,
-    name_of,
-    on_field,
-)
+from headrace.datasets.operators import Batch, EachSample, EpochSize, Operator, Repeat, Shuffle, Take
 from headrace.datasets.registered import operator_step
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.functions import checked, is_async, name_of
 from headrace.tasks import Step
 
 S = TypeVar("S")  # a stream
@@ -44,7 +31,7 @@ class Operators(Generic[S]):
 
     announced_epoch: tuple[int] | None = None  # another tuple each time that it is told
 
-    def _with(self, operator: Any) -> S:
+    def _with(self, operator: Operator) -> S:
         raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
@@ -114,7 +101,8 @@ class Operators(Generic[S]):
         from headrace.formats.values import decoder
 
         name = f"decode({spec})" if spec else "decode"
-        return self._with(Step(name, "map", decoder(spec, size=size, limits=limits, **by_field)))
+        decodes = decoder(spec, size=size, limits=limits, **by_field)
+        return self._with(EachSample(Step(name, "map", decodes), decoder=decodes))
 
     def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> S:
         """`fn(sample)` in the place of each sample.
@@ -129,7 +117,7 @@ class Operators(Generic[S]):
         fn = checked(fn, "map")
         if field is not None:
             fn = on_field(fn, field)
-        return self._with(Step(f"map({name_of(fn)})", "map", fn, random))
+        return self._with(EachSample(Step(f"map({name_of(fn)})", "map", fn, random)))
 
     def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> S:
         """Only the samples for which `fn(sample)` is true; batches stay full.
@@ -139,10 +127,11 @@ class Operators(Generic[S]):
             field: give `fn` this field only. With "__key__", where shards have an index, nothing is read of what is
                 left out.
         """
-        fn = checked(fn, "filter")
+        asks, fn = None, checked(fn, "filter")
         if field is not None:
+            asks = fn if field == "__key__" and not is_async(fn) else None
             fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
-        return self._with(Step(f"filter({name_of(fn)})", "filter", fn, random=True))
+        return self._with(EachSample(Step(f"filter({name_of(fn)})", "filter", fn, random=True), keeps_key=asks))
 
     def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> S:
         """The samples that `fn(sample)` gives, in the place of each sample: many, one or none; batches stay full.
@@ -162,7 +151,7 @@ class Operators(Generic[S]):
             [['a', 'b', 'c', 'd'], ['e']]
         """
         fn = checked(fn, "flat_map")
-        return self._with(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random))
+        return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
 
     def unbatch(self) -> S:
         """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.
@@ -170,7 +159,7 @@ class Operators(Generic[S]):
         With it batches can be of several sizes in a stream: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or
         the loader's `batch_size`. Numbers that were collated come as tensors without dimensions.
         """
-        return self._with(Step("unbatch()", "many", Unbatch()))
+        return self._with(EachSample(Step("unbatch()", "many", Unbatch()), is_unbatch=True))
 
     def apply_op(self, name: str, *args: Any, **named: Any) -> S:
         """What an operator does that was registered by `hr.register_operator`.
@@ -183,7 +172,7 @@ class Operators(Generic[S]):
         Raises:
             OptionError: there is no such operator.
         """
-        return self._with(operator_step(name, args, named))
+        return self._with(EachSample(operator_step(name, args, named)))
 
     def select(self, *names: str) -> S:
         """The named fields of each sample only; where shards have an index, the others are not read.
@@ -192,7 +181,8 @@ class Operators(Generic[S]):
         """
         if not names:
             raise OptionError(".select(): name at least one field")
-        return self._with(Step(f"select({', '.join(names)})", "map", Select(names)))
+        selection = Select(names)
+        return self._with(EachSample(Step(f"select({', '.join(names)})", "map", selection), selection=selection))
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> S:
         """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
@@ -258,7 +248,8 @@ class Operators(Generic[S]):
         """
         if not names:
             raise OptionError(".to_tuple(): name at least one field")
-        return self._with(Step(f"to_tuple({', '.join(names)})", "map", ToTuple(names)))
+        selection = ToTuple(names)
+        return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
 
     def batch(self, n: int, *, drop_last: bool = False) -> S:
         """Batches of `n` samples, collated; a `map` behind it gets whole batches.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.operators import is_async, name_of
+from headrace.functions import is_async, name_of
 
 
 class GivesMany:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
-from headrace.datasets.operators import EpochSize, OrderOperator, Shuffle, Take, is_async, name_of, text_of
+from headrace.datasets.ordering import Ordering
 from headrace.datasets.own_readers import OwnReaders
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.source import SampleSource, Wanted
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
+from headrace.functions import is_async, name_of
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
 from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, Until
@@ -72,21 +73,22 @@ class MixSpec:
         """Whether it has no end."""
         return self.until == "forever"
 
-    def check_order(self, order: Sequence[OrderOperator]) -> None:
+    def check_order(self, order: Ordering) -> None:
         """Whether samples of it can come in such an order.
 
         Raises:
             OptionError: they cannot.
         """
         names = self.names
-        if any(isinstance(operator, Shuffle) for operator in order):
+        if order.shuffle is not None:
             raise OptionError(
                 f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
                 "and not what comes of them"
             )
-        if self.is_endless and order and not isinstance(order[0], Take | EpochSize):
+        first = next(iter(order.operators), None)
+        if self.is_endless and first is not None and not first.is_bound:
             raise OptionError(
-                f"{text_of(order[0])} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
+                f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
             )
 
     @functools.cached_property
@@ -262,11 +264,6 @@ class MixStep:
     ) -> None:
         self.names, self.steps, self.by_url = tuple(names), tuple(map(tuple, steps)), by_url
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether it does nothing but give names."""
-        return self.by_url is not None and not any(self.steps)
-
     def __call__(self, sample: Any) -> Any:
         if self.by_url is None:
             number, sample = sample
@@ -332,7 +329,7 @@ class MixSource(KeySource):
     def count(self) -> int:
         return self.mix.layout.count
 
-    def check_order(self, order: Sequence[OrderOperator]) -> None:
+    def check_order(self, order: Ordering) -> None:
         self.mix.check_order(order)
 
 
@@ -366,5 +363,5 @@ class MixShardSource(IndexedShardSource):
     def count(self) -> int:
         return self.mix.layout.count
 
-    def check_order(self, order: Sequence[OrderOperator]) -> None:
+    def check_order(self, order: Ordering) -> None:
         self.mix.check_order(order)

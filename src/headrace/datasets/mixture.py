@@ -8,7 +8,7 @@ from typing import Any
 from headrace.datasets.asynchronous import AsyncDataset
 from headrace.datasets.base import Operators
 from headrace.datasets.mix_sources import MixDataset, MixShards, MixSpec, MixStep, Weights, split_steps
-from headrace.datasets.operators import EpochSize, Repeat
+from headrace.datasets.operators import EachSample
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
@@ -75,7 +75,8 @@ def mix(
         return Stream(source)
     random = any(step.random for steps in later for step in steps)
     each = MixStep(mixed.names, [[(step.name, step.fn) for step in steps] for steps in later], by_url)
-    return Stream(source, (Step("mix", "map", each, random, is_implied=True),))
+    is_naming = by_url is not None and not any(later)
+    return Stream(source, (EachSample(Step("mix", "map", each, random, is_implied=True), names_source=is_naming),))
 
 
 def _check_arguments(streams: Any, weights: Any, by: Any, until: Any, step: Any) -> None:
@@ -101,7 +102,7 @@ def _check_source(name: str, pipeline: Pipeline) -> None:
         raise OptionError(f"source {name!r} makes batches: put .batch() behind hr.mix")
     if not pipeline.keeps_count:
         raise OptionError(f"{pipeline.changing[0]} of source {name!r} changes their number: put it behind hr.mix")
-    if any(isinstance(operator, Repeat | EpochSize) for operator in pipeline.order):
+    if pipeline.order.passes is not None:
         raise OptionError(f"source {name!r} is repeated: until= and weights= of hr.mix say how often its samples come")
     split_steps(pipeline.steps, name)
 

@@ -2,75 +2,228 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headrace.errors import FormatError, OptionError, masked
-from headrace.plan import ChosenOrder, DrawnOrder, FirstOf, Order, ShuffledOrder
+from headrace.datasets.fields import Selection
+from headrace.formats.values import Decoder
+from headrace.functions import is_async
+from headrace.plan import FirstOf, Order, ShuffledOrder
 from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
-from headrace.types import Ints
 
 
-class Counts(Protocol):
-    """Tells how many come of some."""
+class Compiles(Protocol):
+    """Takes the operators of a stream in, one after the other: each says what it is by what it calls."""
 
+    def add_each(self, operator: EachSample) -> None: ...
+
+    def add_batch(self, operator: Batch) -> None: ...
+
+    def add_order(self, operator: OrderOp) -> None: ...
+
+    def add_shuffle(self, operator: Shuffle) -> None: ...
+
+    def add_take(self, operator: Take) -> None: ...
+
+    def add_repeat(self, operator: Repeat) -> None: ...
+
+    def add_epoch(self, operator: EpochSize) -> None: ...
+
+
+class Operator(ABC):
+    """What can be done to the samples of a data set."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The call, as it is shown."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where it is carried out."""
+
+    @property
+    def is_implied(self) -> bool:
+        """Whether it follows from the source, and nobody wrote it."""
+        return False
+
+    @abstractmethod
     def count(self, count: int) -> int:
         """How many samples (or batches) come of `count`."""
-        ...
+
+    @abstractmethod
+    def add_to(self, compiler: Compiles) -> None:
+        """Have it compiled as what it is."""
 
 
-class OrderOp(Counts, Protocol):
-    """Decides which of the source's samples come, and when; nothing is read for that.
+def counted(count: int, operators: Iterable[Operator]) -> int:
+    """How many samples (or batches) come of `count`."""
+    for operator in operators:
+        count = operator.count(count)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class EachSample(Operator):
+    """A step for each sample, and what is known of it besides.
 
     Attributes:
-        needs_numbers: whether samples must have numbers before they are read.
+        decoder: what decodes fields, each by itself, if that is what the step does.
+        selection: what gives some fields alone, if that is what it does.
+        keeps_key: what a filter asks, if it asks for nothing but a sample's key, and no coroutine answers.
+        opens: whether it opens the block that a sample lies in.
+        names_source: whether it says which source of a mixture a sample is of, and does nothing else.
+        is_unbatch: whether it takes batches apart.
     """
 
-    needs_numbers: ClassVar[bool]
+    step: Step
+    decoder: Decoder | None = None
+    selection: Selection | None = None
+    keeps_key: Callable[[str], Any] | None = None
+    opens: bool = False
+    names_source: bool = False
+    is_unbatch: bool = False
 
     @property
     def text(self) -> str:
-        """The call, as it is shown."""
-        ...
+        return self.step.name
+
+    @property
+    def where(self) -> str:
+        return "event loop" if is_async(self.step.fn) else "workers"
+
+    @property
+    def is_implied(self) -> bool:
+        return self.step.is_implied
+
+    def count(self, count: int) -> int:
+        """As many, where it gives one for each."""
+        return count
+
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_each(self)
+
+    def narrowed(self, selection: Selection) -> EachSample | None:
+        """The same, where a selection follows; None: nothing is left to do.
+
+        It is a decoder, or names sources.
+        """
+        if self.decoder is None:
+            return self if selection.names_source else None
+        decoder = self.decoder.only(frozenset().union(*selection.wanted))
+        return replace(self, decoder=decoder, step=replace(self.step, fn=decoder))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Operator):
+    """`size` samples make a batch."""
+
+    size: int
+    drop_last: bool
+
+    @property
+    def text(self) -> str:
+        return f"batch({self.size})"
+
+    def count(self, count: int) -> int:
+        """How many batches come of so many samples."""
+        return count // self.size if self.drop_last else -(-count // self.size)
+
+    @property
+    def where(self) -> str:
+        return "workers"
+
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_batch(self)
+
+
+class OrderOperator(Operator):
+    """Decides which of the source's samples come, or when; nothing is read for that."""
+
+    __slots__ = ()
+
+    @property
+    def where(self) -> str:
+        return "plan"
 
     @property
     def in_state(self) -> str:
         """What a state says of it: another text is another order."""
-        ...
+        return self.text
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether it says itself how many samples it leaves at most."""
+        return False
+
+    @abstractmethod
+    def count(self, count: int) -> int: ...
+
+
+class OrderOp(OrderOperator):
+    """Makes another order of one, in each pass over the samples."""
+
+    __slots__ = ()
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether samples must have numbers before they are read."""
+        return True
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it gives the same order each time that it is asked."""
+        return True
+
+    def seed_or(self, loaders: int) -> int:
+        """The seed of what it draws: its own, or else the loader's."""
+        return loaders
+
+    @abstractmethod
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         """The order that comes of another one.
 
         Args:
-            key: of the loader's seed, or the operator's own, of the epoch and the pass.
+            key: of the seed, of the epoch and the pass.
         """
-        ...
+
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_order(self)
+
+
+class PassesOperator(OrderOperator):
+    """Says how many passes over the samples an epoch is made of."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def passes(self) -> tuple[int | None, int | None]:
+        """(how many passes, how many samples are left of these); None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle:
+class Shuffle(OrderOp):
     """Another order; it keeps positions, but for "buffer"."""
 
     by: str
     window: int | None
     seed: int | None
     buffer: int | None = None
-    needs_numbers: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
         return f"shuffle({self.by})"
 
     @property
-    def in_state(self) -> str:
-        return f"shuffle({self.by})"  # how exactly is said by who reads the samples
+    def needs_numbers(self) -> bool:
+        return False  # how samples without are shuffled is said by who reads them, and so is what states say of it
 
     def count(self, count: int) -> int:
         return count
@@ -85,24 +238,34 @@ class Shuffle:
         return self.by != "buffer"
 
     def seed_or(self, loaders: int) -> int:
-        """The seed of the order: its own, or else the loader's."""
         return loaders if self.seed is None else self.seed
+
+    def in_words(self, by: str, sizes: str = "") -> str:
+        """What a state says of it, where it is done in this way."""
+        seed = "" if self.seed is None else f", seed={self.seed}"
+        return f"shuffle({by}{sizes}{seed})"
+
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_shuffle(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Take(OrderOp):
     """The first `samples` only."""
 
     samples: int
-    needs_numbers: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
         return f"take({self.samples})"
 
     @property
-    def in_state(self) -> str:
-        return self.text
+    def needs_numbers(self) -> bool:
+        return False
+
+    @property
+    def is_bound(self) -> bool:
+        return True
 
     def count(self, count: int) -> int:
         return min(count, self.samples)
@@ -110,32 +273,36 @@ class Take:
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
         return FirstOf(order, self.samples)
 
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_take(self)
+
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repeat(PassesOperator):
     """All samples several times, each time in another order where they are shuffled; None: without end."""
 
     times: int | None
-    needs_numbers: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
         return f"repeat({self.times})"
 
     @property
-    def in_state(self) -> str:
-        return self.text
+    def passes(self) -> tuple[int | None, int | None]:
+        return self.times, None
 
     def count(self, count: int) -> int:
         return (ENDLESS if count else 0) if self.times is None else count * self.times
 
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_repeat(self)
+
 
 @dataclass(frozen=True, slots=True)
-class EpochSize:
+class EpochSize(PassesOperator):
     """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
 
     samples: int
-    needs_numbers: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -145,254 +312,16 @@ class EpochSize:
     def in_state(self) -> str:
         return f"epochof({self.samples})"
 
+    @property
+    def is_bound(self) -> bool:
+        return True
+
+    @property
+    def passes(self) -> tuple[int | None, int | None]:
+        return None, self.samples
+
     def count(self, count: int) -> int:  # noqa: ARG002
         return self.samples
 
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """`size` samples make a batch."""
-
-    size: int
-    drop_last: bool
-
-    @property
-    def text(self) -> str:
-        return f"batch({self.size})"
-
-    def count(self, count: int) -> int:
-        """How many batches come of so many samples."""
-        return count // self.size if self.drop_last else -(-count // self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class SelectIndices:
-    """The samples with some numbers, in the order of these.
-
-    Attributes:
-        name: of the operator, for messages.
-        chooses: gives the numbers, for the number of all samples.
-    """
-
-    name: str
-    chooses: Callable[[int], Iterable[int]]
-    needs_numbers: ClassVar[bool] = True
-
-    @property
-    def text(self) -> str:
-        return f"{self.name}(…)"
-
-    @property
-    def in_state(self) -> str:
-        return "pick"  # which samples it gave is in the check
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
-        return ChosenOrder(order, self.numbers(order.count))
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether it gives the same numbers each time that it is asked."""
-        chosen: Any = getattr(self.chooses, "args", (None,))[0]
-        return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
-
-    def count(self, count: int) -> int:
-        """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
-
-        Raises:
-            TypeError: a sampler does not know it.
-        """
-        chosen: Any = self.chooses(count)
-        return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
-
-    def numbers(self, count: int) -> Ints:
-        """The numbers, of `count` samples.
-
-        Raises:
-            OptionError: one of them is not below `count`.
-        """
-        chosen = self.chooses(count)
-        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
-        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
-            raise OptionError(
-                f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
-            )
-        numbers = numbers.astype(np.int64)
-        outside = numbers[(numbers < 0) | (numbers >= count)]
-        if len(outside):
-            raise OptionError(f".{self.name}(): there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
-        return numbers
-
-
-@dataclass(frozen=True, slots=True)
-class WeightedSample:
-    """Samples drawn at random: a function of (seed, epoch, position).
-
-    Attributes:
-        weights: of each sample; None: all are as likely.
-        samples: how many are drawn; None: as many as there are.
-        replacement: whether one may come several times.
-    """
-
-    weights: NDArray[np.float64] | None
-    samples: int | None
-    replacement: bool
-    seed: int | None
-    needs_numbers: ClassVar[bool] = True
-
-    @property
-    def text(self) -> str:
-        return "sample(…)"
-
-    @property
-    def in_state(self) -> str:
-        return "drawn"  # which samples it gave is in the check
-
-    def count(self, count: int) -> int:
-        return count if self.samples is None else self.samples
-
-    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)
-
-
-OrderOperator = Shuffle | Take | SelectIndices | WeightedSample | Repeat | EpochSize
-Operator = OrderOperator | Batch | Step
-
-
-def text_of(operator: Operator) -> str:
-    """An operator's call, as it is shown."""
-    return operator.name if isinstance(operator, Step) else operator.text
-
-
-def counted(count: int, operators: Iterable[Counts | Step]) -> int:
-    """How many samples (or batches) come of `count`, where steps give one for each."""
-    for operator in operators:
-        if not isinstance(operator, Step):
-            count = operator.count(count)
-    return count
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine: then it runs on the event loop."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(type(function), "__call__", None)  # noqa: B004
-    )
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """What a function is called in errors and reports."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
-
-
-def checked(function: Any, operator: str) -> Any:
-    """`function` if it can be called.
-
-    Raises:
-        OptionError: it cannot.
-    """
-    if not callable(function):
-        raise OptionError(f".{operator}({function!r}): a function is needed")
-    return function
-
-
-def on_field(function: Callable[[Any], Any], field: str | int) -> Callable[[Any], Any]:
-    """`function` for one field of a sample, the rest as it is."""
-    return AsyncFieldMap(function, field) if is_async(function) else FieldMap(function, field)
-
-
-class FieldMap:
-    """Applies a function to one field of a dict or one position of a tuple."""
-
-    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
-        self.function, self.field = function, field
-        self.__qualname__ = f"{name_of(function)}, field={field!r}"
-
-    def __call__(self, sample: Any) -> Any:
-        return _with(sample, self.field, self.function(_of(sample, self.field)))
-
-
-class AsyncFieldMap(FieldMap):
-    """The same for a coroutine function."""
-
-    async def __call__(self, sample: Any) -> Any:
-        return _with(sample, self.field, await self.function(_of(sample, self.field)))
-
-
-def _of(sample: Any, field: str | int) -> Any:
-    return sample[find_field(sample, str(field))] if isinstance(sample, dict) else sample[field]
-
-
-def _with(sample: Any, field: str | int, value: Any) -> Any:
-    if isinstance(sample, dict):
-        return {**sample, find_field(sample, str(field)): value}
-    items = list(sample)
-    items[int(field)] = value
-    return type(sample)(*items) if hasattr(sample, "_fields") else type(sample)(items)
-
-
-def find_field(sample: dict[str, Any], names: str) -> str:
-    """The first of `names` (separated by ";") that the sample has.
-
-    Raises:
-        FormatError: it has none of them.
-    """
-    for name in names.split(";"):
-        if name in sample:
-            return name
-    key, url = sample.get("__key__"), sample.get("__url__")
-    have = ", ".join(sorted(str(name) for name in sample if not str(name).startswith("__"))) or "none"
-    wanted = " or ".join(map(repr, names.split(";")))
-    raise FormatError(
-        f"sample {key!r} of {masked(str(url))} has no field {wanted}; its fields are: {have}",
-        stage="to_tuple",
-        key=key,
-        url=url,
-    )
-
-
-class FieldFilter:
-    """Asks a function of one field of a sample."""
-
-    def __init__(self, function: Callable[[Any], Any], field: str | int) -> None:
-        self.function, self.field = function, field
-        self.__qualname__ = f"{name_of(function)}, field={field!r}"
-
-    def __call__(self, sample: Any) -> Any:
-        return self.function(_of(sample, self.field))
-
-
-class AsyncFieldFilter(FieldFilter):
-    """The same for a coroutine function."""
-
-    async def __call__(self, sample: Any) -> Any:
-        return await self.function(_of(sample, self.field))
-
-
-def is_key_filter(step: Step) -> bool:
-    """Whether a step asks for nothing but a sample's key, and no coroutine answers."""
-    return type(step.fn) is FieldFilter and step.fn.field == "__key__"
-
-
-class Select:
-    """Keeps the named fields of a sample, and what says where it is from."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        kept = {find_field(sample, names) for names in self.names}
-        return {name: value for name, value in sample.items() if name in kept or name.startswith("__")}
-
-
-class ToTuple:
-    """Makes a tuple of the named fields of a sample."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-
-    def __call__(self, sample: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(sample[find_field(sample, names)] for names in self.names)
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_epoch(self)

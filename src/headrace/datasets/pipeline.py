@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from headrace.datasets.many import Unbatch
+from headrace.datasets.fields import Selection
 from headrace.datasets.operators import (
     Batch,
+    EachSample,
     EpochSize,
     Operator,
+    OrderOp,
     OrderOperator,
     Repeat,
-    Select,
     Shuffle,
     Take,
-    ToTuple,
-    is_async,
-    is_key_filter,
 )
-from headrace.datasets.source import KeepsKey, SampleSource, Wanted
+from headrace.datasets.ordering import OrderBuilder, Ordering
+from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError
-from headrace.formats.opening import Opener
-from headrace.formats.values import Decoder
+from headrace.formats.columns import ColumnDecoder
+from headrace.functions import is_async
 from headrace.tasks import Step
 
 
@@ -48,7 +46,7 @@ class Pipeline:
     Attributes:
         order: what decides which of the source's samples come, and when.
         keeps: of a source with an index, says of keys whether they are wanted.
-        steps: for each sample.
+        each: what is done to each sample.
         limit: how many samples come out of the steps at most, where that is not the source's business.
         group: how the stream itself makes batches, if it does.
         after: for each of those batches.
@@ -58,15 +56,25 @@ class Pipeline:
     """
 
     source: SampleSource
-    order: tuple[OrderOperator, ...]
+    order: Ordering
     keeps: tuple[KeepsKey, ...]
-    steps: tuple[Step, ...]
+    each: tuple[EachSample, ...]
     limit: int | None
     group: Batch | None
     after: tuple[Step, ...]
     is_given: bool = False
     regroups: tuple[Regroup, ...] = ()
     is_batched: bool = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """For each sample."""
+        return tuple(operator.step for operator in self.each)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether each sample of the source comes under its own number or key, and by itself."""
+        return not self.order.operators and not self.keeps and self.keeps_count and self.group is None
 
     @property
     def keeps_count(self) -> bool:
@@ -92,34 +100,19 @@ class Pipeline:
         return self.source.has_numbers(by_number=self.is_by_number, by_key=bool(self.keeps))
 
     @property
-    def shuffle(self) -> Shuffle | None:
-        """How the samples are shuffled, if they are."""
-        return next((operator for operator in self.order if isinstance(operator, Shuffle)), None)
-
-    @property
     def passes(self) -> tuple[int | None, int | None]:
         """(how many passes an epoch is made of, how many samples `.epoch()` leaves of these); None: any number."""
-        times: int | None = 1
-        limit: int | None = None
-        for operator in self.order:
-            if isinstance(operator, Repeat):
-                times = operator.times
-            elif isinstance(operator, EpochSize):
-                times, limit = None, operator.samples
-        return times, limit
+        return (1, None) if self.order.passes is None else self.order.passes.passes
 
     @property
     def given_count(self) -> int | None:
         """How many samples an epoch has whatever its source gives, and whatever filters leave; None: not said."""
         times, samples = self.passes
-        repeats = [k for k, operator in enumerate(self.order) if isinstance(operator, Repeat | EpochSize)]
-        last = repeats[0] if repeats else 0
-        takes = [operator.samples for operator in self.order[last:] if isinstance(operator, Take)]
         if self.keeps_count:
-            return None if samples is None else min([samples, *takes])
+            return None if samples is None else self.order.most
         if self.is_given:
             return self.limit
-        is_bounded = samples is not None or bool(takes) or not (times is None or self.source.is_endless)
+        is_bounded = self.order.most is not None or not (times is None or self.source.is_endless)
         return None if is_bounded else self.limit
 
     @property
@@ -127,37 +120,49 @@ class Pipeline:
         """Whether samples are got one by one, by their numbers; shards with an index can also be read as they lie."""
         if not self.source.traits.indexed:
             return self.source.traits.numbered
-        shuffles = [k for k, operator in enumerate(self.order) if isinstance(operator, Shuffle)]
-        is_global = any(isinstance(o, Shuffle) and o.by == "global" for o in self.order)
-        return is_global or shuffles not in ([], [0]) or any(o.needs_numbers for o in self.order)
+        shuffle = self.order.shuffle
+        if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
+            return True
+        return self.order.needs_numbers
 
     @property
     def wanted(self) -> Wanted | None:
         """Which fields of the source's samples the steps use, as far as that can be told; None: all."""
-        for step in self.steps:
-            if isinstance(step.fn, Select | ToTuple):
-                return tuple(frozenset(names.split(";")) for names in step.fn.names if not names.startswith("__"))
-            if not isinstance(step.fn, Decoder) and not getattr(step.fn, "is_bare", False):
-                return None
-        return None
+        selected = self._selected
+        return None if selected is None else selected[1].wanted
 
     @property
     def narrowed_steps(self) -> tuple[Step, ...]:
         """The same steps, but nothing is decoded, and no source is named, that is not asked for afterwards."""
-        wanted = self.wanted
-        if wanted is None:
-            return self.steps
-        first = next(k for k, step in enumerate(self.steps) if isinstance(step.fn, Select | ToTuple))
-        selects: Any = self.steps[first].fn
-        is_named = isinstance(selects, Select) or any("__source__" in names.split(";") for names in selects.names)
-        fields = frozenset[str]().union(*wanted)
-        before: list[Step] = []
-        for step in self.steps[:first]:
-            if isinstance(step.fn, Decoder):
-                before.append(replace(step, fn=step.fn.only(fields)))
-            elif is_named:
-                before.append(step)
-        return (*before, *self.steps[first:])  # behind the selection there may be other fields of these names
+        return tuple(operator.step for operator in self._narrowed)
+
+    @property
+    def columns(self) -> ColumnDecoder | None:
+        """What does all that the steps do for whole row tables, where they are such that it can."""
+        if len(self._narrowed) != 2:
+            return None
+        first, last = self._narrowed
+        if first.decoder is None or last.selection is None or last.selection.keeps_source:
+            return None
+        return ColumnDecoder(first.decoder, last.selection.names)
+
+    @property
+    def _selected(self) -> tuple[int, Selection] | None:
+        """(the number of the step, what it is) that selects fields, where those before it go by the field."""
+        for k, operator in enumerate(self.each):
+            if operator.selection is not None:
+                return k, operator.selection
+            if operator.decoder is None and not operator.names_source:
+                return None
+        return None
+
+    @property
+    def _narrowed(self) -> tuple[EachSample, ...]:
+        if self._selected is None:
+            return self.each
+        first, selection = self._selected
+        before = [narrow for operator in self.each[:first] if (narrow := operator.narrowed(selection)) is not None]
+        return (*before, *self.each[first:])  # behind the selection there may be other fields of these names
 
 
 def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
@@ -168,7 +173,7 @@ def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
     """
     compiler = _Compiler(source)
     for operator in operators:
-        compiler.add(operator)
+        operator.add_to(compiler)
     return compiler.pipeline()
 
 
@@ -181,65 +186,87 @@ class _Compiler:
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self._order: list[OrderOperator] = []
+        self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
-        self._levels: list[tuple[Batch | None, list[Step]]] = [(None, [])]
+        self._levels: list[tuple[Batch | None, list[EachSample]]] = [(None, [])]
         self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
-        self._after: list[Step] = []
+        self._after: list[EachSample] = []
         self._limit: int | None = None
         self._is_given = self._is_batched = False
 
-    def add(self, operator: Operator) -> None:
-        """The next one."""
-        if isinstance(operator, Step):
-            self._add_step(operator)
-        elif isinstance(operator, Batch):
-            self._close()
-            self._batch, self._is_batched = operator, True
-        elif isinstance(operator, Take):
-            self._take(operator.samples * (1 if self._batch is None else self._batch.size))
-        else:
-            self._add_order(operator)
-
     def pipeline(self) -> Pipeline:
         """What they are together."""
-        _check_order(self._source, self._order)
-        (_, steps), *regroups = self._levels
+        order = self._order.ordering()
+        self._source.check_order(order)
+        self._order.check_passes()
+        _check_order(self._source.traits, order)
+        (_, each), *regroups = self._levels
         return Pipeline(
             self._source,
-            tuple(self._order),
+            order,
             tuple(self._keeps),
-            tuple(steps),
+            tuple(each),
             self._limit,
             self._batch,
-            tuple(self._after),
+            _steps(self._after),
             self._is_given,
-            tuple(Regroup(batch, tuple(some)) for batch, some in regroups if batch is not None),
+            tuple(Regroup(batch, _steps(some)) for batch, some in regroups if batch is not None),
             self._is_batched,
         )
 
     @property
-    def _steps(self) -> list[Step]:
+    def _each(self) -> list[EachSample]:
         return self._levels[-1][1]
 
     @property
     def _is_counted(self) -> bool:
         """Whether there is one sample yet for each of the source."""
-        return len(self._levels) == 1 and all(step.keeps_count for step in self._steps)
+        return len(self._levels) == 1 and all(operator.step.keeps_count for operator in self._each)
 
-    def _add_step(self, step: Step) -> None:
+    def add_each(self, operator: EachSample) -> None:
+        step = operator.step
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
-            self._after.append(step)
+            self._after.append(operator)
             return
         self._close()
-        if len(self._levels) == 1 and _is_about_keys(self._source, step, self._order, self._steps):
-            self._keeps.append(step.fn.function)  # type: ignore[attr-defined]
+        if operator.keeps_key is not None and self._asks_index:
+            self._keeps.append(operator.keeps_key)
             return
         if self._limit is not None and not step.keeps_count:
             which = "filter" if step.kind == "filter" else "do that"
             raise OptionError(f".{step.name} behind .filter() and .take(): {which} before .take()")
-        self._steps.append(step)
-        self._is_batched = self._is_batched and not isinstance(step.fn, Unbatch)
+        self._each.append(operator)
+        self._is_batched = self._is_batched and not operator.is_unbatch
+
+    def add_batch(self, operator: Batch) -> None:
+        self._close()
+        self._batch, self._is_batched = operator, True
+
+    def add_take(self, operator: Take) -> None:
+        self._take(operator.samples * (1 if self._batch is None else self._batch.size))
+
+    def add_order(self, operator: OrderOp) -> None:
+        self._check_place(operator)
+        self._order.add(operator)
+
+    def add_shuffle(self, operator: Shuffle) -> None:
+        self._check_place(operator)
+        self._order.add_shuffle(operator)
+
+    def add_repeat(self, operator: Repeat) -> None:
+        self._check_place(operator, is_of_one=False)
+        self._order.add_passes(operator)
+
+    def add_epoch(self, operator: EpochSize) -> None:
+        if self._is_counted or self._is_batched:
+            self._check_place(operator)
+            self._order.add_passes(operator)
+            return
+        self._take(operator.samples)
+        if self._source.traits.iterated:
+            self._is_given = True
+        elif self._order.operators or not self._source.is_endless:
+            self._order.add_passes(Repeat(None))
 
     def _close(self) -> None:
         """More follows the last batch than functions of batches."""
@@ -257,64 +284,53 @@ class _Compiler:
         if self._limit is not None or not self._is_counted:
             self._limit = samples if self._limit is None else min(self._limit, samples)
         else:
-            self._order.append(Take(samples))
+            self._order.add_take(samples)
 
-    def _add_order(self, operator: OrderOperator) -> None:
+    @property
+    def _asks_index(self) -> bool:
+        """Whether an index tells what is asked of a key now: then nothing is read of what is left out."""
+        is_first = len(self._levels) == 1 and all(operator.opens for operator in self._each)
+        if not is_first or not self._order.has_only_shuffles or not self._source.traits.indexed:
+            return False
+        return not self._source.is_compressed  # then it is read from its start
+
+    def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
+        """Whether what concerns the order may come here.
+
+        Args:
+            is_of_one: it is about samples one by one, and not about all of a pass.
+        """
         call = f".{operator.text}"
         if self._is_batched:
             raise OptionError(f"{call} behind .batch(): it is about samples; move it before .batch()")
-        if isinstance(operator, EpochSize) and not self._is_counted:
-            self._take(operator.samples)
-            if self._source.traits.iterated:
-                self._is_given = True
-            elif self._order or not self._source.is_endless:
-                self._order.append(Repeat(None))
-            return
         if self._limit is not None:
             raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
-        many = next((step.name for step in self._steps if step.kind == "many"), None)
-        if len(self._levels) > 1 or (many is not None and not isinstance(operator, Repeat)):
+        many = next((one.text for one in self._each if one.step.kind == "many"), None)
+        if len(self._levels) > 1 or (many is not None and is_of_one):
             raise OptionError(
                 f"{call} behind .{many or 'batch()'}: it is about samples of the source, and those have become others; "
                 "move it before that"
             )
-        self._order.append(operator)
 
 
-def _is_about_keys(source: SampleSource, step: Step, order: Sequence[OrderOperator], steps: Sequence[Step]) -> bool:
-    """Whether an index can tell what a step asks: then nothing is read of what it leaves out."""
-    is_first = all(isinstance(one.fn, Opener) for one in steps)
-    is_first = is_first and all(isinstance(operator, Shuffle) for operator in order)
-    if not is_first or not source.traits.indexed or not is_key_filter(step):
-        return False
-    return not source.is_compressed  # then it is read from its start
+def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:
+    return tuple(operator.step for operator in operators)
 
 
-def _check_order(source: SampleSource, order: Sequence[OrderOperator]) -> None:
-    shuffles = [k for k, operator in enumerate(order) if isinstance(operator, Shuffle)]
-    if len(shuffles) > 1:
-        raise OptionError("the stream is shuffled twice; once does it")
-    source.check_order(order)
-    repeats = [k for k, operator in enumerate(order) if isinstance(operator, Repeat | EpochSize)]
-    if len(repeats) > 1:
-        raise OptionError("of .repeat() and .epoch() a stream can have one")
-    if repeats and not all(isinstance(operator, Take) for operator in order[repeats[0] + 1 :]):
-        raise OptionError(".repeat() and .epoch() come behind what decides the order: only .take() can follow")
-    if source.traits.numbered and any(isinstance(o, Shuffle) and o.by == "buffer" for o in order):
+def _check_order(traits: Traits, order: Ordering) -> None:
+    by = None if order.shuffle is None else order.shuffle.by
+    if traits.numbered and by == "buffer":
         raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
-    if any(operator.needs_numbers for operator in order) and any(
-        o.by in ("window", "shards", "within") for o in order if isinstance(o, Shuffle)
-    ):
+    if order.needs_numbers and by in ("window", "shards", "within"):
         raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
-    if not source.traits.numbered and any(operator.needs_numbers for operator in order):
+    if not traits.numbered and order.needs_numbers:
         raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
-    if not source.traits.numbered and repeats and any(isinstance(o, Take) for o in order[: repeats[0]]):
+    if not traits.numbered and order.passes is not None and order.takes:
         raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
-    if not source.traits.numbered and shuffles:
-        if shuffles[0] > 0:
+    if not traits.numbered and by is not None:
+        if not order.is_shuffled_first:
             raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
-        by = order[0].by  # type: ignore[union-attr]
-        if source.traits.iterated and by != "buffer":
+        if traits.iterated and by != "buffer":
             raise OptionError(
                 ".shuffle() of an AsyncIterableDataset: it decides its order itself; by='buffer' can be done"
             )
@@ -323,5 +339,5 @@ def _check_order(source: SampleSource, order: Sequence[OrderOperator]) -> None:
                 f".shuffle(by={by!r}) of shards without an index: by='window' is what can be done, "
                 "or make an index: headrace index URL…, and hr.stream(…, index='auto')"
             )
-    if source.traits.iterated and any(isinstance(o, Repeat) for o in order):
+    if traits.iterated and order.passes is not None and order.passes.passes[1] is None:
         raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from headrace.datasets.blocking import blocking
+from headrace.datasets.operators import EachSample
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, StorageError, masked
@@ -56,11 +57,12 @@ def shards_at(
     return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form)
 
 
-def opening(source: Shards | IndexedShards) -> tuple[Step, ...]:
+def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
     """What must be done to the samples of shards before all else: nothing, where they are their members."""
     if source.format.fields_are_members:
         return ()
-    return (Step(f"open({source.format.name})", "map", Opener(source.format, source.limits), is_implied=True),)
+    opener = Opener(source.format, source.limits)
+    return (EachSample(Step(f"open({source.format.name})", "map", opener, is_implied=True), opens=True),)
 
 
 def with_index_built(source: Shards) -> IndexedShards:

@@ -9,8 +9,8 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from headrace.datasets.many import gives_many
-from headrace.datasets.operators import checked, is_async, name_of
 from headrace.errors import OptionError
+from headrace.functions import checked, is_async, name_of
 from headrace.tasks import Step
 
 GROUP = "headrace.operators"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from headrace.datasets.operators import OrderOperator
+from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.producer import Producer
 from headrace.protocols import Opens
@@ -209,7 +209,7 @@ class SampleSource(ABC):
         """The number of each shard's first sample, and of all samples last; what has no shards is one."""
         return np.array([0, self.count()])
 
-    def check_order(self, order: Sequence[OrderOperator]) -> None:  # noqa: B027 (most come in any order)
+    def check_order(self, order: Ordering) -> None:  # noqa: B027 (most come in any order)
         """Raise OptionError where it cannot come in such an order."""
 
     @abstractmethod

@@ -10,17 +10,11 @@ from typing import Any, Protocol
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.iterating import loader_of
-from headrace.datasets.operators import (
-    Batch,
-    Operator,
-    counted,
-    is_async,
-    text_of,
-)
+from headrace.datasets.operators import Operator, counted
 from headrace.datasets.pipeline import Pipeline, compiled
 from headrace.datasets.source import SampleSource
+from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
-from headrace.tasks import Step
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -65,8 +59,7 @@ class Stream(Operators["Stream"]):
             TypeError: the source has no keys, or operators take samples away, put them together or elsewhere.
         """
         pipeline = self.pipeline()
-        only_maps = all(isinstance(o, Step) and o.kind == "map" for o in self.operators)
-        if not pipeline.source.traits.numbered or not only_maps:
+        if not pipeline.source.traits.numbered or not pipeline.is_in_place:
             raise TypeError(
                 f"{self!r} gives no sample by its number: shards need an index, and maps are all that may follow"
             )
@@ -104,28 +97,22 @@ class Stream(Operators["Stream"]):
         return aiter(loader_of(self))
 
     def __repr__(self) -> str:
-        named = (o for o in self.operators if not (isinstance(o, Step) and o.is_implied))
-        return self.source.__sample_source__().text + "".join(f".{text_of(operator)}" for operator in named)
+        named = (operator.text for operator in self.operators if not operator.is_implied)
+        return ".".join([self.source.__sample_source__().text, *named])
 
     def describe(self) -> str:
         """The stream in words, an operator a line, and where each runs."""
         lines = [repr(Stream(self.source))]
-        for operator in self.operators:
-            where = "plan"
-            if isinstance(operator, Step):
-                where = "event loop" if is_async(operator.fn) else "workers"
-            elif isinstance(operator, Batch):
-                where = "workers"
-            lines.append(f"  .{text_of(operator)}  [{where}]")
+        lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators]
         return "\n".join(lines)
 
     def without_short_batches(self) -> Stream:
         """The same stream, its `.batch()` leaving a short last batch out."""
-        operators = list(self.operators)
-        if self.pipeline().group is not None:
-            last, batch = [(k, operator) for k, operator in enumerate(operators) if isinstance(operator, Batch)][-1]
-            operators[last] = replace(batch, drop_last=True)
-        return Stream(self.source, tuple(operators))
+        group = self.pipeline().group
+        if group is None:
+            return self
+        full = replace(group, drop_last=True)
+        return Stream(self.source, tuple(full if operator is group else operator for operator in self.operators))
 
     def pipeline(self) -> Pipeline:
         """The operators by who carries them out.

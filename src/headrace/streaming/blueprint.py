@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from headrace.datasets.operators import ToTuple, is_async
 from headrace.datasets.pipeline import Pipeline
 from headrace.fetch import Meter
-from headrace.formats.columns import ColumnDecoder
-from headrace.formats.values import Decoder
+from headrace.functions import is_async
 from headrace.options import Settings
 from headrace.parts import Part
 from headrace.protocols import Opens
@@ -141,7 +139,7 @@ def _stages(
     last: tuple[Step, ...] = ()
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
-    columns = _columns(last) if settings.use_slots else None
+    columns = pipeline.columns if last and settings.use_slots else None
     skips = settings.skips is not None
     chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, skips)}
     inner: list[_LoopSteps | InnerStage] = []
@@ -175,11 +173,3 @@ def _by_color(steps: Sequence[Step], meter: Meter) -> list[tuple[bool, tuple[Ste
 
 def _watched(step: Step, meter: Meter) -> Step:
     return replace(step, fn=meter.held(step.name).watched(step.fn))
-
-
-def _columns(steps: Sequence[Step]) -> ColumnDecoder | None:
-    """What decodes whole row tables, where the steps are such that it may."""
-    functions = [step.fn for step in steps]
-    if len(functions) == 2 and isinstance(functions[0], Decoder) and isinstance(functions[1], ToTuple):
-        return ColumnDecoder(functions[0], functions[1].names)
-    return None

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.datasets.operators import SelectIndices
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.deliver.progress import Progress
@@ -85,7 +84,7 @@ class NextEpoch:
         len(self.stream)  # says why it is not known
         pipeline, ranks = self.stream.pipeline(), self._find_ranks()
         if not pipeline.has_numbers and ranks.world == 1:
-            count, settings = len(Stream(pipeline.source.data, pipeline.order)), self._settings
+            count, settings = len(Stream(pipeline.source.data, pipeline.order.operators)), self._settings
             whole, rest = divmod(count, self._step(ranks))
             return whole + bool(rest and settings.tail == "short")
         count = (self.planning or Planning(pipeline, self._settings.seed)).count()
@@ -252,9 +251,7 @@ class NextEpoch:
                 f"tail={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
                 "'short' and 'drop' are left"
             )
-        if tail == "carry" and any(
-            isinstance(o, SelectIndices) and not o.is_fixed for o in self.stream.pipeline().order
-        ):
+        if tail == "carry" and not self.stream.pipeline().order.is_fixed:
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")
 
     def _check_skip(self, size: int) -> None:
@@ -391,7 +388,7 @@ def _part(count: int, ranks: Ranks) -> int:
 
 
 def _why_no_state(pipeline: Pipeline) -> str | None:
-    if pipeline.shuffle is None or pipeline.shuffle.keeps_position:
+    if pipeline.order.shuffle is None or pipeline.order.shuffle.keeps_position:
         return None
     return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from headrace.datasets.mix_sources import MixSpec
-from headrace.datasets.operators import EpochSize, OrderOp, OrderOperator, Repeat, Shuffle, Take, counted
+from headrace.datasets.operators import Shuffle, counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan import (
@@ -64,8 +64,8 @@ class Planning:
         if limit is not None and not passes.pass_count:
             raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)
-        for operator in self._behind_passes():
-            order = FirstOf(order, operator.samples)
+        for samples in self._pipeline.order.takes_of_all:
+            order = FirstOf(order, samples)
         return order
 
     def count(self) -> int:
@@ -76,14 +76,14 @@ class Planning:
         """
         if self._pipeline.passes[1] is not None and not self._count_of_a_pass():
             raise self._lacks_samples()
-        return counted(self.count_of_pass, self._pipeline.order)
+        return counted(self.count_of_pass, self._pipeline.order.operators)
 
     def _lacks_samples(self) -> OptionError:
         limit, source = self._pipeline.passes[1], self._source.name
         return OptionError(f".epoch(samples={limit}): {source} has no samples to make one of")
 
     def _count_of_a_pass(self) -> int:
-        return counted(self.count_of_pass, self._of_a_pass())
+        return counted(self.count_of_pass, self._pipeline.order.one_pass)
 
     @property
     def pass_count(self) -> int | None:
@@ -97,44 +97,34 @@ class Planning:
         count = self._count_of_a_pass()
         return count if count < ENDLESS or self._mixing is None else self._mixing.pass_count
 
-    def _of_a_pass(self) -> Iterator[OrderOp]:
-        for operator in self._pipeline.order:
-            if isinstance(operator, Repeat | EpochSize):
-                return
-            yield operator
-
-    def _behind_passes(self) -> Iterator[Take]:
-        is_behind = False
-        for operator in self._pipeline.order:
-            if isinstance(operator, Repeat | EpochSize):
-                is_behind = True
-            elif is_behind:
-                assert isinstance(operator, Take)
-                yield operator
-
     def one_pass(self, epoch: int, number: int) -> Order:
         """Which samples come in one pass over the source."""
-        sizes, plain = self.sizes, partial(self._plain, epoch, number)
-        order: Order | None = None
-        for operator in self._of_a_pass():
-            seed = getattr(operator, "seed", None)
-            key = (self._seed if seed is None else seed, epoch, number)
-            if isinstance(operator, Shuffle) and (by := self._by(operator, is_first=order is None)) != "global":
-                order = ShardOrder(sizes, by, key, self.windows(operator) if by == "windows" else None)
-            else:
-                order = operator.apply(order or plain(), key)
-        return order or plain()
+        operators, shuffle = self._pipeline.order.one_pass, self._first_shuffle
+        if shuffle is not None and (by := self._by(shuffle)) != "global":
+            key = shuffle.seed_or(self._seed), epoch, number
+            order: Order = ShardOrder(self.sizes, by, key, self.windows(shuffle) if by == "windows" else None)
+            operators = operators[1:]
+        else:
+            order = self._plain(epoch, number)
+        for operator in operators:
+            order = operator.apply(order, (operator.seed_or(self._seed), epoch, number))
+        return order
+
+    @property
+    def _first_shuffle(self) -> Shuffle | None:
+        """How samples are shuffled before all else, which may go by the shards that they lie in."""
+        return self._pipeline.order.shuffle if self._pipeline.order.is_shuffled_first else None
 
     def _plain(self, epoch: int, number: int) -> Order:
         if self._mixing is not None:
             return self._mixing.order(epoch, number)
         return ShardOrder(self.sizes, "none", ())
 
-    def _by(self, shuffle: Shuffle, *, is_first: bool) -> str:
+    def _by(self, shuffle: Shuffle) -> str:
         by = shuffle.by
         if by == "auto":
             by = "window" if self._source.traits.indexed else "global"
-        return {"window": "windows"}.get(by, by) if is_first else "global"
+        return "windows" if by == "window" else by
 
     def windows(self, shuffle: Shuffle) -> Windows:
         """How a shuffle by windows mixes this source."""
@@ -191,17 +181,14 @@ class Planning:
     def described(self) -> list[str]:
         """The operators that make the order, as a state names them."""
         mixed = [] if self._mixing is None else self._mixing.described()
-        return mixed + [self._describe(operator) for operator in self._pipeline.order]
-
-    def _describe(self, operator: OrderOperator) -> str:
-        if isinstance(operator, Shuffle):
-            by = self._by(operator, is_first=self._pipeline.order[0] is operator)
-            seed = "" if operator.seed is None else f", seed={operator.seed}"
-            if by != "windows":
-                return f"shuffle({by}{seed})"
-            windows = self.windows(operator)
-            return f"shuffle(windows, lanes={windows.lanes}, block={windows.block}{seed})"
-        return operator.in_state
+        order, shuffle = self._pipeline.order, self._pipeline.order.shuffle
+        if shuffle is None:
+            return mixed + order.described("")
+        by, sizes = self._by(shuffle) if order.is_shuffled_first else "global", ""
+        if by == "windows":
+            windows = self.windows(shuffle)
+            sizes = f", lanes={windows.lanes}, block={windows.block}"
+        return mixed + order.described(shuffle.in_words(by, sizes))
 
     @property
     def data(self) -> str:
@@ -215,10 +202,10 @@ class Planning:
         """About how many bytes the samples of a window have that is read before any of it is used."""
         if self._mixing is not None:
             return self._mixing.window_bytes
-        source, shuffle = self._source, self._pipeline.order[0] if self._pipeline.order else None
-        if source.sample_bytes is None or not isinstance(shuffle, Shuffle):
+        source, shuffle = self._source, self._first_shuffle
+        if source.sample_bytes is None or shuffle is None:
             return 0
-        by = self._by(shuffle, is_first=True)
+        by = self._by(shuffle)
         if by == "within":
             return int((self.sizes.max(initial=0) + WITHIN_WINDOW) * source.sample_bytes)
         if by != "windows":

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from headrace.datasets.operators import EpochSize, Shuffle, Take
+from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import IteratedData, Wanted
 from headrace.errors import OptionError
@@ -57,7 +57,7 @@ class Sources:
         """How many bytes of samples lie ready on this rank before any of them is used; 0: it is not known."""
         if planning is not None:
             return planning.window_bytes // plan.steps.world
-        return WINDOW_BYTES if self.pipeline.source.traits.sharded and self.pipeline.shuffle is not None else 0
+        return WINDOW_BYTES if self.pipeline.source.traits.sharded and self.pipeline.order.shuffle is not None else 0
 
     def of(self, epoch: EpochIn) -> Producer:
         """The samples of an epoch."""
@@ -191,7 +191,7 @@ class _EpochIO:
         unpacks: Callable[[str], Unpacks | None],
         expected: Callable[[int], Awaitable[Any]] | None,
     ) -> ShardProducer:
-        pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.shuffle
+        pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
         mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)
         seed = None if shuffle is None else shuffle.seed_or(settings.seed)
         window = None
@@ -222,28 +222,24 @@ class _EpochIO:
         )
 
     def _buffer(self) -> ShuffleBuffer | None:
-        shuffle, plan = self._pipeline.shuffle, self._plan
+        shuffle, plan = self._pipeline.order.shuffle, self._plan
         if shuffle is None or shuffle.by != "buffer":
             return None
         key = draw("buffer", shuffle.seed_or(self._settings.seed), plan.number, plan.rank)
         return ShuffleBuffer(shuffle.buffer or _BUFFER_SAMPLES, key)
 
 
-def described_as_read(operators: Sequence[Any]) -> list[str]:
+def described_as_read(order: Ordering) -> list[str]:
     """The operators that make the order of samples without numbers, as a state names them."""
-    lines = []
-    for operator in operators:
-        if not isinstance(operator, Shuffle):
-            lines.append(operator.in_state)
-            continue
-        seed = "" if operator.seed is None else f", seed={operator.seed}"
-        by, size = "window" if operator.by == "auto" else operator.by, ""
+    shuffle, text = order.shuffle, ""
+    if shuffle is not None:
+        by, size = "window" if shuffle.by == "auto" else shuffle.by, ""
         if by == "window":
-            size = f", samples={operator.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"
+            size = f", samples={shuffle.window or WINDOW_SAMPLES}, bytes={WINDOW_BYTES}"
         elif by == "buffer":
-            size = f", samples={operator.buffer or _BUFFER_SAMPLES}"
-        lines.append(f"shuffle({by}{size}{seed})")
-    return lines
+            size = f", samples={shuffle.buffer or _BUFFER_SAMPLES}"
+        text = shuffle.in_words(by, size)
+    return order.described(text)
 
 
 def _is_users(source: Any) -> bool:
@@ -266,10 +262,9 @@ class _Ahead:
         return self._positions[here], self._numbers[here]
 
 
-def _left_to_take(operators: Sequence[Any], plan: EpochPlan) -> int | None:
+def _left_to_take(order: Ordering, plan: EpochPlan) -> int | None:
     """How many samples there are to give at most, from where a plan begins, on this rank."""
-    takes = [operator.samples for operator in operators if isinstance(operator, Take)]
-    takes += [operator.samples for operator in operators if isinstance(operator, EpochSize)]
+    most = order.most
     if plan.share is not None and plan.keeps_count:
-        takes = [plan.begin.since.here + plan.share.whole]
-    return min(takes) - plan.begin.cursor.position if takes else None
+        most = plan.begin.since.here + plan.share.whole
+    return None if most is None else most - plan.begin.cursor.position

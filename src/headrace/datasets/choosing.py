@@ -1,0 +1,105 @@
+"""Operators that choose samples by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.operators import OrderOp
+from headrace.errors import OptionError
+from headrace.plan import ChosenOrder, DrawnOrder, Order
+from headrace.types import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SelectIndices(OrderOp):
+    """The samples with some numbers, in the order of these.
+
+    Attributes:
+        name: of the operator, for messages.
+        chooses: gives the numbers, for the number of all samples.
+    """
+
+    name: str
+    chooses: Callable[[int], Iterable[int]]
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "pick"  # which samples it gave is in the check
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return ChosenOrder(order, self.numbers(order.count))
+
+    @property
+    def is_fixed(self) -> bool:
+        chosen: Any = getattr(self.chooses, "args", (None,))[0]
+        return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
+
+    def count(self, count: int) -> int:
+        """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
+
+        Raises:
+            TypeError: a sampler does not know it.
+        """
+        chosen: Any = self.chooses(count)
+        return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
+
+    def numbers(self, count: int) -> Ints:
+        """The numbers, of `count` samples.
+
+        Raises:
+            OptionError: one of them is not below `count`.
+        """
+        chosen = self.chooses(count)
+        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
+        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
+            raise OptionError(
+                f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
+            )
+        numbers = numbers.astype(np.int64)
+        outside = numbers[(numbers < 0) | (numbers >= count)]
+        if len(outside):
+            raise OptionError(f".{self.name}(): there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
+        return numbers
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSample(OrderOp):
+    """Samples drawn at random: a function of (seed, epoch, position).
+
+    Attributes:
+        weights: of each sample; None: all are as likely.
+        samples: how many are drawn; None: as many as there are.
+        replacement: whether one may come several times.
+    """
+
+    weights: NDArray[np.float64] | None
+    samples: int | None
+    replacement: bool
+    seed: int | None
+
+    @property
+    def text(self) -> str:
+        return "sample(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "drawn"  # which samples it gave is in the check
+
+    def count(self, count: int) -> int:
+        return count if self.samples is None else self.samples
+
+    def seed_or(self, loaders: int) -> int:
+        return loaders if self.seed is None else self.seed
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)

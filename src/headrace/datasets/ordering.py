@@ -1,0 +1,127 @@
+"""What decides which samples come in an epoch of a stream, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.datasets.operators import OrderOp, OrderOperator, PassesOperator, Shuffle, Take
+from headrace.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """The operators of a stream that decide which of its source's samples come in an epoch, and when.
+
+    Attributes:
+        operators: all of them, one after the other.
+        one_pass: those that concern each pass over the samples by itself.
+        shuffle: the one of them that shuffles.
+        passes: the one that says how many passes there are.
+        takes: of how many samples `.take()` leaves the first, in a pass.
+        takes_of_all: the same of all passes together.
+    """
+
+    operators: tuple[OrderOperator, ...] = ()
+    one_pass: tuple[OrderOp, ...] = ()
+    shuffle: Shuffle | None = None
+    passes: PassesOperator | None = None
+    takes: tuple[int, ...] = ()
+    takes_of_all: tuple[int, ...] = ()
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether samples must have numbers before they are read."""
+        return any(operator.needs_numbers for operator in self.one_pass)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is the same each time that it is asked for."""
+        return all(operator.is_fixed for operator in self.one_pass)
+
+    @property
+    def is_shuffled_first(self) -> bool:
+        """Whether samples are shuffled, and before all else."""
+        return self.shuffle is not None and self.shuffle is self.one_pass[0]
+
+    @property
+    def most(self) -> int | None:
+        """How many samples an epoch has at most, whatever the source has; None: it is not said."""
+        samples = None if self.passes is None else self.passes.passes[1]
+        bounds = [*self.takes_of_all, *(self.takes if self.passes is None else ())]
+        return min([*bounds, *(() if samples is None else (samples,))], default=None)
+
+    def described(self, shuffle: str) -> list[str]:
+        """The operators as a state names them.
+
+        Args:
+            shuffle: what it says of how samples are shuffled.
+        """
+        return [shuffle if operator is self.shuffle else operator.in_state for operator in self.operators]
+
+
+@dataclass(slots=True)
+class OrderBuilder:
+    """Takes in the operators that an `Ordering` is made of, one after the other."""
+
+    operators: list[OrderOperator] = field(default_factory=list)
+    _one_pass: list[OrderOp] = field(default_factory=list)
+    _shuffles: list[Shuffle] = field(default_factory=list)
+    _passes: list[PassesOperator] = field(default_factory=list)
+    _takes: list[int] = field(default_factory=list)
+    _takes_of_all: list[int] = field(default_factory=list)
+    _is_late: bool = False
+
+    @property
+    def has_only_shuffles(self) -> bool:
+        """Whether nothing yet decides which samples come."""
+        return len(self._shuffles) == len(self.operators)
+
+    def add(self, operator: OrderOp) -> None:
+        """What makes another order."""
+        self.operators.append(operator)
+        self._one_pass.append(operator)
+        self._is_late = self._is_late or bool(self._passes)
+
+    def add_shuffle(self, operator: Shuffle) -> None:
+        """What shuffles."""
+        self._shuffles.append(operator)
+        self.add(operator)
+
+    def add_take(self, samples: int) -> None:
+        """The first so many: of each pass, or of all behind what says how many there are."""
+        operator = Take(samples)
+        if self._passes:
+            self.operators.append(operator)
+            self._takes_of_all.append(samples)
+        else:
+            self.add(operator)
+            self._takes.append(samples)
+
+    def add_passes(self, operator: PassesOperator) -> None:
+        """What says how many passes there are."""
+        self.operators.append(operator)
+        self._passes.append(operator)
+
+    def ordering(self) -> Ordering:
+        """What they are together.
+
+        Raises:
+            OptionError: samples are shuffled twice.
+        """
+        if len(self._shuffles) > 1:
+            raise OptionError("the stream is shuffled twice; once does it")
+        return Ordering(
+            tuple(self.operators),
+            tuple(self._one_pass),
+            next(iter(self._shuffles), None),
+            next(iter(self._passes), None),
+            tuple(self._takes),
+            tuple(self._takes_of_all),
+        )
+
+    def check_passes(self) -> None:
+        """Raise OptionError where an epoch cannot be of such passes."""
+        if len(self._passes) > 1:
+            raise OptionError("of .repeat() and .epoch() a stream can have one")
+        if self._is_late:
+            raise OptionError(".repeat() and .epoch() come behind what decides the order: only .take() can follow")
