@@ -13,8 +13,8 @@ import torch
 from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
 
 import headrace as hr
+from headrace.datasets import mix_orders
 from headrace.datasets.mix_sources import MixDataset, MixShards
-from headrace.streaming import mixing
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
 
@@ -263,7 +263,7 @@ def test_mixture_gives_each_window_in_order_when_it_has_many(
 ) -> None:
     data = hr.mix({"web": web.shuffle(window=10), "code": code}).map(numbered)
     whole = samples_of(data)
-    monkeypatch.setattr(mixing, "_WINDOW_SAMPLES", 8)
+    monkeypatch.setattr(mix_orders, "_WINDOW_SAMPLES", 8)
     with hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list) as loader:
         assert [sample for batch in loader for sample in batch] == whole
         assert loader.stats().fetch.requests > 2 * len(WEB + CODE)  # shards are read anew for each window

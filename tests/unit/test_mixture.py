@@ -11,7 +11,7 @@ import pytest
 
 import headrace as hr
 from headrace.datasets.mix_sources import MixStep
-from headrace.streaming.planning import Planning
+from headrace.datasets.planning import Planning
 
 
 def numbers(count: int) -> hr.Stream:
@@ -142,7 +142,7 @@ def test_mixture_tells_what_it_is() -> None:
 
 def test_plans_tell_data_apart_when_a_source_or_a_name_differs() -> None:
     data = [{"a": numbers(5), "b": numbers(6)}, {"a": numbers(6), "b": numbers(5)}, {"a": numbers(5), "c": numbers(6)}]
-    assert len({Planning(hr.mix(streams).pipeline(), 0).data for streams in data}) == 3
+    assert len({Planning(hr.mix(streams).pipeline(), 0).fingerprint for streams in data}) == 3
 
 
 def by_step(step: int) -> Mapping[str, float]:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
-from headrace.streaming.planning import Planning
 
 TEN = hr.from_map(range(10))
 
@@ -97,10 +97,12 @@ def test_what_is_carried_comes_first_when_epochs_are_no_whole_passes(stream: Str
 
 def test_the_data_are_others_when_single_files_have_other_names(tmp_path: Path) -> None:
     urls = [str(tmp_path / f"{k}.txt") for k in range(3)]
-    data = {planning_of(hr.files(some)).data for some in (urls, urls[::-1], [*urls[:2], str(tmp_path / "x.txt")])}
+    data = {
+        planning_of(hr.files(some)).fingerprint for some in (urls, urls[::-1], [*urls[:2], str(tmp_path / "x.txt")])
+    }
     assert len(data) == 3
     elsewhere = [url.replace(str(tmp_path), "/other/place") for url in urls]
-    assert planning_of(hr.files(elsewhere)).data in data
+    assert planning_of(hr.files(elsewhere)).fingerprint in data
 
 
 def test_a_mixture_says_which_weight_is_too_small_when_no_epoch_can_be_as_long() -> None:

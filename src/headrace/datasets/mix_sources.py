@@ -1,10 +1,9 @@
-"""Mixtures as data sets: how they are mixed, and how their samples are got."""
+"""Mixtures as data sets: how their samples are got."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -12,125 +11,21 @@ from typing import Any
 import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.mix_orders import MixOrders
+from headrace.datasets.mix_spec import MixSpec
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.own_readers import OwnReaders
-from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.planning import Planning
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
-from headrace.datasets.source import SampleSource, Wanted
-from headrace.datasets.stream import Stream
+from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError
-from headrace.functions import is_async, name_of
+from headrace.functions import is_async
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
-from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, Until
+from headrace.plan import draw
 from headrace.producers.members import Members
 from headrace.tasks import Step
 from headrace.types import Ints
-
-Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
-
-
-class MixSpec:
-    """The sources of a mixture, and how they are mixed.
-
-    Attributes:
-        names, streams: of the sources.
-        until, step: see `mix`.
-    """
-
-    def __init__(self, streams: Mapping[str, Stream], weights: Weights, until: Until, step: int) -> None:
-        self.names, self.streams = tuple(streams), tuple(streams.values())
-        self.until, self.step = until, step
-        self._weights = weights
-        if isinstance(weights, Mapping):
-            self._checked(weights)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MixSpec, (dict(zip(self.names, self.streams, strict=True)), self._weights, self.until, self.step)
-
-    @functools.cached_property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """Of the streams."""
-        return tuple(stream.pipeline() for stream in self.streams)
-
-    @property
-    def sources(self) -> list[SampleSource]:
-        """What the streams' samples come from."""
-        return [pipeline.source for pipeline in self.pipelines]
-
-    @property
-    def is_changing(self) -> bool:
-        """Whether the weights are a function of the step."""
-        return callable(self._weights)
-
-    @property
-    def text(self) -> str:
-        """How it is shown."""
-        return f"mix({', '.join(self.names)})"
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether it has no end."""
-        return self.until == "forever"
-
-    def check_order(self, order: Ordering) -> None:
-        """Whether samples of it can come in such an order.
-
-        Raises:
-            OptionError: they cannot.
-        """
-        names = self.names
-        if order.shuffle is not None:
-            raise OptionError(
-                f"a mixture has an order of its own: shuffle its sources, hr.mix({{{names[0]!r}: data.shuffle(), …}}), "
-                "and not what comes of them"
-            )
-        first = next(iter(order.operators), None)
-        if self.is_endless and first is not None and not first.is_bound:
-            raise OptionError(
-                f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
-            )
-
-    @functools.cached_property
-    def layout(self) -> MixLayout:
-        """How many samples of each come when; asks how many each has."""
-        sizes = [len(stream) for stream in self.streams]
-        weights = self._weights
-        if callable(weights):
-            asked: Callable[[int], Mapping[str, float]] = weights
-            by_step = lambda step: self._checked(asked(step), f" at step {step}")
-            return MixLayout(sizes, ChangingShares(by_step, len(sizes), self.step), self.until)
-        parts = sizes if weights is None else self._checked(weights)
-        self._check_not_empty(sizes, parts)
-        return MixLayout(sizes, ConstantShares(parts, self.step), self.until)
-
-    def described(self) -> str:
-        """The mixture as a state names it."""
-        weights = self._weights
-        shares = "sizes"
-        if callable(weights):
-            shares = name_of(weights)
-        elif weights is not None:
-            shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
-        return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step})"
-
-    def _checked(self, weights: Any, when: str = "") -> list[float]:
-        """The weights in the order of the sources."""
-        if not isinstance(weights, Mapping) or set(weights) != set(self.names):
-            raise OptionError(
-                f"weights{when} are {weights!r:.200}: a number for each of {', '.join(self.names)} is needed"
-            )
-        for name, weight in weights.items():
-            if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
-                raise OptionError(f"the weight of {name!r}{when} is {weight!r}: weights are finite and not negative")
-        if not any(weights.values()):
-            raise OptionError(f"all weights{when} are 0: at least one must be larger")
-        return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in self.names)]
-
-    def _check_not_empty(self, sizes: Sequence[int], weights: Sequence[float]) -> None:
-        for name, size, weight in zip(self.names, sizes, weights, strict=True):
-            if weight and not size:
-                raise OptionError(f"source {name!r} of the mixture has no samples: leave it out, or give it weight 0")
 
 
 class MixDataset(AsyncDataset):
@@ -157,7 +52,7 @@ class MixDataset(AsyncDataset):
     def storage_options(self) -> Mapping[str, Any] | None:
         """Those that single objects are read with; shards that have others have readers of their own."""
         sources = sorted(self.mixed.sources, key=lambda source: not source.traits.objects)
-        return next((s.storage_options for s in sources if s.urls or s.mix is not None), None)
+        return next((source.storage_options for source in sources if source.has_store), None)
 
     @functools.cached_property
     def starts(self) -> Ints:
@@ -179,7 +74,7 @@ class MixDataset(AsyncDataset):
         inside: Any = key - self._firsts[number]
         text = f"source {name!r}"
         try:
-            if not source.traits.sharded and source.mix is None:
+            if not (source.traits.sharded or source.traits.by_number):
                 keys = self._keys[number]
                 if keys is None:
                     keys = self._keys[number] = source.data.keys()
@@ -299,24 +194,47 @@ def _distinct(sources: Sequence[SampleSource]) -> list[AsyncDataset]:
     return list({id(source.data): source.data for source in sources}.values())
 
 
-class MixSource(KeySource):
-    """A mixture whose samples are got one by one."""
+class MixedSource(SampleSource):
+    """A mixture."""
 
-    def __init__(self, data: MixDataset) -> None:
-        super().__init__(data)
-        self.data: MixDataset = data
+    data: MixDataset | MixShards
 
     @property
-    def mix(self) -> MixSpec:
+    def _mixed(self) -> MixSpec:
         return self.data.mixed
 
     @property
     def text(self) -> str:
-        return self.mix.text
+        return self._mixed.text
 
     @property
     def is_endless(self) -> bool:
-        return self.mix.is_endless
+        return self._mixed.is_endless
+
+    @property
+    def has_store(self) -> bool:
+        return True
+
+    def count(self) -> int:
+        return self._mixed.layout.count
+
+    def check_order(self, order: Ordering) -> None:
+        self._mixed.check_order(order)
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> MixOrders:
+        assert not keeps, "no index is asked for keys of a mixture"
+        seeds = [draw("source", seed, name) for name in self._mixed.names]  # else sources of one size had one order
+        return MixOrders(self, self._mixed, list(map(Planning, self._mixed.pipelines, seeds)), seed)
+
+
+class MixSource(MixedSource, KeySource):
+    """A mixture whose samples are got one by one."""
+
+    traits = Traits(numbered=True, by_number=True)
+
+    def __init__(self, data: MixDataset) -> None:
+        super().__init__(data)
+        self.data: MixDataset = data
 
     @property
     def storage_options(self) -> Mapping[str, Any] | None:
@@ -326,31 +244,13 @@ class MixSource(KeySource):
     def starts(self) -> Ints:
         return self.data.starts
 
-    def count(self) -> int:
-        return self.mix.layout.count
 
-    def check_order(self, order: Ordering) -> None:
-        self.mix.check_order(order)
-
-
-class MixShardSource(IndexedShardSource):
+class MixShardSource(MixedSource, IndexedShardSource):
     """A mixture of shards that are read in ranges."""
 
     def __init__(self, data: MixShards) -> None:
         super().__init__(data)
         self.data: MixShards = data
-
-    @property
-    def mix(self) -> MixSpec:
-        return self.data.mixed
-
-    @property
-    def text(self) -> str:
-        return self.mix.text
-
-    @property
-    def is_endless(self) -> bool:
-        return self.mix.is_endless
 
     @property
     def starts(self) -> Ints:
@@ -359,9 +259,3 @@ class MixShardSource(IndexedShardSource):
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
         return True
-
-    def count(self) -> int:
-        return self.mix.layout.count
-
-    def check_order(self, order: Ordering) -> None:
-        self.mix.check_order(order)

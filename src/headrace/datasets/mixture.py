@@ -7,7 +7,8 @@ from typing import Any
 
 from headrace.datasets.asynchronous import AsyncDataset
 from headrace.datasets.base import Operators
-from headrace.datasets.mix_sources import MixDataset, MixShards, MixSpec, MixStep, Weights, split_steps
+from headrace.datasets.mix_sources import MixDataset, MixShards, MixStep, split_steps
+from headrace.datasets.mix_spec import MixSpec, Weights
 from headrace.datasets.operators import EachSample
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream

@@ -5,15 +5,18 @@ A data set gives its own by `__sample_source__()`. Nobody asks what kind it is: 
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
+from headrace.plan import Order, Places, ShardOrder
 from headrace.producer import Producer
 from headrace.protocols import Opens
 from headrace.types import Ints
@@ -34,12 +37,14 @@ class Traits:
         sharded: its samples lie in shards, which can be read as they lie.
         iterated: an iterator gives its samples, in an order of its own, and may begin again by itself.
         objects: each sample is an object in a store, read with the loader's own storage options.
+        by_number: its samples are asked for by their numbers, as those of shards are, and not by keys of their own.
     """
 
     numbered: bool = False
     sharded: bool = False
     iterated: bool = False
     objects: bool = False
+    by_number: bool = False
 
     @property
     def indexed(self) -> bool:
@@ -119,7 +124,6 @@ class SampleSource(ABC):
         shares_blocks: whether many of its samples lie in blocks that are read as a whole.
         is_endless: whether it has no end.
         ranks_by: how ranks divide what an iterator gives.
-        mix: of a mixture: what it is mixed of.
     """
 
     traits: ClassVar[Traits]
@@ -148,8 +152,9 @@ class SampleSource(ABC):
         return False
 
     @property
-    def mix(self) -> object | None:
-        return None
+    def has_store(self) -> bool:
+        """Whether it has a store of its own to read from."""
+        return bool(self.urls)
 
     @property
     def sample_bytes(self) -> float | None:
@@ -204,6 +209,19 @@ class SampleSource(ABC):
         """The numbers of the samples whose keys are wanted; None: all."""
         return None
 
+    def fingerprint(self) -> str:
+        """What tells its data from other data, as far as it is known before they are read."""
+        return fingerprint_of(self.urls if self.traits.sharded else (self.name,))
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
+        """The orders in which it gives its samples, where these have numbers.
+
+        Args:
+            keeps: which of them are wanted.
+            seed: of what it draws.
+        """
+        return SourceOrders(self, keeps)
+
     @property
     def starts(self) -> Ints:
         """The number of each shard's first sample, and of all samples last; what has no shards is one."""
@@ -215,3 +233,80 @@ class SampleSource(ABC):
     @abstractmethod
     def open(self, io: EpochIO) -> Producer:
         """The samples of one epoch."""
+
+
+class SourceOrders:
+    """The orders in which a source gives its samples, before any operator: one after the other, in each pass.
+
+    Args:
+        source: its samples have numbers.
+        keeps: says of their keys which are wanted.
+    """
+
+    def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...]) -> None:
+        self._source, self._keeps = source, keeps
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return self._source.starts
+
+    @cached_property
+    def _passing(self) -> Ints | None:
+        return self._source.passing(self._keeps)
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """How many samples each shard has, of those that are wanted; a source without shards is one."""
+        starts, passing = self._starts, self._passing
+        return np.diff(starts if passing is None else np.searchsorted(passing, starts))
+
+    @property
+    def count(self) -> int:
+        """How many samples a pass has."""
+        return int(self.sizes.sum())
+
+    @property
+    def full_count(self) -> int | None:
+        """How many come until each has come, where a pass has no end; None: nobody knows."""
+        return self.count
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these data from other data: their shards' names and sizes, or how many samples there are."""
+        return fingerprint_of(self._source.urls, self.sizes)
+
+    @property
+    def window_bytes(self) -> int:
+        """About how many bytes the samples of a window have that is read before any of it is used."""
+        return 0
+
+    def order(self, epoch: int, number: int) -> Order:  # noqa: ARG002
+        """Which samples come in one pass of an epoch."""
+        return ShardOrder(self.sizes, "none", ())
+
+    def described(self) -> list[str]:
+        """What makes it, as a state names it."""
+        return []
+
+    def locate(self, order: Order, positions: Ints) -> Places:
+        """Where the samples at some positions lie in the source."""
+        shards, rows = order.locate(positions)
+        if self._passing is not None:
+            starts = np.concatenate([[0], np.cumsum(self.sizes)])
+            rows = self._passing[starts[shards] + rows] - self._starts[shards]
+        return Places(shards, rows)
+
+    def numbers(self, order: Order, positions: Ints) -> Ints:
+        """The numbers of the samples at some positions."""
+        shards, rows = self.locate(order, positions)
+        return np.asarray(self._starts[shards] + rows, np.int64)
+
+
+def fingerprint_of(urls: Sequence[str], sizes: Ints | None = None) -> str:
+    """What tells some shards from others, wherever they lie."""
+    digest = hashlib.blake2b(digest_size=8)
+    names = "\n".join(url.partition("?")[0].rpartition("/")[2] for url in urls)
+    digest.update(names.encode("utf-8", "surrogateescape"))
+    if sizes is not None:
+        digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
+    return digest.hexdigest()

@@ -11,7 +11,6 @@ from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, StateMismatchError
-from headrace.streaming.planning import data_digest
 
 log = logging.getLogger("headrace")
 
@@ -96,7 +95,7 @@ def met(stream: Stream, state: Mapping[str, Any], world: int) -> Stream:
         return with_built_index(stream)
     if not source.traits.indexed or has_count or not has_numbers(pipeline, world):
         return stream
-    if state.get("data") == data_digest(source.urls, None):
+    if state.get("data") == source.fingerprint():
         here = "here they are" if world == 1 else f"{world} ranks share them"
         raise StateMismatchError(
             f"the state is of shards that were read without an index, and {here} by one, in another order: end that "

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.progress import Progress
 from headrace.errors import OptionError, StateMismatchError
@@ -20,7 +21,6 @@ from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.epoch_plan import EpochPlan, as_array, as_ranges
-from headrace.streaming.planning import Planning, data_digest
 from headrace.streaming.sources import described_as_read
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints, Tail
@@ -153,16 +153,15 @@ class NextEpoch:
             described: list[str]
             if has_numbers(pipeline, 1 if self.ranks is None else self.ranks.world):
                 self.planning = self.planning or Planning(pipeline, settings.seed)
-                data, count, described = self.planning.data, self.planning.count_of_pass, self.planning.described()
+                count, described = self.planning.count_of_pass, self.planning.described()
+                data = self.planning.fingerprint
                 for line in described:
                     if "windows" in line and self.planning.window_bytes:
                         log.info("%s: a window has about %d bytes, over all ranks", line, self.planning.window_bytes)
             else:
-                source = pipeline.source
-                urls = source.urls if source.traits.sharded else (source.name,)
-                data, count = data_digest(urls, None), None
+                data, count = pipeline.source.fingerprint(), None
                 described = described_as_read(pipeline.order)
-                if source.ranks_by == "position":
+                if pipeline.source.ranks_by == "position":
                     described.append("ranks by position")
             self._facts = Fingerprint(
                 seed=settings.seed, data=data, count=count, order=tuple(described), steps=pipeline.changing

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.planning import Planning
 from headrace.datasets.source import IteratedData, Wanted
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
@@ -30,7 +31,6 @@ from headrace.producers.unpack import Unpacks
 from headrace.streaming.async_steps import get_through, iterate_through
 from headrace.streaming.callers import from_caller
 from headrace.streaming.epoch_plan import EpochPlan
-from headrace.streaming.planning import Planning
 from headrace.streaming.sharing import Sharing
 from headrace.tasks import Step
 from headrace.torch_compat import serialize

@@ -24,4 +24,4 @@ def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a few samples have several lanes, and an epoch several windows."""
-    monkeypatch.setattr("headrace.streaming.planning._STRETCH_SAMPLES", 2)
+    monkeypatch.setattr("headrace.datasets.planning._STRETCH_SAMPLES", 2)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
 
-from headrace.datasets.mix_sources import MixSpec
 from headrace.datasets.operators import Shuffle, counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
@@ -22,11 +20,9 @@ from headrace.plan import (
     ShardOrder,
     Steps,
     Windows,
-    draw,
 )
 from headrace.plan.order import ENDLESS, WITHIN_WINDOW
 from headrace.producers.indexed_shards import ReadWindow, ShardVisit
-from headrace.streaming.mixing import MixPlan
 from headrace.types import Ints
 
 WINDOW_SAMPLES = 16384
@@ -45,13 +41,7 @@ class Planning:
 
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
         self._pipeline, self._source, self._seed = pipeline, pipeline.source, seed
-        self._sizes: Ints | None = None
-        self._passing: Ints | None = None
-        self._mixing: MixPlan | None = None
-        mixed = self._source.mix
-        if isinstance(mixed, MixSpec):
-            seeds = [draw("source", seed, name) for name in mixed.names]  # else sources with like sizes had like orders
-            self._mixing = MixPlan(self._source, mixed, list(map(Planning, mixed.pipelines, seeds)), seed)
+        self._own = self._source.orders(pipeline.keeps, seed)
 
     def order(self, epoch: int) -> Order:
         """Which samples come at the positions of an epoch; negative ones are those of the epochs before."""
@@ -95,7 +85,7 @@ class Planning:
         if self.count() < ENDLESS:
             return None
         count = self._count_of_a_pass()
-        return count if count < ENDLESS or self._mixing is None else self._mixing.pass_count
+        return count if count < ENDLESS else self._own.full_count
 
     def one_pass(self, epoch: int, number: int) -> Order:
         """Which samples come in one pass over the source."""
@@ -105,7 +95,7 @@ class Planning:
             order: Order = ShardOrder(self.sizes, by, key, self.windows(shuffle) if by == "windows" else None)
             operators = operators[1:]
         else:
-            order = self._plain(epoch, number)
+            order = self._own.order(epoch, number)
         for operator in operators:
             order = operator.apply(order, (operator.seed_or(self._seed), epoch, number))
         return order
@@ -114,11 +104,6 @@ class Planning:
     def _first_shuffle(self) -> Shuffle | None:
         """How samples are shuffled before all else, which may go by the shards that they lie in."""
         return self._pipeline.order.shuffle if self._pipeline.order.is_shuffled_first else None
-
-    def _plain(self, epoch: int, number: int) -> Order:
-        if self._mixing is not None:
-            return self._mixing.order(epoch, number)
-        return ShardOrder(self.sizes, "none", ())
 
     def _by(self, shuffle: Shuffle) -> str:
         by = shuffle.by
@@ -140,32 +125,20 @@ class Planning:
     @property
     def sizes(self) -> Ints:
         """How many samples each shard has, of those that are wanted; a source without shards is one."""
-        if self._mixing is not None:
-            return self._mixing.sizes
-        if self._sizes is None:
-            starts = self._source.starts
-            self._passing = self._source.passing(self._pipeline.keeps)
-            self._sizes = np.diff(starts if self._passing is None else np.searchsorted(self._passing, starts))
-        return self._sizes
+        return self._own.sizes
 
     @property
     def count_of_pass(self) -> int:
         """How many samples the source has that are wanted."""
-        return int(self.sizes.sum()) if self._mixing is None else self._mixing.count
+        return self._own.count
 
     def locate(self, order: Order, positions: Ints) -> Places:
         """Where the samples at some positions lie in the source."""
-        shards, rows = order.locate(positions)
-        if self._passing is not None:
-            starts = np.concatenate([[0], np.cumsum(self.sizes)])
-            rows = self._passing[starts[shards] + rows] - self._source.starts[shards]
-        return Places(shards, rows)
+        return self._own.locate(order, positions)
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""
-        shards, rows = self.locate(order, positions)
-        is_one = not self._source.traits.sharded and self._mixing is None
-        return rows if is_one else np.asarray(self._source.starts[shards] + rows, np.int64)
+        return self._own.numbers(order, positions)
 
     def reads(self, order: Order, steps: Steps) -> Iterator[ReadWindow]:
         """What to read for the samples to come, shard by shard, window after window."""
@@ -180,49 +153,35 @@ class Planning:
 
     def described(self) -> list[str]:
         """The operators that make the order, as a state names them."""
-        mixed = [] if self._mixing is None else self._mixing.described()
         order, shuffle = self._pipeline.order, self._pipeline.order.shuffle
         if shuffle is None:
-            return mixed + order.described("")
+            return self._own.described() + order.described("")
         by, sizes = self._by(shuffle) if order.is_shuffled_first else "global", ""
         if by == "windows":
             windows = self.windows(shuffle)
             sizes = f", lanes={windows.lanes}, block={windows.block}"
-        return mixed + order.described(shuffle.in_words(by, sizes))
+        return self._own.described() + order.described(shuffle.in_words(by, sizes))
 
     @property
-    def data(self) -> str:
-        """What tells this data from other data: its shards' names and sizes, or how many samples it has."""
-        if self._mixing is not None:
-            return self._mixing.data
-        return data_digest(self._source.urls, self.sizes)
+    def fingerprint(self) -> str:
+        """What tells the source's data from other data: its shards' names and sizes, or how many samples it has."""
+        return self._own.fingerprint
 
     @property
     def window_bytes(self) -> int:
         """About how many bytes the samples of a window have that is read before any of it is used."""
-        if self._mixing is not None:
-            return self._mixing.window_bytes
-        source, shuffle = self._source, self._first_shuffle
-        if source.sample_bytes is None or shuffle is None:
+        shuffle, nbytes = self._first_shuffle, self._source.sample_bytes
+        if shuffle is None:
+            return self._own.window_bytes
+        if nbytes is None:
             return 0
         by = self._by(shuffle)
         if by == "within":
-            return int((self.sizes.max(initial=0) + WITHIN_WINDOW) * source.sample_bytes)
+            return int((self.sizes.max(initial=0) + WITHIN_WINDOW) * nbytes)
         if by != "windows":
             return 0
         windows = self.windows(shuffle)
-        return int(windows.lanes * windows.block * source.sample_bytes)
-
-
-def data_digest(urls: Sequence[str], sizes: Ints | None) -> str:
-    """What tells some shards from others, wherever they lie."""
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(
-        "\n".join(url.partition("?")[0].rpartition("/")[2] for url in urls).encode("utf-8", "surrogateescape")
-    )
-    if sizes is not None:
-        digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
-    return digest.hexdigest()
+        return int(windows.lanes * windows.block * nbytes)
 
 
 def _window(start: int, urls: Sequence[str], shards: Ints, rows: Ints) -> ReadWindow:

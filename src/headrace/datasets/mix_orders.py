@@ -1,16 +1,16 @@
-"""The plan of a mixture: its sources' own orders, put together."""
+"""The orders of a mixture: those of its sources, put together."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import partial
-from typing import Protocol
+from functools import cached_property, partial
 
 import numpy as np
 
-from headrace.datasets.mix_sources import MixSpec
-from headrace.datasets.source import SampleSource
+from headrace.datasets.mix_spec import MixSpec
+from headrace.datasets.planning import Planning
+from headrace.datasets.source import SampleSource, SourceOrders
 from headrace.errors import OptionError
 from headrace.plan import Order, Passes, Places
 from headrace.plan.mixture import MixOrder
@@ -22,27 +22,8 @@ _PASSES = 2**32  # more than any source comes in one pass of the mixture
 _BLOCKS = 2**40  # as many as show shares exactly enough
 
 
-class SourcePlan(Protocol):
-    """The orders of one source's epochs."""
-
-    @property
-    def sizes(self) -> Ints: ...
-
-    @property
-    def data(self) -> str: ...
-
-    @property
-    def window_bytes(self) -> int: ...
-
-    def one_pass(self, epoch: int, number: int) -> Order: ...
-
-    def locate(self, order: Order, positions: Ints) -> Places: ...
-
-    def described(self) -> list[str]: ...
-
-
-class MixPlan:
-    """The orders of a mixture's epochs.
+class MixOrders(SourceOrders):
+    """The orders of a mixture's samples.
 
     Args:
         source: the mixture.
@@ -51,9 +32,9 @@ class MixPlan:
         seed: of the mixture.
     """
 
-    def __init__(self, source: SampleSource, mixed: MixSpec, plannings: Sequence[SourcePlan], seed: int) -> None:
-        self._source, self._plannings, self._seed = source, plannings, seed
-        self._mixed = mixed
+    def __init__(self, source: SampleSource, mixed: MixSpec, plannings: Sequence[Planning], seed: int) -> None:
+        super().__init__(source, ())
+        self._mixed, self._plannings, self._seed = mixed, plannings, seed
         counts = [len(one.starts) - 1 for one in mixed.sources]
         self._first_shards = np.cumsum([0, *counts])[:-1].tolist()
 
@@ -62,7 +43,7 @@ class MixPlan:
         """Samples of an epoch."""
         return self._mixed.layout.count
 
-    @property
+    @cached_property
     def sizes(self) -> Ints:
         """How many samples each shard of each source has."""
         return np.concatenate([planning.sizes for planning in self._plannings])
@@ -77,12 +58,12 @@ class MixPlan:
         return MixOrder(sources, self._mixed.layout, key, self._first_shards, self._window)
 
     @staticmethod
-    def _pass(planning: SourcePlan, epoch: int, first: int, turn: int) -> Order:
+    def _pass(planning: Planning, epoch: int, first: int, turn: int) -> Order:
         return _Located(planning, planning.one_pass(epoch, first + turn))
 
     @property
-    def pass_count(self) -> int | None:
-        """How many samples of one without end come until each source has come in full; None: nobody knows."""
+    def full_count(self) -> int | None:
+        """How many samples come until each source has come in full; None: nobody knows."""
         if self._mixed.is_changing:
             return None
         layout = self._mixed.layout
@@ -97,10 +78,10 @@ class MixPlan:
         return described
 
     @property
-    def data(self) -> str:
+    def fingerprint(self) -> str:
         """What tells these data from other data."""
         described = [
-            f"{name}={planning.data}" for name, planning in zip(self._mixed.names, self._plannings, strict=True)
+            f"{name}={planning.fingerprint}" for name, planning in zip(self._mixed.names, self._plannings, strict=True)
         ]
         return hashlib.blake2b("\n".join(described).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
@@ -137,7 +118,7 @@ class MixPlan:
 class _Located:
     """A source's order, whose samples lie where the source has them."""
 
-    def __init__(self, planning: SourcePlan, order: Order) -> None:
+    def __init__(self, planning: Planning, order: Order) -> None:
         self._planning, self._order = planning, order
         self.count, self.lanes, self.window_end = order.count, order.lanes, order.window_end
 
