@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         ThrottledError,
         WorkerDiedError,
     )
-    from headrace.fetch import read
     from headrace.fetch.stores.registry import register_store
     from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
     from headrace.processes.fork_client import shutdown
+    from headrace.reading import read
     from headrace.state import merge_states
     from headrace.work.randomness import rng
 
@@ -95,13 +95,13 @@ _HOMES = {
         "WorkerDiedError",
     ),
     "headrace.datasets.registered": ("SampleOp", "register_operator"),
-    "headrace.fetch": ("read",),
     "headrace.fetch.stores.registry": ("register_store",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
     "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
+    "headrace.reading": ("read",),
     "headrace.state": ("merge_states",),
     "headrace.work.randomness": ("rng",),
     "headrace.processes.fork_client": ("shutdown",),

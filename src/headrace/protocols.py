@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,6 +59,21 @@ class Reads(Protocol):
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
     ) -> Span:
         """Fill `target` with the object's bytes from `start` on; shorter only where the object ends."""
+        ...
+
+
+class LoaderReads(Reads, Protocol):
+    """The reader of a loader, as the data sets see it that are run for it.
+
+    Attributes:
+        storage_options: what its stores are told.
+    """
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]: ...
+
+    def count_call(self, name: str, seconds: float) -> None:
+        """A call of a data set's function, in a thread, has computed for so long."""
         ...
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import operator
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import default_convert
 
 from headrace import descriptors
-from headrace.datasets.pipeline import Pipeline
 from headrace.errors import LateOptionError, OptionError
 from headrace.functions import is_async
 from headrace.memory_limit import memory_bytes
@@ -120,7 +119,40 @@ def _check_economic(loader: Any, kind: str) -> None:
             raise OptionError(f"{name}={value!r} must be a number of 1 or more")
 
 
-def resolve(loader: Any, pipeline: Pipeline) -> Settings:
+class GroupSize(Protocol):
+    """The batches that a stream makes itself."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def drop_last(self) -> bool: ...
+
+
+class Grouping(Protocol):
+    """What a stream says of its batches.
+
+    Attributes:
+        group: those that the loader is to make as the stream says; None: it says nothing.
+        is_batched: whether what comes out are batches.
+        after: what is done to batches in workers.
+        gives_many: by what many samples may come of one, or one of many.
+    """
+
+    @property
+    def group(self) -> GroupSize | None: ...
+
+    @property
+    def is_batched(self) -> bool: ...
+
+    @property
+    def after(self) -> Sequence[object]: ...
+
+    @property
+    def gives_many(self) -> str | None: ...
+
+
+def resolve(loader: Any, pipeline: Grouping) -> Settings:
     """The settings of a loader over a data set of ours.
 
     Args:

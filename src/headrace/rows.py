@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,3 +148,29 @@ def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None]:
         first += count
     are_read = any(table.reads is not None for table in tables)
     return np.concatenate(blocks), np.concatenate(rows), np.concatenate(reads) if are_read else None
+
+
+class Scanner(Protocol):
+    """Finds the samples of a shard in successive buffers of it; it pickles between calls, and holds no bytes.
+
+    Attributes:
+        error: the damage that was found; nothing is read after it. Samples before it were given.
+        done: all was read, or `error` is set.
+        low: the lowest offset whose bytes are still needed, for samples not yet given or to read on.
+    """
+
+    @property
+    def error(self) -> Exception | None: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def low(self) -> int: ...
+
+    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
+        """The samples that became complete with `buffer`, the part of the shard at `offset`.
+
+        Damage does not raise: the samples before it are given, and `error` is set.
+        """
+        ...

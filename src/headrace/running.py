@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from anyio import CapacityLimiter
 
-from headrace.protocols import Reads
+from headrace.protocols import LoaderReads
 
-running_reader: ContextVar[Reads | None] = ContextVar("headrace_running_reader", default=None)
+running_reader: ContextVar[LoaderReads | None] = ContextVar("headrace_running_reader", default=None)
 """The reader of the loader on whose loop we run; `hr.read` asks it."""
 
 running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_running_threads", default=None)

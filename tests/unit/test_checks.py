@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.checksums import crc32c
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -16,7 +17,6 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.fetch import Reader
-from headrace.fetch.checksums import crc32c
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.options import FetchOptions
 from headrace.running import running_charge

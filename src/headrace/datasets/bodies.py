@@ -8,8 +8,8 @@ from typing import NamedTuple
 import anyio.to_thread
 import numpy as np
 
+from headrace.checksums import crc32c_of
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
-from headrace.fetch.checksums import crc32c_of
 from headrace.formats.compression.decompressor import unpack_frame
 from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.shard import ShardIndex

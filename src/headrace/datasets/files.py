@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.source import SampleSource, Traits
 from headrace.errors import masked
-from headrace.fetch import read
+from headrace.reading import read
 
 
 class Files(AsyncDataset):

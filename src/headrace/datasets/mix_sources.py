@@ -14,7 +14,6 @@ from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.mix_orders import MixOrders
 from headrace.datasets.mix_spec import MixSpec
 from headrace.datasets.ordering import Ordering
-from headrace.datasets.own_readers import OwnReaders
 from headrace.datasets.planning import Planning
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
@@ -24,6 +23,7 @@ from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
 from headrace.plan import draw
 from headrace.producers.members import Members
+from headrace.reading import OwnReaders
 from headrace.tasks import Step
 from headrace.types import Ints
 

@@ -11,8 +11,7 @@ from headrace.datasets.blocking import blocking
 from headrace.datasets.operators import EachSample
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.urls import expand
-from headrace.errors import OptionError, StorageError, masked
-from headrace.fetch import Reader
+from headrace.errors import OptionError, masked
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener
@@ -20,11 +19,10 @@ from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, kn
 from headrace.indexes.building import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
 from headrace.indexes.of_format import OwnTables
-from headrace.options import FetchOptions
+from headrace.reading import found
 from headrace.tasks import Step
 
 Options = Mapping[str, Any] | None
-_QUICK = FetchOptions(attempts=2)  # what cannot be read is said to be no catalogue
 
 
 def shards_at(
@@ -129,16 +127,8 @@ def _sniffed(urls: tuple[str, ...], asks: Any) -> Format:
 
 def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
     """The first bytes of an object, or all of it; None where it cannot be read."""
-
-    async def read() -> bytes | None:
-        async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
-            try:
-                return await reader.read(url, *(() if count is None else (0, count)))
-            except (StorageError, OSError):
-                return None
-
-    found: bytes | None = blocking(read)
-    return found
+    data: bytes | None = blocking(partial(found, url, count, storage_options))
+    return data
 
 
 def _index_of(

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.bodies import Where, bodies_at, version_of
-from headrace.datasets.own_readers import OwnReaders
 from headrace.datasets.packed import packed
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import (
@@ -22,7 +21,7 @@ from headrace.errors import (
     masked,
 )
 from headrace.formats.compression.decompressor import Decompressor
-from headrace.formats.format import Format, Scanner, packing_of
+from headrace.formats.format import Format, packing_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.opening import BLOCK, SharedBlock
 from headrace.formats.tar.format import TAR
@@ -31,7 +30,8 @@ from headrace.producer import Producer
 from headrace.producers.members import Members
 from headrace.producers.shard_plan import Expected
 from headrace.protocols import Reads, Version
-from headrace.rows import Rows
+from headrace.reading import OwnReaders
+from headrace.rows import Rows, Scanner
 from headrace.running import running_reader
 from headrace.types import Ints
 

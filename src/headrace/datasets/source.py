@@ -18,7 +18,10 @@ from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.plan import Order, Places, ShardOrder
 from headrace.producer import Producer
+from headrace.producers.shard_plan import Expected
+from headrace.producers.unpack import Unpacks
 from headrace.protocols import Opens
+from headrace.rows import Scanner
 from headrace.types import Ints
 
 KeepsKey = Callable[[str], Any]
@@ -85,9 +88,9 @@ class EpochIO(Protocol):
 
     def shards(
         self,
-        scanner: Callable[[str], Any],
-        unpacks: Callable[[str], Any],
-        expected: Callable[[int], Awaitable[Any]] | None,
+        scanner: Callable[[str], Scanner],
+        unpacks: Callable[[str], Unpacks | None],
+        expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> Producer:
         """Shards as they lie.
 

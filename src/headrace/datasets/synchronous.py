@@ -10,7 +10,6 @@ import anyio.to_thread
 
 from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
-from headrace.fetch import Reader
 from headrace.forks import called
 from headrace.running import running_reader, running_threads
 
@@ -71,7 +70,5 @@ def _name(data: Any) -> str:
 def _count(data: Any, name: str, seconds: float) -> None:
     """A call in a thread has ended: the loader that is running is told."""
     reader = running_reader.get()
-    if isinstance(reader, Reader):
-        held = reader.meter.held(f"{_name(data)}.{name}", "threads")
-        held.calls += 1
-        held.seconds += seconds
+    if reader is not None:
+        reader.count_call(f"{_name(data)}.{name}", seconds)

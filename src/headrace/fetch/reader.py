@@ -68,6 +68,12 @@ class Reader:
         self._cache = _cache(self.options, storage_options)
         self._closed = False
 
+    def count_call(self, name: str, seconds: float) -> None:
+        """A call of a data set's function, in a thread, has computed for so long."""
+        held = self.meter.held(name, "threads")
+        held.calls += 1
+        held.seconds += seconds
+
     async def read(
         self,
         url: str,

@@ -11,33 +11,9 @@ from headrace.formats.compression.decompressor import kind_of
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.protocols import Reads
-from headrace.rows import Rows
+from headrace.rows import Scanner
 
-
-class Scanner(Protocol):
-    """Finds the samples of a shard in successive buffers of it; it pickles between calls, and holds no bytes.
-
-    Attributes:
-        error: the damage that was found; nothing is read after it. Samples before it were given.
-        done: all was read, or `error` is set.
-        low: the lowest offset whose bytes are still needed, for samples not yet given or to read on.
-    """
-
-    @property
-    def error(self) -> Exception | None: ...
-
-    @property
-    def done(self) -> bool: ...
-
-    @property
-    def low(self) -> int: ...
-
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The samples that became complete with `buffer`, the part of the shard at `offset`.
-
-        Damage does not raise: the samples before it are given, and `error` is set.
-        """
-        ...
+__all__ = ["Block", "Format", "Scanner", "ShardEntry", "packing_of"]
 
 
 @dataclass(frozen=True, slots=True)

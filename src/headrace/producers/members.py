@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.checksums import crc32c_of
 from headrace.errors import ChecksumError, masked
 from headrace.failures import ErrorPacker, Failure
-from headrace.fetch.checksums import crc32c_of
 from headrace.fetch.ranges import Requests, member_requests
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headrace.formats.format import Scanner
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.producers.unpack import Unpacks
 from headrace.protocols import Reads, Version
+from headrace.rows import Scanner
 from headrace.types import Ints, Ranges
 
 

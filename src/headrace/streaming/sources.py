@@ -14,7 +14,6 @@ from headrace.datasets.source import IteratedData, Wanted
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
 from headrace.fetch.held import WatchedIterator
-from headrace.formats.format import Scanner
 from headrace.options import Settings
 from headrace.plan import Rounds, draw, window_order
 from headrace.producer import Producer
@@ -24,10 +23,11 @@ from headrace.producers.iterated import IterProducer
 from headrace.producers.keys import KeyProducer
 from headrace.producers.members import Bounds
 from headrace.producers.resumable import Resumable
-from headrace.producers.shard_plan import ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.producers.shards import ShardProducer
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.producers.unpack import Unpacks
+from headrace.rows import Scanner
 from headrace.streaming.async_steps import get_through, iterate_through
 from headrace.streaming.callers import from_caller
 from headrace.streaming.epoch_plan import EpochPlan
@@ -189,7 +189,7 @@ class _EpochIO:
         self,
         scanner: Callable[[str], Scanner],
         unpacks: Callable[[str], Unpacks | None],
-        expected: Callable[[int], Awaitable[Any]] | None,
+        expected: Callable[[int], Awaitable[Expected]] | None,
     ) -> ShardProducer:
         pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
         mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)

@@ -1,4 +1,4 @@
-"""What data sets read with where no loader is running."""
+"""What data sets read with: the reader of the loader that is running, or else one of their own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,41 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.errors import StorageError
 from headrace.fetch import Reader
+from headrace.fetch.held import unwatched
 from headrace.options import FetchOptions
 from headrace.protocols import Reads
 from headrace.running import running_reader
 
 _READS = 64  # at once
+_QUICK = FetchOptions(attempts=2)  # what cannot be read is said to be missing
+
+
+async def read(url: str, start: int | None = None, stop: int | None = None) -> bytes:
+    """The bytes [start, stop) of the object at `url`; all of it without a range.
+
+    Inside a loader the read goes through the loader's fetch stage and counts there; elsewhere it has connections of
+    its own, which end with it: for many reads outside a loader keep one `Reader`.
+
+    Raises:
+        StorageError: the read failed for good; the message names the address, the range and the attempts.
+        OptionError: no store knows the address's scheme.
+    """
+    running = running_reader.get()
+    if running is not None:
+        return await unwatched(running.read(url, start, stop))
+    async with Reader(FetchOptions(), concurrency=1) as reader:
+        return await reader.read(url, start, stop)
+
+
+async def found(url: str, count: int | None, storage_options: Mapping[str, Any] | None) -> bytes | None:
+    """The first bytes of an object, or all of it; None where it cannot be read. No loader need run."""
+    async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
+        try:
+            return await reader.read(url, *(() if count is None else (0, count)))
+        except (StorageError, OSError):
+            return None
 
 
 class OwnReaders:
@@ -32,7 +61,7 @@ class OwnReaders:
     async def use(self) -> AsyncGenerator[Reads, None]:
         """The reader, which is also the one that is found to be running."""
         running = running_reader.get()
-        if isinstance(running, Reader) and running.storage_options == self._storage_options:
+        if running is not None and running.storage_options == self._storage_options:
             yield running
             return
         loop = asyncio.get_running_loop()
