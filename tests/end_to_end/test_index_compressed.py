@@ -57,6 +57,18 @@ def test_compressed_shards_with_an_index_are_read_in_order_and_filtered(kind: st
         data[3]
 
 
+def test_compressed_shards_are_refused_in_an_order_that_reading_them_from_their_start_does_not_give() -> None:
+    data = hr.stream("memory://compressed/never-read.tar.gz", index="beside")
+    with pytest.raises(hr.OptionError, match=r"before .repeat.* needs samples that are counted"):
+        data.take(3).repeat(2)
+    with pytest.raises(hr.OptionError, match=r"before .repeat.* or .epoch.* needs samples that are counted"):
+        data.take(3).epoch(samples=8)
+    with pytest.raises(hr.OptionError, match="that are compressed: by='window'"):
+        data.shuffle("within")
+    data.repeat(2).take(3)
+    data.take(3).slice(1)
+
+
 def built_index(url: str) -> ShardIndex:
     async def build() -> ShardIndex:
         async with Reader(concurrency=1) as reader:

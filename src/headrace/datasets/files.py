@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
-from headrace.datasets.source import SampleSource, Traits
+from headrace.datasets.source import SampleSource, StoredSource, Traits
 from headrace.errors import masked
 from headrace.reading import read
 
@@ -31,19 +31,7 @@ class Files(AsyncDataset):
         return FileSource(self)
 
 
-class FileSource(KeySource):
+class FileSource(StoredSource, KeySource):
     """Objects, read by the loader's own reader."""
 
     traits = Traits(numbered=True, objects=True)
-
-    def __init__(self, data: Files) -> None:
-        super().__init__(data)
-        self.data: Files = data
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return self.data.urls
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        return self.data.storage_options

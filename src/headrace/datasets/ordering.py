@@ -50,6 +50,16 @@ class Ordering:
         bounds = [*self.takes_of_all, *(self.takes if self.passes is None else ())]
         return min([*bounds, *(() if samples is None else (samples,))], default=None)
 
+    def check_as_read(self) -> None:
+        """Raise OptionError where shards that are read as they lie cannot come in it, with an index or without."""
+        if self.passes is not None and self.takes:
+            raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
+        if self.shuffle is not None and self.shuffle.by in ("global", "within"):
+            raise OptionError(
+                f".shuffle(by={self.shuffle.by!r}) of shards without an index, or that are compressed: by='window' is "
+                "what can be done, or make an index of plain ones: headrace index URL…, and hr.stream(…, index='auto')"
+            )
+
     def described(self, shuffle: str) -> list[str]:
         """The operators as a state names them.
 

@@ -201,7 +201,7 @@ class _Compiler:
         self._order.check_passes()
         _check_order(self._source.traits, order)
         (_, each), *regroups = self._levels
-        return Pipeline(
+        pipeline = Pipeline(
             self._source,
             order,
             tuple(self._keeps),
@@ -213,6 +213,9 @@ class _Compiler:
             tuple(Regroup(batch, _steps(some)) for batch, some in regroups if batch is not None),
             self._is_batched,
         )
+        if self._source.is_compressed and not pipeline.is_by_number:
+            order.check_as_read()
+        return pipeline
 
     @property
     def _each(self) -> list[EachSample]:
@@ -325,19 +328,13 @@ def _check_order(traits: Traits, order: Ordering) -> None:
         raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
     if not traits.numbered and order.needs_numbers:
         raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
-    if not traits.numbered and order.passes is not None and order.takes:
-        raise OptionError(".take() before .repeat() or .epoch() needs samples that are counted; put it behind them")
-    if not traits.numbered and by is not None:
-        if not order.is_shuffled_first:
+    if not traits.numbered:
+        if by is not None and not order.is_shuffled_first:
             raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
-        if traits.iterated and by != "buffer":
+        if traits.iterated and by not in (None, "buffer"):
             raise OptionError(
                 ".shuffle() of an AsyncIterableDataset: it decides its order itself; by='buffer' can be done"
             )
-        if by in ("global", "within"):
-            raise OptionError(
-                f".shuffle(by={by!r}) of shards without an index: by='window' is what can be done, "
-                "or make an index: headrace index URL…, and hr.stream(…, index='auto')"
-            )
+        order.check_as_read()
     if traits.iterated and order.passes is not None and order.passes.passes[1] is None:
         raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")

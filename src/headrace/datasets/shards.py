@@ -15,7 +15,7 @@ from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.bodies import Where, bodies_at, version_of
 from headrace.datasets.packed import packed
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wanted
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, StoredSource, Traits, Wanted
 from headrace.errors import (
     ChecksumError,
     masked,
@@ -238,7 +238,21 @@ class IndexedShards(AsyncDataset):
         return cast("list[T]", blocking(all_of_them))
 
 
-class ShardSource(SampleSource):
+class _Sharded(StoredSource):
+    """Shards, with an index or without."""
+
+    @property
+    def is_compressed(self) -> bool:
+        is_compressed: bool = self.data.is_compressed
+        return is_compressed
+
+    @property
+    def text(self) -> str:
+        more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
+        return f"stream({masked(self.urls[0])}{more})"
+
+
+class ShardSource(_Sharded):
     """Shards that are read as they lie."""
 
     traits = Traits(sharded=True)
@@ -247,27 +261,11 @@ class ShardSource(SampleSource):
         super().__init__(data)
         self.data: Shards = data
 
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return self.data.urls
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        return self.data.storage_options
-
-    @property
-    def is_compressed(self) -> bool:
-        return self.data.is_compressed
-
-    @property
-    def text(self) -> str:
-        return _text(self.urls)
-
     def open(self, io: EpochIO) -> Producer:
         return io.shards(*_ways(self.data), None)
 
 
-class IndexedShardSource(KeySource):
+class IndexedShardSource(_Sharded, KeySource):
     """Shards with an index: got one by one, read in ranges, or as they lie."""
 
     traits = Traits(numbered=True, sharded=True)
@@ -275,22 +273,6 @@ class IndexedShardSource(KeySource):
     def __init__(self, data: IndexedShards) -> None:
         super().__init__(data)
         self.data: IndexedShards = data
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return self.data.urls
-
-    @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        return self.data.storage_options
-
-    @property
-    def is_compressed(self) -> bool:
-        return self.data.is_compressed
-
-    @property
-    def text(self) -> str:
-        return _text(self.urls)
 
     @property
     def sample_bytes(self) -> float | None:
@@ -323,11 +305,6 @@ class IndexedShardSource(KeySource):
         if io.is_planned:
             return io.ranges(partial(self.data.members, wanted=io.wanted))
         return io.shards(*_ways(self.data), self.data.expected)
-
-
-def _text(urls: Sequence[str]) -> str:
-    more = f" and {len(urls) - 1} more" if len(urls) > 1 else ""
-    return f"stream({masked(urls[0])}{more})"
 
 
 def _reader() -> Reads:

@@ -238,6 +238,20 @@ class SampleSource(ABC):
         """The samples of one epoch."""
 
 
+class StoredSource(SampleSource):
+    """What lies in a store: shards, or single objects."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        urls: tuple[str, ...] = self.data.urls
+        return urls
+
+    @property
+    def storage_options(self) -> Mapping[str, Any] | None:
+        options: Mapping[str, Any] | None = self.data.storage_options
+        return options
+
+
 class SourceOrders:
     """The orders in which a source gives its samples, before any operator: one after the other, in each pass.
 

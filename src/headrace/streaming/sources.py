@@ -230,7 +230,12 @@ class _EpochIO:
 
 
 def described_as_read(order: Ordering) -> list[str]:
-    """The operators that make the order of samples without numbers, as a state names them."""
+    """The operators that make the order of samples without numbers, as a state names them.
+
+    Raises:
+        OptionError: numbers are needed for it, and the index does not tell them.
+    """
+    order.check_as_read()
     shuffle, text = order.shuffle, ""
     if shuffle is not None:
         by, size = "window" if shuffle.by == "auto" else shuffle.by, ""
