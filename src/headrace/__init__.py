@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.datasets.constructors import files, from_iterable, from_map, stream
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
-    from headrace.datasets.registered import SampleOp, register_operator
+    from headrace.datasets.registered import BatchOp, SampleOp, register_operator
     from headrace.datasets.sharing import ShardInfo, shard_info
     from headrace.datasets.stream import Stream
     from headrace.errors import (
@@ -94,7 +94,7 @@ _HOMES = {
         "ThrottledError",
         "WorkerDiedError",
     ),
-    "headrace.datasets.registered": ("SampleOp", "register_operator"),
+    "headrace.datasets.registered": ("BatchOp", "SampleOp", "register_operator"),
     "headrace.fetch.stores.registry": ("register_store",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
@@ -113,6 +113,7 @@ __all__ = [
     "AsyncDataset",
     "AsyncIterableDataset",
     "BadResponseError",
+    "BatchOp",
     "CannotCarryError",
     "CannotCarryWarning",
     "ChecksumError",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.failures import PackedError
+from headrace.types import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,9 @@ class ProgressDelta:
         skipped: how many failed samples have been left out: (in all, right before this point).
         used: how many samples these batches were cut from, failed ones too.
         parts: of those that the source's first sample gives that is not used up, and each group put together of them,
-            how many are known already; empty where none are.
+            how many are known already; empty where nothing is begun.
+        passed: for each level of groups, of the samples that it is given first those that are of groups which are not
+            made again; empty where there are none.
     """
 
     covers: tuple[tuple[int, int], ...]
@@ -63,3 +66,4 @@ class ProgressDelta:
     skipped: tuple[int, int] = (0, 0)
     used: int = 0
     parts: tuple[int, ...] = ()
+    passed: tuple[Ranges, ...] = ()

@@ -108,6 +108,8 @@ class State:
         since: how several ranks share samples that are counted as they come.
         parts: how many samples are known of those that the first one to come gives, and each group that is put together
             of them; empty where nothing is begun.
+        passed: for each level of groups, which of the samples that come again are of groups that do not; empty where
+            there are none.
     """
 
     epoch: int = 0
@@ -128,6 +130,7 @@ class State:
     skip: int = 0
     since: ResplitBase = field(default_factory=ResplitBase)
     parts: tuple[int, ...] = ()
+    passed: tuple[Ranges, ...] = ()
 
     @property
     def step_now(self) -> int:
@@ -177,8 +180,10 @@ class State:
             packed["skip"] = self.skip
         if any(self.since):
             packed["since"] = list(self.since)
-        if any(self.parts):
+        if any(self.parts) or any(self.passed):
             packed["parts"] = list(self.parts)
+        if any(self.passed):
+            packed["passed"] = [pack_ranges(np.array(ranges, np.int64).reshape(-1, 2)) for ranges in self.passed]
         packed["check"] = check_of(packed, last)
         return packed
 
@@ -201,11 +206,14 @@ class State:
             in_all, in_a_row = packed.get("skipped", (0, 0))
             skip, since = int(packed.get("skip", 0)), ResplitBase(*map(int, packed.get("since", ())))
             rank, parts = packed.get("rank"), tuple(map(int, packed.get("parts", ())))
-            is_positive = min(skip, *since, *parts, *number.values()) >= 0
+            passed = [unpack_ranges(one).tolist() for one in packed.get("passed", ())]
+            is_positive = min(skip, *since, *parts, *number.values(), *(a for ranges in passed for a, _ in ranges)) >= 0
             if not (is_positive and 1 <= number["world"] <= number["step"] and number["lanes"] >= 1):
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
                 raise ValueError("there is no such tail, or no such rank")
+            if passed and len(passed) != len(parts) - 1:
+                raise ValueError("parts are of other levels of groups than what is passed")
             return State(
                 epoch=number["epoch"],
                 cursor=Cursor(number["position"], unpack_ranges(packed.get("holes", ()))),
@@ -225,6 +233,7 @@ class State:
                 skip=skip,
                 since=since,
                 parts=parts,
+                passed=tuple(tuple((a, b) for a, b in ranges) for ranges in passed),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error

@@ -110,6 +110,7 @@ class Reply:
         kept: for SAMPLES of which of the task's samples those in the list are; of one there may be many, or none. For
             GROUP they are all of the first.
         failed: for SAMPLES and GROUP where in the list failures stand, ascending.
+        measures: for SAMPLES and GROUP, where the chain has a measure, that of each in the list; 0 of failures.
         errors: (slot, error); for SAMPLES a Failure stands in the list too. For SLOTS, where the chain
             skips, the other samples are written one after the other from the task's first slot on: its last ones stay
             empty.
@@ -126,6 +127,7 @@ class Reply:
     lengths: tuple[int, ...] = ()
     kept: Sequence[int] = ()
     failed: Sequence[int] = ()
+    measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
@@ -146,6 +148,7 @@ class Chain:
         skips: whether a batch is collated without its samples that have failed; False: one that has any is not.
         by_key: whether samples come as keys, and their random numbers go by those and not by positions.
         many: does what `steps` do, for all keys of a task at once.
+        measure: asked for a number of each sample that goes on to the next stage, which puts samples together by that.
         begin: called in each worker, process or thread, with its number, before the first task of this chain.
         pack_error: packs an exception, with the worker's number; None: as the engine packs its own.
     """
@@ -158,5 +161,6 @@ class Chain:
     skips: bool = False
     by_key: bool = False
     many: Callable[[list[Any]], Sequence[object]] | None = None
+    measure: Callable[[Any], int] | None = None
     begin: Callable[[int], object] | None = None
     pack_error: Callable[[BaseException, Origin, int], PackedError] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -17,6 +17,28 @@ Tail = Literal["short", "drop", "pad", "carry"]
 
 Ranges = tuple[tuple[int, int], ...]
 """Numbers as ranges [start, stop) that ascend."""
+
+
+class Batcher(Protocol):
+    """Finds the next group of samples: the seam for whoever puts samples together.
+
+    It is told a measure of each sample that waits, in order, until it names some of them. Then another one is begun for
+    the next group, and told of those that are left, and of what comes after them. What it does must follow from what it
+    was told alone.
+    """
+
+    def offer(self, measure: int) -> Sequence[int] | None:
+        """The next sample that waits.
+
+        Returns:
+            The samples that make a group now, by the order in which they were offered to this batcher, from 0; None, or
+            an empty list, as long as others are needed.
+        """
+        ...
+
+    def end(self) -> Sequence[int] | None:
+        """No other sample comes. The same; but where it names none, those that wait are left out."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

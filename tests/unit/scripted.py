@@ -24,13 +24,14 @@ from headrace.producer import Flow
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.epoch import Epoch
-from headrace.scheduler.origins import Origins
+from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap
 from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
 from headrace.scheduler.skips import Skips
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Chain, Reply, Task
 from headrace.torch_compat import serialize
+from headrace.types import Ranges
 from headrace.work.messages import TaskMessage
 from headrace.work.task_runner import TaskRunner, untold
 
@@ -199,9 +200,9 @@ class Plan:
     Attributes:
         samples: the source's.
         stages: before the last one; the chains that they name are in `chains`, as 1 is, the last one's.
-        groups: of what each level of samples is made.
         done: how many of the source's samples were received before.
         known: how many samples are known of what the first ones give.
+        passed: which of those that come again are of groups that do not.
     """
 
     samples: Sequence[Any]
@@ -222,6 +223,7 @@ class Plan:
     breaks: bool = False
     done: int = 0
     known: tuple[int, ...] = ()
+    passed: tuple[Ranges, ...] = ()
     fails: Callable[[Task], bool] = lambda task: False
 
 
@@ -255,8 +257,9 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
     slabs = Slabs(lambda _: None, lambda _: True)
     slabs.limit = slabs.kept = plan.depth + 3
     budget = Budget(plan.budget, lambda: arena.leased_bytes, lambda: arena.leased_bytes)
-    sizes = [stage.size for stage in plan.stages if isinstance(stage, GroupStage)]
-    levels = [Origins(size, known) for size, known in zip([1, *sizes], plan.known or [0] * 9, strict=False)]
+    groups = sum(isinstance(stage, GroupStage) for stage in plan.stages)
+    first, *known = plan.known or [0] * (1 + groups)
+    levels = [Origins(first), *map(GroupOrigins, known, plan.passed or [()] * groups)]
     batches = BatchSpec(
         chain=1,
         batch_size=plan.batch_size,

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.parts import ListPart
 from headrace.scheduler.boundaries import EvenBoundaries, GivenBoundaries
-from headrace.scheduler.origins import Origins
+from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.pile import Pile
 from headrace.scheduler.position_map import PositionMap
 
@@ -19,7 +19,7 @@ class OriginsOfTwoLevels(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.size, self.batch = 3, 2
-        self.map = PositionMap(kept_from=0, levels=[Origins(), Origins(self.size)])
+        self.map = PositionMap(kept_from=0, levels=[Origins(), GroupOrigins()])
         self.first: list[int] = []  # the source's number of each sample of the first level
         self.second: list[int] = []  # the group of each sample of the second
         self.sources = self.groups = self.batches = 0
@@ -36,6 +36,7 @@ class OriginsOfTwoLevels(RuleBasedStateMachine):
     @rule(count=st.integers(0, 4))
     def group_comes(self, count: int) -> None:
         self.second += [self.groups] * count
+        self.map.levels[1].formed(range(self.groups * self.size, (self.groups + 1) * self.size))
         self.map.arrived(1, [self.groups] * count)
         self.groups += 1
 

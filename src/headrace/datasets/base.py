@@ -13,7 +13,7 @@ from headrace.datasets.choosing import SelectIndices, WeightedSample
 from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Select, ToTuple, on_field
 from headrace.datasets.many import Unbatch, gives_many
 from headrace.datasets.operators import Batch, EachSample, EpochSize, Operator, Repeat, Shuffle, Take
-from headrace.datasets.registered import operator_step
+from headrace.datasets.registered import made_operator
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.functions import checked, is_async, name_of
@@ -172,7 +172,7 @@ class Operators(Generic[S]):
         Raises:
             OptionError: there is no such operator.
         """
-        return self._with(EachSample(operator_step(name, args, named)))
+        return self._with(made_operator(name, args, named))
 
     def select(self, *names: str) -> S:
         """The named fields of each sample only; where shards have an index, the others are not read.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from headrace.datasets.batchers import EvenBatcher
 from headrace.datasets.fields import Selection
 from headrace.formats.values import Decoder
 from headrace.functions import is_async
 from headrace.plan import FirstOf, Order, ShuffledOrder
 from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
+from headrace.types import Batcher
 
 
 class Compiles(Protocol):
@@ -21,6 +24,8 @@ class Compiles(Protocol):
     def add_each(self, operator: EachSample) -> None: ...
 
     def add_batch(self, operator: Batch) -> None: ...
+
+    def add_group(self, operator: GroupOperator) -> None: ...
 
     def add_order(self, operator: OrderOp) -> None: ...
 
@@ -141,6 +146,46 @@ class Batch(Operator):
 
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_batch(self)
+
+    @property
+    def on_the_way(self) -> GroupOperator:
+        """What it is where more follows than functions of batches."""
+        last = ", drop_last=True" if self.drop_last else ""
+        return GroupOperator(
+            f"batch({self.size}{last})", functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOperator(Operator):
+    """Samples become groups, each of which is one sample of what follows.
+
+    Attributes:
+        name: the call, as it is shown, and as states name it.
+        batcher: begins what finds a group.
+        measure: gives a number of a sample, in a worker; None: it is 1.
+        collate: makes one of a group's samples, in a worker; None: the default collation.
+    """
+
+    name: str
+    batcher: Callable[[], Batcher]
+    measure: Callable[[Any], int] | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    @property
+    def where(self) -> str:
+        return "workers"
+
+    def count(self, count: int) -> int:
+        """Refused: that is known only later."""
+        raise TypeError(f"how many groups .{self.name} makes of {count} samples is known only later")
+
+    def add_to(self, compiler: Compiles) -> None:
+        compiler.add_group(self)
 
 
 class OrderOperator(Operator):

@@ -10,6 +10,7 @@ from headrace.datasets.operators import (
     Batch,
     EachSample,
     EpochSize,
+    GroupOperator,
     Operator,
     OrderOp,
     OrderOperator,
@@ -27,16 +28,15 @@ from headrace.tasks import Step
 
 @dataclass(frozen=True)
 class Regroup:
-    """Samples that are put together on the way, and what is done to each batch, and to what comes of it."""
+    """Samples that are put together on the way, and what is done to each group, and to what comes of it."""
 
-    batch: Batch
+    grouping: GroupOperator
     steps: tuple[Step, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
         """What a state says of it."""
-        last = ", drop_last=True" if self.batch.drop_last else ""
-        return (f"batch({self.batch.size}{last})", *(step.name for step in self.steps))
+        return (self.grouping.text, *(step.name for step in self.steps))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class _Compiler:
         self._source = source
         self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
-        self._levels: list[tuple[Batch | None, list[EachSample]]] = [(None, [])]
+        self._levels: list[tuple[GroupOperator | None, list[EachSample]]] = [(None, [])]
         self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
         self._after: list[EachSample] = []
         self._limit: int | None = None
@@ -210,7 +210,7 @@ class _Compiler:
             self._batch,
             _steps(self._after),
             self._is_given,
-            tuple(Regroup(batch, _steps(some)) for batch, some in regroups if batch is not None),
+            tuple(Regroup(grouping, _steps(some)) for grouping, some in regroups if grouping is not None),
             self._is_batched,
         )
         if self._source.is_compressed and not pipeline.is_by_number:
@@ -245,6 +245,11 @@ class _Compiler:
         self._close()
         self._batch, self._is_batched = operator, True
 
+    def add_group(self, operator: GroupOperator) -> None:
+        self._close()
+        self._group(operator, [])
+        self._is_batched = False
+
     def add_take(self, operator: Take) -> None:
         self._take(operator.samples * (1 if self._batch is None else self._batch.size))
 
@@ -273,15 +278,18 @@ class _Compiler:
 
     def _close(self) -> None:
         """More follows the last batch than functions of batches."""
-        if self._batch is None:
-            return
+        if self._batch is not None:
+            self._group(self._batch.on_the_way, self._after)
+            self._batch, self._after = None, []
+
+    def _group(self, grouping: GroupOperator, each: list[EachSample]) -> None:
+        """Another level begins: groups, which go through these steps."""
         if self._limit is not None:
             raise OptionError(
-                f".take() and .epoch() behind .filter() and .flat_map(), and before .{self._batch.text}, behind which "
+                f".take() and .epoch() behind .filter() and .flat_map(), and before .{grouping.text}, behind which "
                 "batches are taken apart or put together again: put them behind that"
             )
-        self._levels.append((self._batch, self._after))
-        self._batch, self._after = None, []
+        self._levels.append((grouping, each))
 
     def _take(self, samples: int) -> None:
         if self._limit is not None or not self._is_counted:
@@ -309,9 +317,11 @@ class _Compiler:
         if self._limit is not None:
             raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
         many = next((one.text for one in self._each if one.step.kind == "many"), None)
-        if len(self._levels) > 1 or (many is not None and is_of_one):
+        grouping, _ = self._levels[-1]
+        if grouping is not None or (many is not None and is_of_one):
+            before = many or ("" if grouping is None else grouping.text)
             raise OptionError(
-                f"{call} behind .{many or 'batch()'}: it is about samples of the source, and those have become others; "
+                f"{call} behind .{before}: it is about samples of the source, and those have become others; "
                 "move it before that"
             )
 

@@ -9,14 +9,16 @@ from importlib.metadata import entry_points
 from typing import Any, Literal
 
 from headrace.datasets.many import gives_many
+from headrace.datasets.operators import EachSample, GroupOperator, Operator
 from headrace.errors import OptionError
 from headrace.functions import checked, is_async, name_of
 from headrace.tasks import Step
+from headrace.types import Batcher
 
 GROUP = "headrace.operators"
 
 _KINDS: dict[str, Literal["map", "filter", "many"]] = {"one": "map", "at most one": "filter", "many": "many"}
-_registered: dict[str, Callable[..., SampleOp]] = {}
+_registered: dict[str, Callable[..., SampleOp | BatchOp]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +45,44 @@ class SampleOp:
     @property
     def where(self) -> Literal["loop", "worker"]:
         """Where it runs."""
-        return "loop" if is_async(self.step("").fn) else "worker"
+        return "loop" if is_async(self.operator("").step.fn) else "worker"
 
-    def step(self, name: str) -> Step:
-        """The step of a stream that this is, under the name that errors, reports and states give it."""
+    def operator(self, name: str) -> EachSample:
+        """What this is in a stream, under the name that errors, reports and states give it."""
         fn = gives_many(self.fn) if self.yields == "many" else self.fn
-        return Step(name, _KINDS[self.yields], fn, self.random)
+        return EachSample(Step(name, _KINDS[self.yields], fn, self.random))
 
 
-def register_operator(name: str, make: Callable[..., SampleOp]) -> None:
-    """Have `data.apply_op(name, …)` do what the `hr.SampleOp` does that `make(…)` gives, in any stream.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOp:
+    """How samples of a stream are put together: each group is one sample of what follows.
+
+    Attributes:
+        batcher: called for each group, without arguments: gives a new `headrace.types.Batcher`, which says what the
+            group is. It runs in the trainer's process, on the event loop, and sees no samples but their measures.
+        measure: gives a whole number of a sample, such as its length, in a worker; None: it is 1. Of a sample that
+            failed it is 0.
+        collate: makes one of the group's samples, which it gets as a list, in a worker. By default the list is it.
+    """
+
+    batcher: Callable[[], Batcher]
+    measure: Callable[[Any], int] | None = None
+    collate: Callable[[list[Any]], Any] = list
+
+    def __post_init__(self) -> None:
+        for name, function in (("batcher", self.batcher), ("measure", self.measure or len), ("collate", self.collate)):
+            if is_async(checked(function, f"BatchOp: {name}=")):
+                raise OptionError(
+                    f"BatchOp({name}={name_of(function)}): a plain function is needed, and no `async def`"
+                )
+
+    def operator(self, name: str) -> GroupOperator:
+        """What this is in a stream, under the name that errors, reports and states give it."""
+        return GroupOperator(name, self.batcher, self.measure, self.collate)
+
+
+def register_operator(name: str, make: Callable[..., SampleOp | BatchOp]) -> None:
+    """Have `data.apply_op(name, …)` do what the operator does that `make(…)` gives, in any stream.
 
     It goes to the workers with the streams: nothing has to be registered there. A second registration wins over the
     first. A package that is installed can name its function as an entry point of the group `headrace.operators`.
@@ -60,7 +90,7 @@ def register_operator(name: str, make: Callable[..., SampleOp]) -> None:
 
     Args:
         name: a word, under which states and errors name it, too.
-        make: called with the arguments of `apply_op`; gives a `hr.SampleOp`.
+        make: called with the arguments of `apply_op`; gives a `hr.SampleOp` or a `hr.BatchOp`.
 
     Raises:
         OptionError: the name is none, or `make` cannot be called.
@@ -74,17 +104,19 @@ def register_operator(name: str, make: Callable[..., SampleOp]) -> None:
     if not str(name).isidentifier():
         raise OptionError(f"register_operator({name!r}): a word is needed, of letters, digits and '_'")
     if not callable(make):
-        raise OptionError(f"register_operator({name!r}, {make!r}): a function that gives a SampleOp is needed")
+        raise OptionError(
+            f"register_operator({name!r}, {make!r}): a function that gives a SampleOp or a BatchOp is needed"
+        )
     _registered[name] = make
 
 
-def registered_operators() -> dict[str, Callable[..., SampleOp]]:
+def registered_operators() -> dict[str, Callable[..., SampleOp | BatchOp]]:
     """Those that others have written, by name; what is installed is imported when it is first used."""
     return {**_installed(), **_registered}
 
 
-def operator_step(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Step:
-    """The step that an operator is, with these arguments.
+def made_operator(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Operator:
+    """What an operator is in a stream, with these arguments.
 
     Raises:
         OptionError: there is no such operator, or it gives none.
@@ -94,10 +126,12 @@ def operator_step(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> St
         have = ", ".join(sorted(known)) or "none"
         raise OptionError(f".apply_op({name!r}): register it first, by hr.register_operator; registered are: {have}")
     made = known[name](*args, **named)
-    if not isinstance(made, SampleOp):
-        raise OptionError(f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp")
+    if not isinstance(made, SampleOp | BatchOp):
+        raise OptionError(
+            f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp or hr.BatchOp"
+        )
     described = [*map(_describe, args), *(f"{key}={_describe(value)}" for key, value in named.items())]
-    return made.step(f"{name}({', '.join(described)})")
+    return made.operator(f"{name}({', '.join(described)})")
 
 
 def _describe(value: Any) -> str:
@@ -106,10 +140,10 @@ def _describe(value: Any) -> str:
 
 
 @functools.cache
-def _installed() -> dict[str, Callable[..., SampleOp]]:
+def _installed() -> dict[str, Callable[..., SampleOp | BatchOp]]:
     return {entry.name: functools.partial(_load, entry) for entry in entry_points(group=GROUP)}
 
 
-def _load(entry: Any, *args: Any, **named: Any) -> SampleOp:
-    made: SampleOp = entry.load()(*args, **named)
+def _load(entry: Any, *args: Any, **named: Any) -> SampleOp | BatchOp:
+    made: SampleOp | BatchOp = entry.load()(*args, **named)
     return made

@@ -26,7 +26,7 @@ class ProgressSnapshot:
         mark: where the source can be begun again.
         skipped: how many failed samples were left out: (in all, right before what comes next).
         is_over: whether it was said that there is no more.
-        parts: how much is known of what the first samples give that are not used up; see `ProgressDelta`.
+        parts, passed: what is known of what the first samples give that are not used up; see `ProgressDelta`.
     """
 
     batches: int = 0
@@ -37,6 +37,7 @@ class ProgressSnapshot:
     skipped: tuple[int, int] = (0, 0)
     is_over: bool = False
     parts: tuple[int, ...] = ()
+    passed: tuple[Ranges, ...] = ()
 
 
 class Progress:
@@ -129,6 +130,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
         mark=after.mark,
         skipped=after.skipped,
         parts=after.parts,
+        passed=after.passed,
     )
 
 

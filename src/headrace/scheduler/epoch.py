@@ -20,7 +20,8 @@ from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.boundaries import GivenBoundaries
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.inner import GroupLevel, Level
+from headrace.scheduler.group_level import GroupLevel
+from headrace.scheduler.inner import Level, Outcome
 from headrace.scheduler.recipe import GroupStage, InnerStage
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Task
@@ -254,9 +255,8 @@ class Epoch:
             if isinstance(stage, GroupStage):
                 levels.append([])
             levels[-1].append(stage)
-        known = [origins.known for origins in self._position_map.levels]
         return [
-            (GroupLevel if number else Level)(number, stages, spec, self._dispatch, self._budget, self, known[number])
+            (GroupLevel if number else Level)(number, stages, spec, self._dispatch, self._budget, self)
             for number, stages in enumerate(levels)
         ]
 
@@ -278,19 +278,19 @@ class Epoch:
     def came_through(self, start: int, part: Part) -> None:
         self._arrive(start, part)
 
-    def left(self, level: Level, units: Sequence[int], part: Part, positions: Sequence[int]) -> None:
-        self._position_map.arrived(level.number, units)
+    def left(self, level: Level, outcome: Outcome) -> None:
+        self._position_map.arrived(level.number, outcome.units)
         if level is self._levels[-1]:
-            self._arrive(self._cut, part)
+            self._arrive(self._cut, outcome.part)
             return
         following = self._levels[level.number + 1]
         assert isinstance(following, GroupLevel)
-        following.put(part, positions)
+        following.put(outcome)
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
         """End an epoch that would not end: the same samples come again and again, and none is ever left."""
-        sizes = self._position_map.levels[level.number].size
-        at = self._position_map.source_number(level.number - 1, unit * sizes) if level.number else unit
+        first = self._position_map.levels[level.number].first(unit)
+        at = self._position_map.source_number(level.number - 1, first)
         if is_of_use:
             self._of_use[level.number] = at + 1
             return

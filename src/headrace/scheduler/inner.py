@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from anyio.abc import TaskGroup
 
@@ -40,6 +39,22 @@ class Units(NamedTuple):
     positions: Sequence[int]
 
 
+class Outcome(NamedTuple):
+    """What came of some units.
+
+    Attributes:
+        part: the samples.
+        units: of which unit each is.
+        positions: of each.
+        measures: of each, where the level behind goes by that.
+    """
+
+    part: Part
+    units: Sequence[int]
+    positions: Sequence[int]
+    measures: Sequence[int]
+
+
 class InnerHost(Protocol):
     """The epoch that a level is part of."""
 
@@ -63,8 +78,8 @@ class InnerHost(Protocol):
         """The source's samples from `start` on have become these, one of each; they come in any order."""
         ...
 
-    def left(self, level: Level, units: Sequence[int], part: Part, positions: Sequence[int]) -> None:
-        """The next samples of a level, with these positions; the last ones of those that are of these units."""
+    def left(self, level: Level, outcome: Outcome) -> None:
+        """The next samples of a level; the last ones of those that are of these units."""
         ...
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
@@ -87,7 +102,6 @@ class Level:
         number: of the level; what goes into the first one are the source's samples.
         stages: what is done in it.
         spec: what the epoch goes through.
-        known: how many samples of what the first unit gives are known: they are not given again.
     """
 
     def __init__(
@@ -98,17 +112,17 @@ class Level:
         dispatch: Dispatch,
         budget: Budget,
         host: InnerHost,
-        known: int = 0,
     ) -> None:
         self.number = number
         self._stages, self._key = tuple(stages), spec.key
         self._batches, self._learned = spec.batches, spec.learned
         self._dispatch, self._budget, self._host = dispatch, budget, host
-        self._known = known
+        self._origins = spec.position_map.levels[number]
+        self._known = self._origins.known  # samples of what the first unit gives: they are not given again
         self.frontier = 0  # the units below have given what they give
         self.under_way = 0  # tasks
         self.inside = 0  # samples before, in and behind the stages
-        self._made: dict[int, tuple[int, Part, Sequence[int], Sequence[int]]] = {}  # by the first unit
+        self._made: dict[int, tuple[int, Outcome]] = {}  # (of how many units, what came of them), by the first unit
         self._pile = Pile()
         self.group: TaskGroup | None = None
 
@@ -143,8 +157,8 @@ class Level:
     def drop(self) -> None:
         """Let go of everything."""
         self._pile.drop()
-        for _, part, _, _ in self._made.values():
-            part.release()
+        for _, outcome in self._made.values():
+            outcome.part.release()
 
     @property
     def _has_waiting(self) -> bool:
@@ -166,151 +180,79 @@ class Level:
         running_charge.set(None)  # it was the source's, in whose task we were begun
         numbers: Sequence[int] = range(units.start, units.start + units.number)
         (part, *_), positions = units.parts, units.positions
+        measures: Sequence[int] = ()
         for place, stage in enumerate(self._stages, _BETWEEN_STAGES):
             if not numbers:
                 break  # none is left
             if isinstance(stage, LoopStage):
-                part, kept = await stage.run(part, positions, self._key)
+                (part, kept), measures = await stage.run(part, positions, self._key), ()
                 if isinstance(part, ListPart):
                     part.claim = self._budget.claim(bytes_in(part.samples))
-            elif isinstance(stage, GroupStage):
-                part, kept = await self._by_workers(stage.chain, Finish.GROUP, units, units.parts, positions)
             else:
-                part, kept = await self._by_workers(stage.chain, Finish.SAMPLES, units, [part], positions)
+                finish = Finish.GROUP if isinstance(stage, GroupStage) else Finish.SAMPLES
+                parts = units.parts if finish is Finish.GROUP else [part]
+                part, kept, measures = await self._by_workers(stage.chain, finish, units, parts, positions)
             if stage.gives_many or len(kept) < len(numbers):
                 numbers, positions = [numbers[k] for k in kept], _parts_of(positions, kept, place)
         self.under_way -= 1
         self._budget.changed()
-        self._come_out(units, part, numbers, positions)
+        self._come_out(units, Outcome(part, numbers, positions, measures))
         self.begin()
         self._host.moved()
 
     async def _by_workers(
         self, chain: int, finish: Finish, units: Units, parts: list[Part], positions: Sequence[int]
-    ) -> tuple[Part, Sequence[int]]:
-        """(what a chain makes of samples, of which of them each is)."""
+    ) -> tuple[Part, Sequence[int], Sequence[int]]:
+        """(what a chain makes of samples, of which of them each is, their measures)."""
         batch = self._host.batch_of(self, units.start)
         task = Task(chain, self._key, batch, finish, parts, units.start, positions)
         is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
         reply, made = await self._dispatch.samples(task, is_urgent)
         if made is not None:
-            return made, reply.kept
+            return made, reply.kept, reply.measures
         count = 1 if finish is Finish.GROUP else len(positions)
-        return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count)
+        return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count), ()
 
-    def _come_out(self, units: Units, part: Part, numbers: Sequence[int], positions: Sequence[int]) -> None:
+    def _come_out(self, units: Units, outcome: Outcome) -> None:
         went_in = self._size_of(units)
         if self._batches.keeps_count:
             self.inside -= went_in
-            self._host.came_through(units.start, part)
+            self._host.came_through(units.start, outcome.part)
             return
-        self.inside += part.count - went_in
-        self._made[units.start] = units.number, part, numbers, positions
+        self.inside += outcome.part.count - went_in
+        self._made[units.start] = units.number, outcome
         while self.frontier in self._made:
-            count, part, numbers, positions = self._made.pop(self.frontier)
+            count, outcome = self._made.pop(self.frontier)
             self.frontier += count
-            self.inside -= part.count
-            is_of_use = part.count > 0
+            self.inside -= outcome.part.count
+            is_of_use = outcome.part.count > 0
             if self._known and is_of_use:
-                part, numbers, positions = self._without_known(part, numbers, positions)
-            self._host.left(self, numbers, part, positions)
+                outcome = self._without_known(outcome)
+            self._host.left(self, outcome)
             self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
 
     def _size_of(self, units: Units) -> int:
         """How many samples go in with these units."""
         return units.number
 
-    def _without_known(
-        self, part: Part, numbers: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Part, Sequence[int], Sequence[int]]:
+    def _without_known(self, outcome: Outcome) -> Outcome:
         """The first unit gives again what it gave before, of which so many samples were delivered already.
 
         It must give more than those, or it would not have been begun again: else what it gives has changed.
         """
         known, self._known = self._known, 0
-        given = sum(1 for number in numbers if number == 0)
+        part, units, positions, measures = outcome
+        given = sum(1 for unit in units if unit == 0)
         if given <= known:
             why: Part = part.cut(0, 1)
             if given != 1 or not why.failed:  # else that says it
                 why.release()
                 why = ListPart([self._host.failure(_changed(known, given))])
-            self._host.left(self, [0] * (known + 1), why, [positions[0]])
+            self._host.left(self, Outcome(why, [0] * (known + 1), [positions[0]], ()))
         first = min(known, given)
         left = part.cut(first, part.count)
         part.release()
-        return left, numbers if given > known else numbers[first:], positions[first:]
-
-
-class GroupLevel(Level):
-    """Samples that are put together: a group of so many is a unit. Its first stage says how many, and does it."""
-
-    def __init__(self, number: int, stages: Sequence[InnerStage], *args: Any) -> None:
-        super().__init__(number, stages, *args)
-        (self._group_stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
-        self._whole: deque[Units] = deque()
-        self._parts: list[Part] = []  # of the group that lacks samples
-        self._positions: list[int] = []
-        self._begun = 0  # groups, with that one
-
-    def put(self, part: Part, positions: Sequence[int]) -> None:
-        """The next samples, with their positions."""
-        done = 0
-        while done < part.count:
-            count = min(part.count - done, self._group_stage.size - len(self._positions))
-            self._parts.append(part.cut(done, done + count))
-            self._positions += positions[done : done + count]
-            done += count
-            if len(self._positions) == self._group_stage.size:
-                self._close()
-        part.release()
-        self.begin()
-
-    def flush(self) -> None:
-        """No more samples come: the last group has fewer, or is left out; but errors are told."""
-        if not self._positions:
-            return
-        if self._group_stage.drop_last:
-            parts, self._parts, positions, self._positions = self._parts, [], self._positions, []
-            failed = next((part.cut(part.failed[0], part.failed[0] + 1) for part in parts if part.failed), None)
-            for part in parts:
-                part.release()
-            if failed is None:
-                return
-            self._parts, self._positions = [failed], positions[:1]
-        self._close()
-        self.begin()
-
-    def drop(self) -> None:
-        super().drop()
-        for part in (*self._parts, *(part for units in self._whole for part in units.parts)):
-            part.release()
-        self._parts.clear()
-        self._whole.clear()
-
-    def _close(self) -> None:
-        """The group that lacked samples lacks none."""
-        self._whole.append(Units(self._begun, 1, self._parts, self._positions))
-        self.inside += len(self._positions)
-        self._begun += 1
-        self._parts, self._positions = [], []
-
-    @property
-    def _has_waiting(self) -> bool:
-        return bool(self._whole)
-
-    @property
-    def _first_waiting(self) -> int:
-        return self._whole[0].start
-
-    @property
-    def _chunk(self) -> int:
-        return self._group_stage.size
-
-    def _take(self) -> Units:
-        return self._whole.popleft()
-
-    def _size_of(self, units: Units) -> int:
-        return len(units.positions)
+        return Outcome(left, units if given > known else units[first:], positions[first:], measures[first:])
 
 
 def _changed(known: int, given: int) -> StateMismatchError:

@@ -11,7 +11,7 @@ from headrace.delivery import ProgressDelta
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.origins import Origins
 from headrace.tasks import Task
-from headrace.types import Ints
+from headrace.types import Ints, Ranges
 
 Positions = Callable[[int, int], Sequence[int]]
 """The positions in the epoch of the `start`-th up to the `stop`-th sample that a source gives."""
@@ -75,7 +75,7 @@ class PositionMap:
     def source_number(self, level: int, number: int) -> int:
         """The source's number of what has this one in a level; -1 before the first."""
         for origins in reversed(self.levels[: level + 1]):
-            number = origins.unit(number) * origins.size
+            number = origins.first(origins.unit(number))
         return number
 
     def needed(self, number: int) -> tuple[int, tuple[int, ...]]:
@@ -87,9 +87,18 @@ class PositionMap:
         known = []
         for origins in reversed(self.levels):
             unit, part = origins.needed(number)
-            number = unit * origins.size
+            number = origins.begin(unit)
             known.append(part)
         return number, tuple(reversed(known))
+
+    def passed(self, number: int) -> tuple[Ranges, ...]:
+        """Of what must be run again for these, what is of groups that need not be: for each level behind the first."""
+        passed = []
+        for origins in reversed(self.levels):
+            unit, _ = origins.needed(number)
+            number = origins.begin(unit)
+            passed.append(origins.passed(unit))
+        return tuple(reversed(passed[:-1]))
 
     def put(self, stop: int) -> None:
         """The source has put all samples before this one, by its own numbers."""
@@ -117,7 +126,7 @@ class PositionMap:
         oldest = boundaries.start(self._first_not)
         for origins in reversed(self.levels):
             origins.forget(oldest)
-            oldest = origins.needed(oldest)[0] * origins.size
+            oldest = origins.begin(origins.needed(oldest)[0])
 
     def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
         """What a state says besides of batches that were delivered before this was known; None: nothing."""
@@ -132,11 +141,15 @@ class PositionMap:
         """What a state says once all that was delivered so far has been received."""
         covers, self._covers = tuple(self._covers), []
         used, self._used = self._used, 0
-        oldest, known = boundaries.start(self._first_not), tuple[int, ...]()
+        oldest = boundaries.start(self._first_not)
+        known, passed = tuple[int, ...](), tuple[Ranges, ...]()
         if self._kept_from is not None:
+            passed = self.passed(oldest)
             oldest, known = self.needed(oldest)
         mark = None if self._mark is None else self._mark(oldest)
-        return ProgressDelta(covers, mark, skipped, used, known if any(known) else ())
+        if not any(passed):
+            passed, known = (), known if any(known) else ()
+        return ProgressDelta(covers, mark, skipped, used, known, passed)
 
 
 def as_numbers(positions: Ints) -> Sequence[int]:

@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from headrace.memory import LARGE_BYTES, Lease
 from headrace.parts import Part
 from headrace.tasks import Reply, Task
+from headrace.types import Batcher
 
 _MAX_CHUNK = 256
 _WORTH_S = 1e-3  # of work, for one task
@@ -67,15 +68,18 @@ class LoopStage:
 
 @dataclass(frozen=True, slots=True)
 class GroupStage:
-    """So many samples are put together; the chain with this number does it, and gives one or many.
+    """Some samples are put together; the chain with this number does it, and gives one or many.
 
     Attributes:
-        drop_last: leave a last group out that has fewer.
+        batcher: begins what says which ones.
+        name: what errors call it.
+        is_measured: whether workers tell a measure of each sample; else it is 1.
     """
 
     chain: int
-    size: int
-    drop_last: bool = False
+    batcher: Callable[[], Batcher]
+    name: str
+    is_measured: bool = False
     gives_many: ClassVar[bool] = True
 
 

@@ -153,12 +153,21 @@ def _stages(
                 chains[number] = Chain(steps, init=settings.init)
                 inner.append(WorkStage(number, _give_many(steps)))
 
+    def have_measured(measure: Callable[[Any], int]) -> None:
+        """The last stage before a level of groups does it, where workers run that."""
+        if not inner or isinstance(inner[-1], _LoopSteps):
+            add([(False, ())])
+        number = _FINAL + len(inner)
+        chains[number] = replace(chains[number], measure=measure)
+
     add(groups)
-    for regroup in pipeline.regroups:
-        groups, number = _by_color(regroup.steps, meter), _FINAL + 1 + len(inner)
+    for grouping, steps in ((regroup.grouping, regroup.steps) for regroup in pipeline.regroups):
+        if grouping.measure is not None:
+            have_measured(grouping.measure)
+        groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)
         first = groups.pop(0)[1] if groups and not groups[0][0] else ()
-        chains[number] = Chain((), default_collate, first, settings.init, skips=skips)
-        inner.append(GroupStage(number, regroup.batch.size, regroup.batch.drop_last))
+        chains[number] = Chain((), grouping.collate or default_collate, first, settings.init, skips=skips)
+        inner.append(GroupStage(number, grouping.batcher, grouping.text, grouping.measure is not None))
         add(groups)
     return prefix, chains, inner
 

@@ -15,7 +15,7 @@ from headrace.plan.cursor import compressed
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
-from headrace.scheduler.origins import Origins
+from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap, as_numbers
 from headrace.state import Fingerprint, ResplitBase, State, check_of, last_positions
 from headrace.types import Ints, Ranges
@@ -39,7 +39,7 @@ class EpochPlan:
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
         limit: how many samples come in the epoch at most, of those that filters leave, on all ranks together.
-        groups: of what each level of samples is made: 1 for the source's, and then how many make a group.
+        levels: of samples that are counted: those of the source are one, and groups of those of another one are, too.
         leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
@@ -59,7 +59,7 @@ class EpochPlan:
     source: str
     is_resumed: bool = False
     limit: int | None = None
-    groups: tuple[int, ...] = (1,)
+    levels: int = 1
     leave_out: int = 0
     share: Steps | None = None
     why_no_state: str | None = None
@@ -133,9 +133,9 @@ class EpochPlan:
         if mark is not None:
             ask = mark
             mark = lambda number: ask(_original(number, self._done))
-        parts = self.begin.parts or (0,) * len(self.groups)
-        levels = [Origins(size, known) for size, known in zip(self.groups, parts, strict=True)]
-        return PositionMap(positions, kept_from, mark, levels)
+        first, *parts = self.begin.parts or (0,) * self.levels
+        passed = self.begin.passed or ((),) * (self.levels - 1)
+        return PositionMap(positions, kept_from, mark, [Origins(first), *map(GroupOrigins, parts, passed)])
 
     @property
     def _is_plain(self) -> bool:
@@ -154,7 +154,9 @@ class EpochPlan:
         if self.is_shared:
             samples = samples // self.world
         begin = self.begin
-        return ProgressSnapshot(begin.batches, samples, samples, skipped=begin.skipped, parts=begin.parts)
+        return ProgressSnapshot(
+            begin.batches, samples, samples, skipped=begin.skipped, parts=begin.parts, passed=begin.passed
+        )
 
     def digest(self) -> int:
         """What all ranks must agree about at its begin."""
@@ -163,7 +165,9 @@ class EpochPlan:
             self.begin, end=steps.end, step=steps.size, lanes=steps.lanes, tail=steps.tail, rank=None, world=self.world
         )
         if not self.is_shared:
-            state = replace(state, done=(), samples=0, mark=None, parts=(), since=state.since._replace(here=0))
+            state = replace(
+                state, done=(), samples=0, mark=None, parts=(), passed=(), since=state.since._replace(here=0)
+            )
         if self.order is None:
             state = replace(state, cursor=Cursor.at())  # each rank's own
         state = replace(state, skipped=(0, 0))
@@ -197,6 +201,7 @@ class EpochPlan:
             skipped=received.skipped,
             skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
             parts=received.parts,
+            passed=received.passed,
         )
         if received.is_over:
             return replace(
@@ -212,6 +217,7 @@ class EpochPlan:
                 step=state.step_now,
                 since=ResplitBase(),
                 parts=(),
+                passed=(),
                 mark=self.next_mark(received.mark),
             )
         if self.is_shared:

@@ -223,7 +223,7 @@ class NextEpoch:
             source=pipeline.source.name,
             is_resumed=self._loaded is not None,
             limit=pipeline.limit,
-            groups=(1, *(regroup.batch.size for regroup in pipeline.regroups)),
+            levels=1 + len(pipeline.regroups),
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
             why_no_state=_why_no_state(pipeline),

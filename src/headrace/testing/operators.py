@@ -72,6 +72,20 @@ class OperatorContract:
             if stream is not None:
                 self._go_on_everywhere(stream)
 
+    def test_state_is_exact_behind_every_sample_that_comes_of_it(self) -> None:
+        self._go_on_everywhere(self.apply(from_map(self.samples).shuffle(seed=4)), batch_size=1)
+
+    def test_state_is_exact_when_it_goes_on_with_other_workers(self) -> None:
+        stream = self.apply(from_map(self.samples).shuffle(seed=5))
+        for workers in self.workers:
+            with self._loader(stream, num_workers=workers) as loader:
+                batches = iter(loader)
+                given = [next(batches)]
+                state = loader.state_dict()
+            with self._loader(stream, num_workers=max(self.workers) - workers) as loader:
+                loader.load_state_dict(state)
+                assert same([*given, *loader], self._given(stream)), f"begun with {workers} workers, others follow"
+
     def test_state_belongs_to_the_operator(self) -> None:
         """One of it does not load without it, where it changes how many samples there are."""
         with self._loader(self.apply(from_map(self.samples))) as loader:
@@ -93,14 +107,14 @@ class OperatorContract:
             return False
         return True
 
-    def _go_on_everywhere(self, stream: Stream) -> None:
+    def _go_on_everywhere(self, stream: Stream, **options: Any) -> None:
         states, whole = [], []
-        with self._loader(stream) as loader:
+        with self._loader(stream, **options) as loader:
             for batch in loader:
                 whole.append(batch)
                 states.append(json.dumps(loader.state_dict()))
         for done, state in enumerate(states, 1):
-            with self._loader(stream) as loader:
+            with self._loader(stream, **options) as loader:
                 loader.load_state_dict(json.loads(state))
                 left = list(loader) if done < len(whole) else []
             assert same(left, whole[done:]), f"resumed after {done} batches it gives {left!r:.400}"
@@ -110,4 +124,4 @@ class OperatorContract:
             return list(loader)
 
     def _loader(self, stream: Stream, **options: Any) -> DataLoader[Any]:
-        return DataLoader(stream, batch_size=3, collate_fn=list, **options)
+        return DataLoader(stream, **{"batch_size": 3, "collate_fn": list, **options})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.failures import NOWHERE, Failure, Made, Origin, PackedError
+from headrace.failures import NOWHERE, Failure, Made, Origin, PackedError, shown
 from headrace.forks import PROCESS, Original
 from headrace.positions import part_position
 from headrace.tasks import Chain, Step
@@ -212,6 +213,26 @@ class Maker:
         if chain.pack_error is None:
             return serialize.pack_error(error, origin)
         return chain.pack_error(error, origin, self.number)
+
+    def measured(self, samples: list[object], chain: Chain, busy: dict[str, float]) -> list[int]:
+        """A number of each sample, where the chain has a measure; a Failure in the place of one that has none."""
+        if chain.measure is None:
+            return []
+        began, measures = time.perf_counter(), [0] * len(samples)
+        for k, sample in enumerate(samples):
+            if isinstance(sample, Failure):
+                continue
+            try:
+                measures[k] = operator.index(chain.measure(sample))
+            except BaseException as error:
+                self._original.check("measure", error)
+                key, worker = key_of(sample), self.number if self._everywhere else None
+                origin = Origin("measure", key="" if key is None else shown(key), worker=worker)
+                error.add_note(origin.note)
+                samples[k] = Failure(self.pack(chain, error, origin))
+        self._original.check("measure")
+        busy["measure"] = busy.get("measure", 0.0) + time.perf_counter() - began
+        return measures
 
     def packed_samples(self, samples: list[object], chain: Chain) -> list[serialize.PickledPart]:
         """Samples for the next stage; a Failure in the place of one that cannot be sent there."""

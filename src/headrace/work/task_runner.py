@@ -46,6 +46,7 @@ class _Result:
     skips: bool = False
     kept: Sequence[int] = ()
     failed: Sequence[int] = ()
+    measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
 
 
@@ -147,6 +148,7 @@ class TaskRunner:
                 if order.finish is Finish.GROUP:
                     made = [self._maker.group(chain, made, order, busy)]
                 result.kept, samples = listed(made)
+                result.measures = self._maker.measured(samples, chain, busy)
                 made = self._maker.packed_samples(samples, chain)
                 result.failed = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
                 result.errors = [(order.slot + result.kept[k], samples[k].error) for k in result.failed]
@@ -193,7 +195,7 @@ class TaskRunner:
         lengths = serialize.write(parts, self._inputs.view(place))
         copies = self._copies(place, [(0, size)])
         reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
-        reply.kept, reply.failed = result.kept, result.failed
+        reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from contributed import noisy_copies  # noqa: F401 (it is registered by that)
+from contributed import length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
 from end_to_end.state.sources import INDEXED, KEYS, KINDS, NUMBERED, Places, Seen, Written
@@ -102,8 +102,11 @@ def regrouped(rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
                 data.batch(n).map(sources.totals).batch(m).map(sources.weighed).unbatch()
             ),
         }
-        for name in registered_operators():
-            kinds[name] = lambda data, name=name: data.apply_op(name)
+        for name, make in registered_operators().items():
+            is_taken_apart = isinstance(make(), hr.BatchOp)
+            kinds[name] = lambda data, name=name, is_taken_apart=is_taken_apart: (
+                data.apply_op(name).flat_map(list) if is_taken_apart else data.apply_op(name)
+            )
         name = rng.choice(sorted(kinds))
         names.append(name)
         ways.append(kinds[name])

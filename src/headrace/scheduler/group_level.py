@@ -1,0 +1,154 @@
+"""The stages behind which fewer samples come, each made of several: what a batcher says is put together."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.parts import ListPart, Part
+from headrace.scheduler.grouping import FoundGroup, GroupFinder
+from headrace.scheduler.inner import Level, Outcome, Units
+from headrace.scheduler.recipe import GroupStage, InnerStage
+
+
+class GroupLevel(Level):
+    """Samples that are put together: a group of them is a unit. Its first stage says which ones, and does it."""
+
+    def __init__(self, number: int, stages: Sequence[InnerStage], *args: Any) -> None:
+        super().__init__(number, stages, *args)
+        (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
+        self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
+        self._whole: deque[Units] = deque()
+        self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
+        self._put = 0
+        self._begun_with = deque(self._origins.begun_with)
+        self._begun = 0  # groups
+
+    def put(self, outcome: Outcome) -> None:
+        """The next samples."""
+        part, positions = outcome.part, outcome.positions
+        measures = outcome.measures or itertools.repeat(0 if self._is_measured else 1)
+        shared = _SharedPart(part, self._put)
+        for position, measure in zip(positions, measures, strict=False):
+            number = self._put
+            self._put += 1
+            if self._is_begun_with(number):
+                continue
+            self._waiting[number] = _Waiting(shared.share(), position)
+            for group in self._finder.offer(number, measure):
+                self._close(group)
+        shared.end()
+        self.begin()
+
+    def flush(self) -> None:
+        """No more samples come: those that the batcher still has no group for are left out; but errors are told."""
+        for group in self._finder.end():
+            self._close(group)
+        left = list(self._finder.waiting)
+        self._finder.drop()
+        positions, parts = self._take_out(left)
+        failed = next((part.cut(part.failed[0], part.failed[0] + 1) for part in parts if part.failed), None)
+        for part in parts:
+            part.release()
+        if failed is not None:
+            self._add_unit(left, [failed], positions[:1])
+        self.begin()
+
+    def drop(self) -> None:
+        super().drop()
+        for waiting in self._waiting.values():
+            waiting.shared.end()
+        for part in (part for units in self._whole for part in units.parts):
+            part.release()
+        self._waiting.clear()
+        self._whole.clear()
+
+    def _is_begun_with(self, number: int) -> bool:
+        """Whether it is of a group that is known."""
+        begun_with = self._begun_with
+        while begun_with and begun_with[0][1] <= number:
+            begun_with.popleft()
+        return bool(begun_with) and begun_with[0][0] <= number
+
+    def _close(self, group: FoundGroup) -> None:
+        """A group has all of its samples."""
+        positions, parts = self._take_out(group.numbers)
+        if group.error is not None:
+            for part in parts:
+                part.release()
+            positions, parts = positions[:1], [ListPart([self._host.failure(group.error)])]
+        self._add_unit(group.numbers, parts, positions)
+
+    def _add_unit(self, numbers: Sequence[int], parts: list[Part], positions: Sequence[int]) -> None:
+        self._origins.formed(numbers)
+        self._whole.append(Units(self._begun, 1, parts, positions))
+        self.inside += len(positions)
+        self._begun += 1
+
+    def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
+        """(the positions of samples that wait, the samples in as few parts as they lie in)."""
+        waiting = [self._waiting.pop(number) for number in numbers]
+        parts: list[Part] = []
+        done = 0
+        while done < len(numbers):
+            shared, stop = waiting[done].shared, done + 1
+            while stop < len(numbers) and waiting[stop].shared is shared and numbers[stop] == numbers[stop - 1] + 1:
+                stop += 1
+            parts.append(shared.cut(numbers[done], numbers[done] + stop - done))
+            done = stop
+        for one in waiting:
+            one.shared.end()
+        return [one.position for one in waiting], parts
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._whole)
+
+    @property
+    def _first_waiting(self) -> int:
+        return self._whole[0].start
+
+    @property
+    def _chunk(self) -> int:
+        return len(self._whole[0].positions)
+
+    def _take(self) -> Units:
+        return self._whole.popleft()
+
+    def _size_of(self, units: Units) -> int:
+        return len(units.positions)
+
+
+class _SharedPart:
+    """A part, until none of its samples waits any more.
+
+    Args:
+        start: the number of its first sample.
+    """
+
+    def __init__(self, part: Part, start: int) -> None:
+        self._part, self._start, self._users = part, start, 1
+
+    def share(self) -> _SharedPart:
+        """One more needs it."""
+        self._users += 1
+        return self
+
+    def end(self) -> None:
+        """One that needed it does not any more."""
+        self._users -= 1
+        if not self._users:
+            self._part.release()
+
+    def cut(self, start: int, stop: int) -> Part:
+        """The samples with these numbers, with leases of their own."""
+        return self._part.cut(start - self._start, stop - self._start)
+
+
+class _Waiting(NamedTuple):
+    """A sample that is in no group yet."""
+
+    shared: _SharedPart
+    position: int

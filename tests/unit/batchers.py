@@ -1,0 +1,137 @@
+"""Batchers of several kinds, and what each makes of samples, by the plainest of programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from headrace.datasets.batchers import EvenBatcher
+from headrace.types import Batcher
+
+
+class Budget:
+    """Groups in order, whose measures have a sum of so much at most."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._sum, self._offered = most, 0, 0
+
+    def offer(self, measure: int) -> Sequence[int]:
+        self._sum += measure
+        self._offered += 1
+        return range(self._offered - 1) if self._sum > self._most else ()
+
+    def end(self) -> Sequence[int]:
+        return range(self._offered)
+
+
+class Buckets:
+    """Groups of so many of one kind; it gives no group at the end where it is to leave short ones out."""
+
+    def __init__(self, size: int, *, drop_last: bool) -> None:
+        self._size, self._drop_last, self._offered = size, drop_last, 0
+        self._buckets: dict[int, list[int]] = {}
+
+    def offer(self, measure: int) -> Sequence[int] | None:
+        bucket = self._buckets.setdefault(measure % 3, [])
+        bucket.append(self._offered)
+        self._offered += 1
+        return bucket if len(bucket) == self._size else None
+
+    def end(self) -> Sequence[int] | None:
+        return None if self._drop_last else next(iter(self._buckets.values()))
+
+
+class LargestFirst:
+    """Of each four that wait the one with the largest measure, and then the first one: in another order, one or two."""
+
+    def __init__(self) -> None:
+        self._measures: list[int] = []
+
+    def offer(self, measure: int) -> Sequence[int]:
+        self._measures.append(measure)
+        return self._chosen() if len(self._measures) == 4 else ()
+
+    def end(self) -> Sequence[int]:
+        return self._chosen()
+
+    def _chosen(self) -> Sequence[int]:
+        largest = self._measures.index(max(self._measures))
+        return [largest, 0] if largest else [0]
+
+
+class Kind(NamedTuple):
+    """A way to put samples together.
+
+    Attributes:
+        begin: a batcher.
+        groups: the samples that it makes groups of, as lists, of samples with their measures.
+    """
+
+    begin: Callable[[], Batcher]
+    groups: Callable[[Sequence[tuple[int, int]]], Iterable[list[int]]]
+
+
+def even(size: int, *, drop_last: bool = False) -> Kind:
+    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
+        stop = len(samples) // size * size if drop_last else len(samples)
+        return [[sample for sample, _ in samples[k : k + size]] for k in range(0, stop, size)]
+
+    return Kind(partial(EvenBatcher, size, drop_last=drop_last), groups)
+
+
+def budget(most: int) -> Kind:
+    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
+        group: list[tuple[int, int]] = []
+        for sample in samples:
+            if group and sum(measure for _, measure in (*group, sample)) > most:
+                yield [one for one, _ in group]
+                group = []
+            group.append(sample)
+        if group:
+            yield [one for one, _ in group]
+
+    return Kind(partial(Budget, most), groups)
+
+
+def buckets(size: int, *, drop_last: bool = False) -> Kind:
+    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
+        waiting: list[tuple[int, int]] = []
+        for sample in samples:
+            waiting.append(sample)
+            group = [one for one in waiting if one[1] % 3 == sample[1] % 3]
+            if len(group) == size:
+                waiting = [one for one in waiting if one not in group]
+                yield [one for one, _ in group]
+        while waiting and not drop_last:
+            group = [one for one in waiting if one[1] % 3 == waiting[0][1] % 3]
+            waiting = [one for one in waiting if one not in group]
+            yield [one for one, _ in group]
+
+    return Kind(partial(Buckets, size, drop_last=drop_last), groups)
+
+
+def largest_first() -> Kind:
+    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
+        left = list(samples)
+        while left:
+            largest = max(left[:4], key=lambda one: one[1])
+            group = [largest] if largest is left[0] else [largest, left[0]]
+            left = [one for one in left if one not in group]
+            yield [one for one, _ in group]
+
+    return Kind(LargestFirst, groups)
+
+
+KINDS: dict[str, Kind] = {
+    "even 1": even(1),
+    "even 3": even(3),
+    "even 5": even(5),
+    "even 3, whole": even(3, drop_last=True),
+    "budget 7": budget(7),
+    "budget 20": budget(20),
+    "buckets of 2": buckets(2),
+    "buckets of 4": buckets(4),
+    "buckets of 3, whole": buckets(3, drop_last=True),
+    "largest first": largest_first(),
+}
