@@ -75,6 +75,10 @@ class Link:
         """Which of the test's tasks it is about."""
         return message.position if isinstance(message, TaskMessage) else self.held[message.task].position
 
+    def positions(self) -> list[int]:
+        """The tests' tasks that it has now."""
+        return [self.position_of(message) for message in self.asked.values()]
+
     def answer(self, number: int, kind: Any) -> None:
         message = self.asked.pop(number)
         reply = Reply(kind, value=self.position_of(message))
@@ -282,7 +286,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def positions(self) -> list[int]:
         """The tasks that workers have now."""
-        return [link.position_of(message) for link in self.live for message in link.asked.values()]
+        return [position for link in self.live for position in link.positions()]
 
     def teardown(self) -> None:
         try:
@@ -341,6 +345,33 @@ def test_tasks_go_by_batch_and_searches_go_first() -> None:
                     given.append(message.batch)
                     link.on_reply(number, Reply("written"))
         assert given == [9, 3, 4, 5]
+        await queue.close()
+
+    asyncio.run(main())
+
+
+def test_task_of_earlier_samples_is_given_while_later_ones_are_held_whichever_was_asked_for_first() -> None:
+    """It may be what room is waited for: asynchronous steps before it end in any order."""
+
+    async def main() -> None:
+        executor = Scripted()
+        queue = TaskQueue(1, executor, LoaderMeters())
+        await queue.open()
+        tasks = [Task(1, 0, 0, Finish.SAMPLES, [CountedPart([0])], position) for position in (1, 2, 0)]
+        running = [asyncio.ensure_future(queue.run(tasks[0]))]
+        await asyncio.sleep(0)
+        executor.waiting[0].set_result(None)
+        while not executor.links or not executor.links[0].asked:
+            await asyncio.sleep(0)
+        (link,) = executor.links
+        link.answer(next(iter(link.asked)), "held")
+        running += [asyncio.ensure_future(queue.run(task)) for task in tasks[1:]]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert link.positions() == [0]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await queue.close()
 
     asyncio.run(main())

@@ -89,7 +89,7 @@ class TaskQueue:
         self._workers: dict[int, _Worker] = {}
         self._entries: dict[Task, _Entry] = {}
         self._numbers = itertools.count(1)
-        self._ready: list[tuple[int, int, int, _Entry]] = []
+        self._ready: list[tuple[int, tuple[int, int], int, _Entry]] = []
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._is_closed = False
@@ -213,7 +213,8 @@ class TaskQueue:
                 entry.reply.set_exception(self._failure)
             return
         first = 0 if entry.task.finish is Finish.SCAN else 1
-        heapq.heappush(self._ready, (first, entry.task.batch, entry.number, entry))
+        # By the same order in which `may_take` compares them: where nobody may take the first, nobody may take another.
+        heapq.heappush(self._ready, (first, entry.at, entry.number, entry))
         self._hand_out()
 
     def _hand_out(self) -> None:
