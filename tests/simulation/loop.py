@@ -60,6 +60,11 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._digest.hexdigest()
 
     @property
+    def has_ready(self) -> bool:
+        """Whether anything is ready besides the callback that asks."""
+        return bool(self._ready)
+
+    @property
     def timers(self) -> int:
         return sum(not timer.cancelled() for timer in self._scheduled)
 

@@ -148,10 +148,14 @@ class Trainer:
     def take_back(self) -> Sequence[Delivery]:
         return ()
 
-    async def receive(self) -> Delivery | None:
-        """The next batch; None at the end."""
+    def ask(self) -> None:
+        """Grant one more."""
         self.asked += 1
         self._callback()
+
+    async def receive(self) -> Delivery | None:
+        """The next batch; None at the end."""
+        self.ask()
         while len(self.sent) < self.asked:
             if self.is_closed:
                 return None
@@ -185,7 +189,7 @@ class Scripted:
         return position
 
 
-class _Meters:
+class NoMeters:
     """Counts nothing."""
 
     def set_reading(self, epoch: object, is_reading: bool) -> None: ...
@@ -288,7 +292,7 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
         slabs=slabs,
         arena=arena,
         budget=budget,
-        meters=_Meters(),
+        meters=NoMeters(),
         wrap=ListPart,
         copies=1,
         pack_error=serialize.pack_error,

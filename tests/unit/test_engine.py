@@ -187,6 +187,19 @@ def test_batches_are_all_there_when_they_may_come_in_any_order(plan: Plan, seed:
     assert sorted(zip(result.numbers, result.batches, strict=True)) == list(enumerate(expected(plan)))
 
 
+def test_short_last_batch_is_left_out_as_one_whose_samples_are_made_once() -> None:
+    """All workers make those of the others, and then one collates them: it must not make them again to look at them."""
+
+    def text(n: Any) -> str:
+        if isinstance(n, str):
+            raise TypeError(f"made twice: {n}")
+        return str(n)
+
+    chains = {1: Chain((Step("map(text)", "map", text),), collate=list)}
+    plan = Plan(samples=range(6), chains=chains, batch_size=4, drop_last=True, is_spread=True)
+    assert [run(plan, seed).batches for seed in range(5)] == [[["0", "1", "2", "3"]]] * 5
+
+
 def test_each_kind_of_task_was_tried() -> None:
     kinds = set()
 

@@ -177,13 +177,13 @@ class Assembly:
             self._leave_out(batch)
         elif batch.use_slots:
             self._finish(batch, self._work.slots_delivery(batch))
-        elif self._spec.is_spread and not batch.is_spread and not self._work.is_quick(batch):
+        elif self._is_to_spread(batch):
             batch.is_spread = True
             batch.errors.clear()
             for slot, part in batch.parts.items():
                 self._work.make(batch, slot, part)
             self.worked(batch)
-        elif batch.is_spread and batch.errors:
+        elif batch.is_spread and batch.errors and self._skips is None:
             self._finish(batch, None)
         else:
             batch.state = BatchState.COLLATING
@@ -194,6 +194,11 @@ class Assembly:
             self._leave_out(batch)
         else:
             self._finish(batch, delivery)
+
+    def _is_to_spread(self, batch: OpenBatch) -> bool:
+        """Whether all workers are to make its samples now; one that is left out is only looked through for errors."""
+        is_wanted = self._spec.is_spread and not batch.is_left_out
+        return is_wanted and not batch.is_spread and not self._work.is_quick(batch)
 
     def _error_delivery(self, batch: OpenBatch, error: PackedError, note: str = "") -> Delivery:
         return Delivery(batch.number, batch.expected, batch.position, "error", error=error, note=note)

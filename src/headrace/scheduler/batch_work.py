@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from anyio.abc import TaskGroup
 
 from headrace.delivery import Delivery
+from headrace.failures import Failure
 from headrace.memory import Lease
-from headrace.parts import Part
+from headrace.parts import ListPart, Part
 from headrace.scheduler.batch import OpenBatch
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.semaphore import PrioritySemaphore
@@ -178,8 +179,9 @@ class BatchWork:
 
     async def _make(self, batch: OpenBatch, slot: int, part: Part) -> None:
         """Have a worker make a part of a batch, to be collated afterwards."""
+        count = part.count
         task = Task(self._spec.chain, self._key, batch.number, Finish.SAMPLES, [part])
-        self._position_map.place(task, batch.position + slot, part.count)
+        self._position_map.place(task, batch.position + slot, count)
         task.slot = slot
         try:
             reply, made = await self._dispatch.samples(task, lambda: self._host.is_oldest(batch))
@@ -193,6 +195,8 @@ class BatchWork:
         if made is not None:
             batch.made[slot] = made
             self._learned.learn_time(reply.made_s, made.count)
+        else:
+            batch.made[slot] = ListPart([Failure(reply.errors[0][1].widened())] * count)
         self._host.worked(batch)
 
     async def _collate(self, batch: OpenBatch) -> None:

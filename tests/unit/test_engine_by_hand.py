@@ -1,0 +1,427 @@
+"""Epoch, batches and task queue give together what the plainest of programs gives, whatever becomes of workers."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from torch.utils.data import default_collate
+from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
+from unit.scripted import Broken
+
+from headrace.errors import WorkerDiedError
+from headrace.failures import Failure
+from headrace.observe.stats import LoaderMeters
+from headrace.options import SkipPolicy
+from headrace.scheduler.recipe import GroupStage, WorkStage
+from headrace.scheduler.skips import Skips
+from headrace.tasks import Chain, Step
+from headrace.torch_compat.serialize import pack_error, unpack_error
+from headrace.work.executor import Loss
+from headrace.work.messages import DEATHS, PlaceMessage
+
+Draw = Callable[[Any], Any]
+
+MACHINE = settings(
+    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "80")), stateful_step_count=40, derandomize=True, deadline=None
+)
+
+STEPS = {"start": 3, "put": 5, "answer": 10, "open": 3, "ask": 5, "let_go": 2, "again": 1, "lose": 1, "fail": 1}
+
+ROOMY = 1 << 30
+
+ENDINGS = ("goes on", "goes on", "stopped", "cancelled")
+
+
+def copies(n: int) -> list[int]:
+    return [n * 10 + k for k in range(n * 7 % 4)]
+
+
+def some(n: int) -> bool:
+    return n % 3 != 1
+
+
+def apart(batch: list[int]) -> list[int]:
+    return batch
+
+
+FLAT, SOME, APART = Step("flat_map", "many", copies), Step("filter", "filter", some), Step("unbatch", "many", apart)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """What stands in the place of a sample, or a batch: an error of this kind, of the sample with this number."""
+
+    kind: type[Exception]
+    number: int = -1
+    is_more: bool = False  # than one sample's failure
+
+    @classmethod
+    def of(cls, error: Exception) -> Bad:
+        return cls(type(error), -1 if isinstance(error, WorkerDiedError) else error.args[0])
+
+    def seen(self) -> Bad:
+        return replace(self, is_more=False)
+
+
+@dataclass(kw_only=True)
+class World:
+    """What the user's functions do, and what is asked for."""
+
+    broken: frozenset[int]  # samples whose step raises
+    deadly: frozenset[int]  # samples whose step ends the worker, each time
+    unread: frozenset[int]  # samples that the source could not read
+    changed: frozenset[int]  # samples of another form
+    policy: SkipPolicy | None
+    die: Callable[[], None] = lambda: None
+
+    def touch(self, n: int) -> int:
+        if n in self.broken:
+            raise Broken(n)
+        if n in self.deadly:
+            self.die()
+        return n
+
+    def form(self, n: int) -> tuple[Any, int]:
+        return np.full(2, n, np.float64 if n in self.changed else np.int64), n
+
+    def touched(self, made: Any) -> Any:
+        if isinstance(made, Bad):
+            return made
+        return Bad(Broken, made) if made in self.broken else Bad(WorkerDiedError) if made in self.deadly else made
+
+
+def kept_or_bad(made: Iterable[Any], function: Callable[[int], Iterable[int]]) -> list[Any]:
+    return [part for sample in made for part in ([sample] if isinstance(sample, Bad) else function(sample))]
+
+
+def grouped(samples: list[Any], stage: GroupStage, *, skips: bool) -> Iterator[Any]:
+    """What comes of groups that are put together and taken apart again."""
+    for start in range(0, len(samples), stage.size):
+        group = samples[start : start + stage.size]
+        failed = [sample for sample in group if isinstance(sample, Bad)]
+        if len(group) < stage.size and stage.drop_last:
+            yield from failed[:1]
+        elif failed and not skips:
+            yield failed[0]
+        else:
+            yield from group
+
+
+class Ruling:
+    """Which failed samples are left out, as it was asked for."""
+
+    def __init__(self, policy: SkipPolicy) -> None:
+        self.policy, self.in_all, self.in_a_row = policy, 0, 0
+
+    def of(self, batch: Sequence[Any]) -> Any:
+        """The batch without its failed samples, or the error in its place; None: nothing is left of it."""
+        for sample in batch:
+            if not isinstance(sample, Bad):
+                self.in_a_row = 0
+                continue
+            limits = (self.in_all, self.policy.in_all), (self.in_a_row, self.policy.in_a_row)
+            if sample.is_more or any(most is not None and count >= most for count, most in limits):
+                return sample
+            if self.policy.decide is not None and sample.kind is Broken and sample.number % 2:
+                return sample
+            self.in_all += 1
+            self.in_a_row += 1
+        return [sample for sample in batch if not isinstance(sample, Bad)] or None
+
+
+def is_even(error: BaseException) -> bool:
+    """Decides that what failed is left out."""
+    return not isinstance(error, Broken) or error.args[0] % 2 == 0
+
+
+def expected(setup: Setup, world: World) -> dict[int, Any]:
+    """The batches by number, by the plainest of programs."""
+    samples: list[Any] = [Bad(Broken, n) if n in world.unread else n for n in range(len(setup.samples))]
+    if setup.breaks:
+        samples.append(Bad(Broken, SOURCE, is_more=True))
+    for stage in setup.stages:
+        if isinstance(stage, GroupStage):
+            samples = list(grouped(samples, stage, skips=world.policy is not None))
+        elif isinstance(stage, WorkStage):
+            for step in setup.chains[stage.chain].steps:
+                if step is FLAT:
+                    samples = kept_or_bad(samples, copies)
+                elif step is SOME:
+                    samples = kept_or_bad(samples, lambda n: [n] if some(n) else [])
+                else:
+                    samples = [world.touched(sample) for sample in samples]
+    samples = samples[: setup.limit]
+    if any(step.name == "map(touch)" for step in setup.chains[LAST].steps):
+        samples = [world.touched(sample) for sample in samples]
+    sizes = list(setup.cuts or ())
+    if setup.last is not None:
+        sizes = [setup.batch_size] * setup.last[0] + list(setup.last[1])
+    ruling, batches, start = None if world.policy is None else Ruling(world.policy), dict[int, Any](), 0
+    while start < len(samples) or len(batches) < len(sizes):
+        number = len(batches)
+        size = sizes[number] if number < len(sizes) else 1 if setup.cuts is not None else setup.batch_size
+        batch, start = samples[start : start + size], start + size
+        is_left_out = setup.drop_last and len(batch) < size
+        bad = [sample for sample in batch if isinstance(sample, Bad)]
+        made: Any = batch
+        if bad:
+            made = bad[0] if ruling is None else ruling.of(batch)
+        elif ruling is not None:
+            ruling.of(batch)
+        batches[number] = None if is_left_out and not isinstance(made, Bad) else made
+    return {number: made for number, made in batches.items() if made is not None}
+
+
+SOURCE = "the source"
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Setup, World]:
+    """Any stages in any order, samples that fail or end workers, and workers of any kind."""
+    count = draw(st.integers(0, 18))
+    numbers = st.frozensets(st.integers(0, count * 10), max_size=4)
+    few = st.frozensets(st.integers(0, max(0, count - 1)), max_size=3)
+    kinds = draw(st.just([]) | st.lists(st.sampled_from(["map", "loop", "flat", "some", 1, 2, 3]), max_size=3))
+    shares_objects = draw(st.booleans())
+    world = World(
+        broken=draw(few | numbers),
+        deadly=frozenset() if shares_objects else draw(few | numbers),
+        unread=draw(few),
+        changed=draw(few),
+        policy=draw(
+            st.none()
+            | st.builds(
+                SkipPolicy,
+                st.sampled_from([None, is_even]),
+                st.none() | st.integers(0, 6),
+                st.none() | st.integers(0, 3),
+            )
+        ),
+    )
+    skips, touch = world.policy is not None, Step("map(touch)", "map", world.touch)
+    stages, chains = list[Any](), dict[int, Chain]()
+    touched = draw(st.integers(0, len(kinds)))
+    for number, kind in enumerate(kinds, LAST + 1):
+        first = (touch,) if number - LAST - 1 == touched else ()
+        if kind == "loop":
+            stages.append(ON_LOOP)
+        elif isinstance(kind, int):
+            chains[number] = Chain(collate=list, after=(APART,), skips=skips)
+            stages.append(GroupStage(number, kind, draw(st.booleans())))
+        else:
+            step = {"map": (), "flat": (FLAT,), "some": (SOME,)}[kind]
+            chains[number] = Chain((*first, *step))
+            stages.append(WorkStage(number, kind == "flat"))
+    use_slots = not stages and draw(st.booleans())
+    last = (touch,) if touched == len(kinds) else ()
+    if use_slots:
+        last = (*last, Step("map(form)", "map", world.form))
+    chains[LAST] = Chain(last, default_collate if use_slots else list, skips=skips)
+    batch_size = draw(st.integers(1, 6))
+    setup = Setup(
+        samples=[Failure(pack_error(Broken(n))) if n in world.unread else n for n in range(count)],
+        sizes=list(cut(draw, count, 4)),
+        chains=chains,
+        stages=tuple(stages),
+        batch_size=batch_size,
+        drop_last=draw(st.booleans()),
+        is_spread=draw(st.booleans()),
+        use_slots=use_slots,
+        workers=draw(st.integers(1, 3)),
+        depth=draw(st.sampled_from([0, 1, 3])),
+        look_ahead=draw(st.sampled_from([0, 3, 50])),
+        budget=draw(st.sampled_from([300, 1500, ROOMY])),
+        shares_objects=shares_objects,
+        shares_memory=shares_objects or draw(st.booleans()),
+        breaks=draw(st.booleans()),
+    )
+    if setup.budget == ROOMY:
+        setup.collations = draw(st.sampled_from([None, 1]))
+    if not setup.keeps_count and world.deadly and world.policy is not None:
+        world.policy = SkipPolicy(world.policy.decide, None, None)  # deaths at parts of one sample count as one
+    if not setup.keeps_count:
+        setup.limit = draw(st.sampled_from([None, None, 3, 10]))
+    elif not stages and draw(st.booleans()):
+        setup.cuts, setup.drop_last = tuple(cut(draw, count, batch_size)), False
+    elif draw(st.booleans()):
+        whole = draw(st.integers(0, count // batch_size))
+        setup.last, setup.breaks = (whole, tuple(cut(draw, count - whole * batch_size, batch_size))), False
+    has_limits = world.policy is not None and (world.policy.in_all, world.policy.in_a_row) != (None, None)
+    if not has_limits and not any(stage is not ON_LOOP and stage.gives_many for stage in stages):
+        setup.in_order = draw(st.booleans())
+    if world.policy is not None:
+        setup.skips = Skips(weakref.ref(world.policy), 0, LoaderMeters(), unpack_error, pack_error)
+    return setup, world
+
+
+def cut(draw: Draw, count: int, most: int) -> Iterator[int]:
+    while count:
+        size = draw(st.integers(1, min(count, most)))
+        yield size
+        count -= size
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """One epoch, and everything that may become of it in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driven: ByHand | None = None
+
+    @initialize(made=worlds(), seed=st.integers(0, 1000), ending=st.sampled_from(ENDINGS), step=st.integers(0, 40))
+    def begin(self, made: tuple[Setup, World], seed: int, ending: str, step: int) -> None:
+        self.setup, self.world = made
+        self.left, self.ending = step, ending
+        self.expected = expected(self.setup, self.world)
+        self.came: dict[int, Any] = {}
+        self.lost, self.has_failed = 0, False
+        self.driven = ByHand(self.setup, seed)
+        self.world.die = self.driven.workers.die
+
+    @rule(what=st.sampled_from([step for step, weight in STEPS.items() for _ in range(weight)]), data=st.data())
+    def step(self, what: str, data: st.DataObject) -> None:
+        assert self.driven is not None
+        self.left -= 1
+        if not self.left and self.ending == "stopped":
+            self.driven.settle(self.driven.epoch.stop)
+        elif not self.left and self.ending == "cancelled":
+            self.driven.settle(self.driven.running.cancel)
+        getattr(self, what)(self.driven, data.draw)
+
+    def start(self, driven: ByHand, _: Draw) -> None:
+        driven.start()
+
+    def put(self, driven: ByHand, draw: Draw) -> None:
+        if driven.source.ready and not driven.running.done():
+            driven.settle(partial(driven.source.put, draw(st.integers(0, len(driven.source.ready) - 1))))
+
+    def answer(self, driven: ByHand, draw: Draw, *, fails: bool = False) -> None:
+        busy = [worker for worker in driven.workers.live if worker.to_do]
+        if busy:
+            worker = draw(st.sampled_from(busy))
+            # Where workers are threads, any of them writes what one holds: that may be before what it does now.
+            places = [k for k, message in enumerate(worker.to_do) if isinstance(message, PlaceMessage)]
+            at = draw(st.sampled_from([0, *places])) if driven.workers.shares_objects else 0
+            driven.settle(partial(worker.answer, at, fails=fails))
+
+    def fail(self, driven: ByHand, draw: Draw) -> None:
+        """Have a whole task fail, where that changes no other batch than its own."""
+        policy = self.world.policy
+        if self.setup.keeps_count and (policy is None or policy.in_all is policy.in_a_row is None):
+            self.has_failed = True
+            self.answer(driven, draw, fails=True)
+
+    def lose(self, driven: ByHand, draw: Draw) -> None:
+        """End a worker, but none so often that this alone would be an error."""
+        live = driven.workers.live
+        if live and not driven.workers.shares_objects and self.lost < DEATHS - 1:
+            self.lost += 1
+            worker = draw(st.sampled_from(live))
+            known = draw(st.sampled_from([0, *(message.number for message in worker.to_do if message.is_answered)]))
+            driven.settle(partial(worker.lose, Loss(7, -9, known, draw(st.integers(-1, 2)) if known else -1)))
+
+    def again(self, driven: ByHand, draw: Draw) -> None:
+        """The same answer once more, also of a worker that has ended."""
+        answers = [(worker, *answer) for worker in driven.workers.all for answer in worker.answered]
+        if answers:
+            worker, number, reply = draw(st.sampled_from(answers))
+            driven.settle(partial(worker.on_reply, number, reply))
+
+    def open(self, driven: ByHand, draw: Draw) -> None:
+        if driven.gates:
+            driven.open(draw(st.integers(0, len(driven.gates) - 1)))
+
+    def ask(self, driven: ByHand, _: Draw) -> None:
+        got = driven.take()
+        if got is None:
+            return
+        number, batch = got
+        assert number not in self.came, "a batch came twice"
+        assert not self.setup.in_order or not self.came or number > max(self.came), "batches came out of order"
+        self.came[number] = plain(batch)
+        if not self.has_failed or not isinstance(self.came[number], Bad):
+            assert number in self.expected, "a batch came that there is none of"
+            assert self.came[number] == seen(self.expected[number])
+
+    def let_go(self, driven: ByHand, draw: Draw) -> None:
+        if driven.taken:
+            driven.let_go(draw(st.integers(0, len(driven.taken) - 1)))
+
+    @invariant()
+    def counts_are_of_what_is_held(self) -> None:
+        if self.driven is not None:
+            assert self.driven.budget.claimed >= 0
+            assert self.driven.arena.leased_bytes >= 0
+
+    def teardown(self) -> None:
+        driven = self.driven
+        if driven is None:
+            return
+        try:
+            self.finish(driven)
+        except BaseException:
+            driven.abort()
+            raise
+        driven.close()
+
+    def finish(self, driven: ByHand) -> None:
+        """From here on all goes well: then everything must come to its end."""
+        for _ in range(300):
+            if driven.running.done():
+                break
+            driven.start()
+            while driven.source.ready and not driven.running.done():
+                driven.settle(partial(driven.source.put, 0))
+            while driven.gates:
+                driven.open(0)
+            for worker in driven.workers.live:
+                if worker.to_do and worker.is_open:
+                    driven.settle(partial(worker.answer, 0))
+            while driven.taken:
+                driven.let_go(0)
+            self.ask(driven, None)
+        assert driven.running.done(), "the epoch stands still"
+        while driven.received < len(driven.trainer.sent):
+            self.ask(driven, None)
+        assert driven.trainer.is_closed
+        is_over = self.ending == "goes on" or self.left > 0
+        if is_over:
+            assert not driven.trainer.errors
+            assert self.came.keys() >= self.expected.keys(), "a batch is missing"
+        if not driven.running.cancelled():
+            driven.running.result()
+        if self.left % 2:  # the loader may be closed before its workers have done what nobody waits for, or after
+            while busy := [worker for worker in driven.workers.live if worker.to_do] or driven.workers.starting:
+                driven.start()
+                if busy is not driven.workers.starting:
+                    driven.settle(partial(busy[0].answer, 0))
+            assert driven.queue.is_idle, "a task is in the books that nobody waits for"
+            assert not any(worker.runner._held for worker in driven.workers.live), "a worker holds what nobody wants"
+
+
+def plain(batch: Any) -> Any:
+    """A batch as it can be compared."""
+    if isinstance(batch, Exception):
+        return Bad.of(batch)
+    if isinstance(batch, list) and len(batch) == 2 and hasattr(batch[1], "tolist"):
+        pairs, numbers = batch
+        assert pairs.tolist() == [[n, n] for n in numbers.tolist()]
+        return numbers.tolist()
+    return batch
+
+
+def seen(made: Any) -> Any:
+    return made.seen() if isinstance(made, Bad) else made
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = MACHINE
