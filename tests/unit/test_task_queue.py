@@ -361,7 +361,7 @@ def test_task_of_earlier_samples_is_given_while_later_ones_are_held_whichever_wa
         running = [asyncio.ensure_future(queue.run(tasks[0]))]
         await asyncio.sleep(0)
         executor.waiting[0].set_result(None)
-        while not executor.links or not executor.links[0].asked:
+        for _ in range(3):
             await asyncio.sleep(0)
         (link,) = executor.links
         link.answer(next(iter(link.asked)), "held")
