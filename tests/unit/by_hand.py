@@ -26,7 +26,7 @@ from headrace.producer import Flow
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries, GivenBoundaries
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.epoch import Epoch
-from headrace.scheduler.origins import Origins
+from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap
 from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LoopStage, WorkStage
 from headrace.scheduler.skips import Skips
@@ -254,7 +254,7 @@ class ByHand:
             boundaries = GivenBoundaries()
         elif setup.last is not None:
             boundaries = EvenBoundaries(setup.batch_size, *setup.last)
-        sizes = [stage.size for stage in setup.stages if isinstance(stage, GroupStage)]
+        groups = sum(isinstance(stage, GroupStage) for stage in setup.stages)
         self.spec = EpochSpec(
             source=self.source,
             batches=BatchSpec(
@@ -273,7 +273,7 @@ class ByHand:
             key=7,
             boundaries=boundaries,
             position_map=PositionMap(
-                kept_from=None if setup.keeps_count else 0, levels=[Origins(size) for size in (1, *sizes)]
+                kept_from=None if setup.keeps_count else 0, levels=[Origins(), *(GroupOrigins() for _ in range(groups))]
             ),
             limit=setup.limit,
             skips=setup.skips,

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import settings
@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
 from unit.scripted import Broken
 
+from headrace.datasets.batchers import EvenBatcher
 from headrace.errors import WorkerDiedError
 from headrace.failures import Failure
 from headrace.observe.stats import LoaderMeters
@@ -25,13 +26,14 @@ from headrace.scheduler.recipe import GroupStage, WorkStage
 from headrace.scheduler.skips import Skips
 from headrace.tasks import Chain, Step
 from headrace.torch_compat.serialize import pack_error, unpack_error
+from headrace.types import Batcher
 from headrace.work.executor import Loss
 from headrace.work.messages import DEATHS, PlaceMessage
 
 Draw = Callable[[Any], Any]
 
 MACHINE = settings(
-    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "80")), stateful_step_count=40, derandomize=True, deadline=None
+    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), stateful_step_count=30, derandomize=True, deadline=None
 )
 
 STEPS = {"start": 3, "put": 5, "answer": 10, "open": 3, "ask": 5, "let_go": 2, "again": 1, "lose": 1, "fail": 1}
@@ -103,12 +105,22 @@ def kept_or_bad(made: Iterable[Any], function: Callable[[int], Iterable[int]]) -
     return [part for sample in made for part in ([sample] if isinstance(sample, Bad) else function(sample))]
 
 
-def grouped(samples: list[Any], stage: GroupStage, *, skips: bool) -> Iterator[Any]:
+class Groups(NamedTuple):
+    """Begins batchers for groups of so many."""
+
+    size: int
+    drop_last: bool
+
+    def __call__(self) -> Batcher:
+        return EvenBatcher(self.size, drop_last=self.drop_last)
+
+
+def grouped(samples: list[Any], groups: Groups, *, skips: bool) -> Iterator[Any]:
     """What comes of groups that are put together and taken apart again."""
-    for start in range(0, len(samples), stage.size):
-        group = samples[start : start + stage.size]
+    for start in range(0, len(samples), groups.size):
+        group = samples[start : start + groups.size]
         failed = [sample for sample in group if isinstance(sample, Bad)]
-        if len(group) < stage.size and stage.drop_last:
+        if len(group) < groups.size and groups.drop_last:
             yield from failed[:1]
         elif failed and not skips:
             yield failed[0]
@@ -150,7 +162,7 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
         samples.append(Bad(Broken, SOURCE, is_more=True))
     for stage in setup.stages:
         if isinstance(stage, GroupStage):
-            samples = list(grouped(samples, stage, skips=world.policy is not None))
+            samples = list(grouped(samples, stage.batcher, skips=world.policy is not None))
         elif isinstance(stage, WorkStage):
             for step in setup.chains[stage.chain].steps:
                 if step is FLAT:
@@ -216,7 +228,7 @@ def worlds(draw: st.DrawFn) -> tuple[Setup, World]:
             stages.append(ON_LOOP)
         elif isinstance(kind, int):
             chains[number] = Chain(collate=list, after=(APART,), skips=skips)
-            stages.append(GroupStage(number, kind, draw(st.booleans())))
+            stages.append(GroupStage(number, Groups(kind, draw(st.booleans())), "batch"))
         else:
             step = {"map": (), "flat": (FLAT,), "some": (SOME,)}[kind]
             chains[number] = Chain((*first, *step))
@@ -277,7 +289,7 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.driven: ByHand | None = None
 
-    @initialize(made=worlds(), seed=st.integers(0, 1000), ending=st.sampled_from(ENDINGS), step=st.integers(0, 40))
+    @initialize(made=worlds(), seed=st.integers(0, 1000), ending=st.sampled_from(ENDINGS), step=st.integers(0, 30))
     def begin(self, made: tuple[Setup, World], seed: int, ending: str, step: int) -> None:
         self.setup, self.world = made
         self.left, self.ending = step, ending
