@@ -9,6 +9,8 @@ from typing import NamedTuple
 from headrace.errors import OptionError
 from headrace.types import Batcher
 
+_WAITING_MOST = 2**20  # samples; more are held for a group that never comes
+
 
 class FoundGroup(NamedTuple):
     """Samples that are put together.
@@ -72,6 +74,8 @@ class GroupFinder:
         while self._offered < len(self._numbers):
             self._offered += 1
             try:
+                if self._offered > _WAITING_MOST:
+                    raise OptionError(f"{self._name}: {_WAITING_MOST} samples wait, and its batcher names no group")
                 if self._batcher is None:
                     self._batcher = self._begin()
                 chosen = self._checked(self._batcher.offer(self._measures[self._offered - 1]))

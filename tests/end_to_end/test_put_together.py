@@ -1,0 +1,236 @@
+"""Operators that put samples together: what goes before and behind them, errors, ranks, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from unit.batchers import Buckets, Budget
+
+import headrace as hr
+from headrace.datasets import registered
+
+
+@pytest.fixture(autouse=True)
+def _operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_registered", dict(registered._registered))
+    hr.register_operator(
+        "budget", lambda most, **more: hr.BatchOp(batcher=lambda: Budget(most), measure=weight, **more)
+    )
+    hr.register_operator(
+        "buckets",
+        lambda size, drop_last=False: hr.BatchOp(batcher=lambda: Buckets(size, drop_last=drop_last), measure=weight),
+    )
+    hr.register_operator("pairs", lambda: hr.BatchOp(batcher=lambda: Budget(2)))
+    hr.register_operator("strict", lambda: hr.BatchOp(batcher=Strict, measure=weight))
+
+
+class Strict(Budget):
+    """It takes no sample of 9."""
+
+    def __init__(self) -> None:
+        super().__init__(10)
+
+    def offer(self, measure: int) -> Any:
+        if measure == 9:
+            raise ValueError("a sample of 9")
+        return super().offer(measure)
+
+
+def weight(n: Any) -> int:
+    return int(n if isinstance(n, int) else sum(n))
+
+
+def broken_at_7(n: int) -> int:
+    if n == 7:
+        raise ValueError("sample 7 is damaged")
+    return n
+
+
+async def as_it_is(n: Any) -> Any:
+    return n
+
+
+def odd(n: int) -> bool:
+    return n % 2 == 1
+
+
+def got(data: hr.Stream, **options: Any) -> list[Any]:
+    """What comes, with the texts of errors in their places."""
+    batches: list[Any] = []
+    with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
+        iterator = iter(loader)
+        while True:
+            try:
+                batches.append(next(iterator))
+            except StopIteration:
+                return batches
+            except Exception as error:
+                batches.append("; ".join([str(error), *error.__notes__]))
+
+
+STREAMS: dict[str, tuple[Callable[[hr.Stream], hr.Stream], list[Any]]] = {
+    "at once": (lambda data: data.apply_op("budget", 9), [[0, 1, 2, 3], [4, 5], [6], [7], [8], [9], [10]]),
+    "not measured": (lambda data: data.apply_op("pairs"), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]),
+    "behind a coroutine": (
+        lambda data: data.map(as_it_is).apply_op("budget", 9).map(as_it_is).map(sum),
+        [6, 9, 6, 7, 8, 9, 10],
+    ),
+    "behind a filter": (lambda data: data.filter(odd).apply_op("budget", 9), [[1, 3, 5], [7], [9]]),
+    "taken": (lambda data: data.apply_op("budget", 9).take(2), [[0, 1, 2, 3], [4, 5]]),
+    "first ones taken": (lambda data: data.take(5).apply_op("budget", 9), [[0, 1, 2, 3], [4]]),
+    "of groups": (
+        lambda data: data.apply_op("pairs").apply_op("budget", 14).map(len),
+        [2, 1, 1, 1, 1],
+    ),
+    "apart": (lambda data: data.apply_op("buckets", 3).flat_map(list), [0, 3, 6, 1, 4, 7, 2, 5, 8, 9, 10]),
+    "whole ones": (lambda data: data.apply_op("buckets", 3, drop_last=True), [[0, 3, 6], [1, 4, 7], [2, 5, 8]]),
+    "of a batch": (
+        lambda data: data.batch(2).unbatch().map(int).apply_op("budget", 9, collate=sum),
+        [6, 9, 6, 7, 8, 9, 10],
+    ),
+    "none": (lambda data: data.filter(lambda n: False).apply_op("buckets", 2), []),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_groups_are_samples_of_what_follows(name: str) -> None:
+    make, expected = STREAMS[name]
+    assert got(make(hr.from_map(range(11)))) == expected
+
+
+def test_groups_are_put_in_batches_and_collated_by_the_loader() -> None:
+    data = hr.from_map([torch.arange(3) + k for k in range(6)]).apply_op("pairs").map(torch.stack)
+    assert [tuple(batch.shape) for batch in got(data, batch_size=2)] == [(2, 2, 3), (1, 2, 3)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_fail_are_left_out_of_their_groups_when_they_are_skipped(workers: int) -> None:
+    data = hr.from_map(range(11)).map(broken_at_7).apply_op("buckets", 3)
+    with hr.DataLoader(data, batch_size=None, num_workers=workers, on_error="skip") as loader:
+        assert list(loader) == [[0, 3, 6], [2, 5, 8], [1, 4, 10], [9]]
+        assert loader.stats().skipped == 1
+
+
+def test_groups_fail_with_their_samples_and_with_their_functions_in_their_places() -> None:
+    def unmeasured(n: int) -> int:
+        return 1 // (n - 4)
+
+    def never(samples: list[int]) -> Any:
+        raise ValueError(f"not {samples}") if 3 in samples else KeyError(samples[0])
+
+    data = hr.from_map(range(6))
+    assert got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[1:] == [[14, 21], [28, 35]]
+    assert "sample 7 is damaged" in got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[0]
+    hr.register_operator("unmeasured", lambda: hr.BatchOp(batcher=lambda: Budget(0), measure=unmeasured))
+    assert "stage: measure" in got(data.apply_op("unmeasured"))[-1]
+    hr.register_operator("no_number", lambda: hr.BatchOp(batcher=lambda: Budget(2), measure=str))
+    assert "'str' object cannot be interpreted as an integer" in got(data.apply_op("no_number"))[0]
+    told = got(data.apply_op("budget", 4, collate=never))
+    assert len(told) == 4
+    assert "not [3]" in told[1]
+
+
+def test_error_of_a_batcher_has_its_place_and_the_others_go_on() -> None:
+    told = got(hr.from_map([4, 9, 4, 9, 4]).apply_op("strict"))
+    assert told[0] == told[1] == "a sample of 9; stage: strict(), while samples were put together"
+    assert told[2:] == [[4, 4], [4]]
+
+
+def states(data: hr.Stream, **options: Any) -> Iterator[tuple[list[Any], dict[str, Any], list[Any]]]:
+    """(what came before a state, that state, what came behind it)."""
+    with hr.DataLoader(data, batch_size=None, **options) as loader:
+        saved, whole = [], []
+        for batch in loader:
+            whole.append(batch)
+            saved.append(json.loads(json.dumps(loader.state_dict())))
+    for done, state in enumerate(saved[:-1], 1):
+        yield whole[:done], state, whole[done:]
+
+
+def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
+    data = hr.from_map(range(30)).flat_map(lambda n: [n] * (n % 3)).map(broken_at_7).apply_op("buckets", 4)
+    for _, state, left in states(data, on_error="skip"):
+        with hr.DataLoader(data, batch_size=None, on_error="skip") as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == left
+
+
+@pytest.mark.parametrize("edited", [[], [[1, 3], [1, 3]], [[-5, 2]], [[0, 3]], 3])
+def test_state_is_refused_or_sums_up_when_what_it_says_of_groups_was_edited(edited: Any) -> None:
+    data = hr.from_map(range(30)).apply_op("buckets", 4)
+    state = next(state for _, state, _ in states(data) if "passed" in state)
+    with hr.DataLoader(data, batch_size=None) as loader, pytest.raises(hr.StateMismatchError):
+        loader.load_state_dict({**state, "passed": edited})
+
+
+@pytest.mark.parametrize("resumes_at", [1, 3])
+def test_ranks_share_groups_when_an_epoch_has_a_number_of_them(resumes_at: int) -> None:
+    data = hr.from_map(range(60)).shuffle(seed=1).apply_op("buckets", 3).epoch(samples=16)
+    came = []
+    for rank in range(2):
+        options: dict[str, Any] = {"batch_size": 2, "collate_fn": list, "rank": rank, "world_size": 2}
+        with hr.DataLoader(data, **options) as loader:
+            whole = list(loader)
+        with hr.DataLoader(data, **options) as loader:
+            batches = iter(loader)
+            for _ in range(resumes_at):
+                next(batches)
+            state = loader.state_dict()
+        with hr.DataLoader(data, **options) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == whole[resumes_at:]
+        if "passed" in state:
+            with (
+                hr.DataLoader(data, **{**options, "rank": 0, "world_size": 1}) as other,
+                pytest.raises(hr.StateMismatchError),
+            ):
+                other.load_state_dict(state)
+        came.append([n for batch in whole for group in batch for n in group])
+        assert [len(batch) for batch in whole] == [2] * 4
+    assert not set(came[0]) & set(came[1])
+
+
+def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> None:
+    def deadly(n: int) -> int:
+        if n == 7 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return n
+
+    hr.register_operator("deadly", lambda: hr.BatchOp(batcher=lambda: Budget(9), measure=deadly))
+    with hr.DataLoader(hr.from_map(range(11)).apply_op("deadly"), batch_size=None, num_workers=1) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5], [6], [7], [8], [9], [10]]
+        assert loader.stats().work.deaths == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda data: data.apply_op("pairs").shuffle(), r"\.shuffle\(auto\) behind \.pairs\(\)"),
+        (lambda data: data.filter(odd).take(3).apply_op("pairs"), r"before \.pairs\(\)"),
+        (lambda data: hr.mix({"a": data.apply_op("pairs")}), r"pairs\(\) of source 'a'"),
+        (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
+        (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),
+        (lambda data: hr.BatchOp(batcher=Strict, measure=as_it_is), r"measure=as_it_is\): a plain function"),
+        (lambda data: hr.BatchOp(batcher=3), r"3\): a function is needed"),
+        (lambda data: hr.BatchOp(batcher=Strict, collate=None), r"None\): a function is needed"),
+    ],
+)
+def test_operator_is_refused_by_name_when_it_makes_no_sense(make: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        make(hr.from_map(range(9)))
+
+
+def test_stream_says_where_samples_are_put_together_and_has_no_length() -> None:
+    data = hr.from_map(range(9)).apply_op("buckets", 3)
+    assert repr(data).endswith(".buckets(3)")
+    assert data.describe().splitlines()[-1] == "  .buckets(3)  [workers]"
+    with pytest.raises(TypeError, match=r"how many samples buckets\(3\) gives is known only later"):
+        len(data)

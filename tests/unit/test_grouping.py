@@ -1,0 +1,145 @@
+"""Groups are those that batchers name, whatever they remember, and a state says what waits for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.batchers import KINDS, Kind
+
+from headrace.errors import OptionError
+from headrace.scheduler.grouping import FoundGroup, GroupFinder
+from headrace.scheduler.origins import GroupOrigins, NumberSet
+
+MEASURES = st.lists(st.integers(0, 9), max_size=40)
+
+
+class Nine:
+    """Groups, in order, whose measures have a sum of nine or more."""
+
+    def __init__(self) -> None:
+        self._offered = list[int]()
+
+    def offer(self, measure: int) -> Sequence[int]:
+        self._offered.append(measure)
+        return range(len(self._offered)) if sum(self._offered) >= 9 else ()
+
+    def end(self) -> Sequence[int]:
+        return range(len(self._offered))
+
+
+def found(finder: GroupFinder, measures: Sequence[int], numbers: Sequence[int]) -> list[FoundGroup]:
+    groups = [group for number in numbers for group in finder.offer(number, measures[number])]
+    return [*groups, *finder.end()]
+
+
+@given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES)
+def test_groups_are_those_of_a_plain_program(kind: str, measures: list[int]) -> None:
+    wanted = list(KINDS[kind].groups(list(enumerate(measures))))
+    assert [list(group.numbers) for group in found(_finder(KINDS[kind]), measures, range(len(measures)))] == wanted
+
+
+@given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES, data=st.data())
+def test_later_groups_are_the_same_when_samples_of_earlier_ones_are_gone(
+    kind: str, measures: list[int], data: st.DataObject
+) -> None:
+    """All that a state has to say is which samples those are."""
+    groups, origins = found(_finder(KINDS[kind]), measures, range(len(measures))), GroupOrigins()
+    for group in groups:
+        origins.formed(group.numbers)
+    done = data.draw(st.integers(0, len(groups)))
+    if data.draw(st.booleans()):
+        origins.arrived(range(len(groups)))
+        origins.forget(data.draw(st.integers(0, done)))
+    begin, passed = origins.begin(done), NumberSet(origins.passed(done))
+    gone = {begin + k for start, stop in passed.behind for k in range(start, stop)}
+    assert {*range(begin), *gone} == {number for group in groups[:done] for number in group.numbers}
+    left = [number for number in range(begin, len(measures)) if number not in gone]
+    assert found(_finder(KINDS[kind]), measures, left) == groups[done:]
+
+
+@given(ranges=st.lists(st.integers(0, 60), unique=True))
+def test_numbers_are_held_as_few_ranges_in_whatever_order_they_are_put_in(ranges: list[int]) -> None:
+    numbers = NumberSet()
+    for number in ranges:
+        numbers.add([(number, number + 1)])
+    held = {*range(numbers.first_not), *(k for start, stop in numbers.behind for k in range(start, stop))}
+    assert held == set(ranges)
+    edges = [numbers.first_not, *(edge for pair in numbers.behind for edge in pair)]
+    assert edges == sorted(set(edges)), "ranges touch"
+
+
+def test_what_is_remembered_of_groups_is_no_more_than_what_may_come_again() -> None:
+    origins = GroupOrigins()
+    for number in range(1000):
+        origins.formed([2 * number, 2 * number + 1])
+        origins.arrived([number])
+        origins.forget(number)
+    assert len(origins._groups) <= 2
+    assert origins._used.behind == ()
+
+
+@pytest.mark.parametrize("named", [[2], [0, 0], [-1]])
+def test_samples_that_a_batcher_was_not_offered_are_an_error_in_the_place_of_the_last(named: list[int]) -> None:
+    class Wrong(Nine):
+        def offer(self, measure: int) -> Sequence[int]:
+            super().offer(measure)
+            return named if len(self._offered) == 2 else ()
+
+    groups = found(GroupFinder(Wrong, "wrong()"), [1, 1, 1], range(3))
+    assert [group.numbers for group in groups] == [[1], [2], [0]]
+    assert [type(group.error) for group in groups] == [OptionError, OptionError, type(None)]
+    assert "wrong(): of 2 samples that it was offered" in str(groups[0].error)
+
+
+def test_error_of_a_batcher_takes_the_place_of_its_sample_and_the_others_wait_on() -> None:
+    class Strict(Nine):
+        def offer(self, measure: int) -> Sequence[int]:
+            if measure > 5:
+                raise ValueError(f"{measure} is too long")
+            return super().offer(measure)
+
+    groups = found(GroupFinder(Strict, "strict()"), [3, 9, 3, 3, 8], range(5))
+    assert [(list(group.numbers), str(group.error)) for group in groups] == [
+        ([1], "9 is too long"),
+        ([0, 2, 3], "None"),
+        ([4], "8 is too long"),
+    ]
+    assert groups[0].error is not None
+    assert groups[0].error.__notes__ == ["stage: strict(), while samples were put together"]
+
+
+def test_error_of_the_end_takes_the_place_of_all_that_wait() -> None:
+    class Endless(Nine):
+        def end(self) -> Any:
+            raise ValueError("no end")
+
+    groups = found(GroupFinder(Endless, "endless()"), [1, 2], range(2))
+    assert [(list(group.numbers), str(group.error)) for group in groups] == [([0, 1], "no end")]
+
+
+def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.scheduler.grouping._WAITING_MOST", 3)
+    groups = found(GroupFinder(Nine, "nine()"), [1] * 5, range(5))
+    assert [(list(group.numbers), type(group.error)) for group in groups] == [
+        ([3], OptionError),
+        ([4], OptionError),
+        ([0, 1, 2], type(None)),
+    ]
+
+
+def test_samples_wait_for_nothing_more_when_the_batcher_leaves_them_out() -> None:
+    class LeavesOut(Nine):
+        def end(self) -> Any:
+            return None
+
+    finder = GroupFinder(LeavesOut, "leaves_out()")
+    assert [group.numbers for group in found(finder, [9, 1, 1], range(3))] == [[0]]
+    assert finder.waiting == [1, 2]
+
+
+def _finder(kind: Kind) -> GroupFinder:
+    return GroupFinder(kind.begin, "")
