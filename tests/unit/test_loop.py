@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+from functools import partial
 
 import pytest
 
 from headrace.scheduler import loop as loops
+from headrace.scheduler.engine import Engine, EngineState, Mailbox
+from headrace.wakeup import is_readable
 
 
 async def raises(kind: type[BaseException], number: int) -> None:
@@ -46,3 +50,42 @@ def test_loop_ends_with_another_error_when_its_own_main_raises_what_ends_program
     with pytest.raises(RuntimeError, match=kind.__name__) as caught:
         loops.run(raises, kind, 1)
     assert isinstance(caught.value.__cause__, kind)
+
+
+def test_engine_makes_calls_in_order_refuses_what_comes_too_late_and_ends_what_runs() -> None:
+    order: list[str] = []
+    has_begun, is_cancelled = threading.Event(), threading.Event()
+
+    async def note(what: str) -> None:
+        order.append(what)
+
+    async def runs() -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            order.append("cancelled")
+            is_cancelled.set()
+            raise
+
+    engine = Engine(partial(note, "opened"), partial(note, "closing"), partial(order.append, "closed"))
+    engine.start(runs, partial(order.append, "refused"))
+    assert has_begun.wait()
+    for number in range(3):
+        engine.mailbox.post(order.append, str(number))
+    engine.close()
+    assert engine.state is EngineState.CLOSED
+    assert order == ["opened", "0", "1", "2", "cancelled", "closing", "closed"]
+    engine.start(runs, partial(order.append, "refused"))
+    assert order[-1] == "refused"
+
+
+def test_mailbox_is_readable_while_there_are_calls() -> None:
+    mailbox, made = Mailbox(), list[int]()
+    assert not is_readable(mailbox.fileno(), 0)
+    mailbox.post(made.append, 1)
+    mailbox.post(made.append, 2)
+    assert is_readable(mailbox.fileno(), 0)
+    mailbox.serve()
+    assert made == [1, 2]
+    assert not is_readable(mailbox.fileno(), 0)

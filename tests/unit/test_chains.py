@@ -1,0 +1,79 @@
+"""Workers know the chains that they were told, whenever they start, and are told a changed one alone."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from headrace.errors import LoaderClosedError
+from headrace.tasks import Chain, Step
+from headrace.work.chains import Chains, KnownChain, PackedChain, SharedChain
+from headrace.work.messages import Message, SpecMessage
+
+
+class Told:
+    """A worker that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.chains: dict[int, SharedChain] = {}
+        self.specs: dict[int, bytes] = {}
+
+    def send(self, message: Message) -> None:
+        assert isinstance(message, SpecMessage)
+        self.specs[message.chain] = message.spec
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        self.chains[number] = chain
+        self.specs.pop(number, None)
+
+
+def times(factor: list[int]) -> Chain:
+    return Chain((Step("map(times)", "map", lambda n: n * factor[0]),))
+
+
+@pytest.mark.parametrize("shares_objects", [True, False])
+def test_worker_that_starts_later_knows_what_the_others_do(shares_objects: bool) -> None:
+    links, chain = [Told()], times([2])
+    with closing(Chains(lambda: links, shares_memory=True, shares_objects=shares_objects, modules={})) as chains:
+        chains.learn(1, chains.pack(chain))
+        chains.learn(2, chains.pack(chain))
+        chains.learn_spec(1, b"form")
+        links.append(Told())
+        chains.tell(links[1])
+        assert links[1].chains == links[0].chains
+        assert [link.specs for link in links] == [{1: b"form"}] * 2
+        assert [link.chains[1].load().steps[0].fn(4) for link in links] == [8, 8]
+        chains.learn(1, chains.pack(chain))  # an older one is forgotten, and the form of its samples too
+        links.append(Told())
+        chains.tell(links[2])
+        assert [link.specs for link in links] == [{}, {}, {}]
+
+
+def test_chain_is_packed_anew_where_something_in_it_has_changed() -> None:
+    link, factor = Told(), [2]
+    with closing(Chains(lambda: [link], shares_memory=True, shares_objects=False, modules={})) as chains:
+        chain = times(factor)
+        packed = chains.pack(chain)
+        assert isinstance(packed, PackedChain)
+        chains.learn(1, packed)
+        chains.learn_spec(1, b"form")
+        assert chains.pack_changed(1, chain) is None
+        for is_in_use, form in ((True, {1: b"form"}), (False, {})):
+            factor[0] += 1
+            changed = chains.pack_changed(1, chain)
+            assert changed is not None
+            chains.learn_changed(1, changed, is_in_use=is_in_use)
+            assert link.chains[1].load().steps[0].fn(4) == 4 * factor[0]
+            assert link.specs == form
+
+
+def test_chain_of_threads_is_not_kept() -> None:
+    chain = times([2])
+    known = KnownChain(chain)
+    assert known.load() is chain
+    del chain
+    with pytest.raises(LoaderClosedError):
+        known.load()
+    with pytest.raises(TypeError):
+        known.message(1)

@@ -1,0 +1,253 @@
+"""What turns a plan into parts gives each sample once, in its place, and says where it can be begun again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.failures import Failure, Scope
+from headrace.memory import Claim
+from headrace.parts import ListPart, Part
+from headrace.producers.charging import Charge, Expectation
+from headrace.producers.iterated import IterProducer
+from headrace.producers.reading_ahead import ReadingAhead, Sends
+from headrace.producers.resumable import Resumable
+from headrace.producers.shuffle_buffer import ShuffleBuffer
+from headrace.producers.without import Without
+from headrace.torch_compat.serialize import pack_error, unpack_error
+from headrace.types import Ranges
+
+
+class Basin:
+    """A flow that lets everybody in, and keeps what is put."""
+
+    key = 5
+
+    def __init__(self) -> None:
+        self.claimed = 0
+        self.enlarged: list[int] = []
+        self.put_at: dict[int, Any] = {}
+
+    def _count(self, nbytes: int) -> None:
+        self.claimed += nbytes
+
+    async def turn(self, size: int, position: int) -> Claim:
+        return Claim(size, self._count)
+
+    async def enlarge(self, claim: Claim, size: int, position: int) -> None:
+        self.enlarged.append(size)
+        claim.grow(size)
+
+    def part_of(self, samples: list[Any], claim: Claim | None) -> Part:
+        if claim is not None:
+            claim.release()
+        return ListPart(samples)
+
+    def put(self, start: int, part: ListPart) -> None:
+        for number, sample in enumerate(part.samples[part.start : part.start + part.count], start):
+            assert number not in self.put_at, "it was put twice"
+            self.put_at[number] = sample
+
+    @property
+    def samples(self) -> list[Any]:
+        """All that was put, without gaps."""
+        return [self.put_at[number] for number in range(len(self.put_at))]
+
+
+class Counting:
+    """An iterator that counts, and says how far it is."""
+
+    def __init__(self, stop: int, start: int = 0) -> None:
+        self.at, self.stop = start, stop
+
+    def __aiter__(self) -> Counting:
+        return self
+
+    async def __anext__(self) -> int:
+        if self.at == self.stop:
+            raise StopAsyncIteration
+        self.at += 1
+        return self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def ranges(draw: st.DrawFn, stop: int) -> Ranges:
+    edges = sorted(draw(st.sets(st.integers(0, stop), max_size=6)))
+    return tuple(zip(edges[::2], edges[1::2], strict=False))
+
+
+@given(st.data(), st.integers(0, 30), st.none() | st.integers(0, 30), st.integers(1, 7), st.integers(1, 5))
+def test_iterator_is_taken_from_without_what_is_done_and_its_marks_are_right_before(
+    data: st.DataObject, count: int, take: int | None, batch_size: int, chunk: int
+) -> None:
+    done, iterator, basin = data.draw(st.composite(ranges)(count)), Counting(count), Basin()
+    producer = IterProducer(
+        lambda: iterator,
+        snapshot=lambda: iterator.at,
+        take=take,
+        buffer=None,
+        begin=0,
+        done=done,
+        batch_size=batch_size,
+        chunk=chunk,
+        pack_error=pack_error,
+    )
+    asyncio.run(producer.run(basin))  # type: ignore[arg-type]
+    some = range(count if take is None else min(take, count))
+    assert basin.samples == [n for n in some if not any(start <= n < stop for start, stop in done)]
+    assert basin.claimed == 0
+    for number in some:
+        mark = producer.mark(number)
+        assert mark is not None
+        state, at = mark
+        assert state == at <= number
+
+
+def test_error_of_an_iterator_stands_behind_what_it_gave_and_is_no_single_samples() -> None:
+    async def broken() -> AsyncIterator[int]:
+        yield 0
+        yield 1
+        raise OSError("the line is dead")
+
+    basin = Basin()
+    options: dict[str, Any] = {"take": None, "buffer": None, "begin": 0, "done": (), "batch_size": 4, "chunk": 4}
+    producer = IterProducer(broken, snapshot=None, pack_error=pack_error, **options)
+    asyncio.run(producer.run(basin))  # type: ignore[arg-type]
+    *before, last = basin.samples
+    assert before == [0, 1]
+    assert isinstance(last, Failure)
+    assert last.error.scope is Scope.MORE
+    assert isinstance(unpack_error(last.error), OSError)
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 99))
+def test_buffer_lets_each_sample_leave_once_and_none_before_it_has_come(
+    size: int, counts: Sequence[int], key: int
+) -> None:
+    buffer, waiting, left, came = ShuffleBuffer(size, key), list[int](), list[int](), 0
+    for count in counts:
+        known = [*waiting, *range(came, came + count)]
+        came += count
+        leave, stay = buffer.come(count)
+        assert sorted([*leave.tolist(), *stay.tolist()]) == list(range(len(known)))
+        assert len(stay) <= size
+        left += [known[k] for k in leave.tolist()]
+        waiting = [known[k] for k in stay.tolist()]
+    left += [waiting[k] for k in buffer.end().tolist()]
+    assert sorted(left) == list(range(came))
+    assert all(sample <= at + size for at, sample in enumerate(left))
+
+
+@given(st.data(), st.integers(0, 25), st.integers(1, 6))
+def test_flow_without_some_samples_numbers_the_others_anew(data: st.DataObject, count: int, size: int) -> None:
+    gone, basin = data.draw(st.composite(ranges)(count)), Basin()
+    flow: Any = Without(basin, gone)  # type: ignore[arg-type]
+    starts = data.draw(st.permutations(range(0, count, size)))
+    for start in starts:
+        flow.put(start, ListPart(list(range(start, min(start + size, count)))))
+    assert basin.samples == [n for n in range(count) if not any(start <= n < stop for start, stop in gone)]
+    assert flow.key == basin.key
+
+
+def test_charge_asks_for_what_was_not_expected_and_for_nothing_once_its_claim_has_ended() -> None:
+    async def main() -> None:
+        basin = Basin()
+        charge = Charge(basin, await basin.turn(100, 0), 100, 0)  # type: ignore[arg-type]
+        assert charge(60) is None
+        more = charge(60)
+        assert more is not None
+        await more
+        assert (basin.enlarged, basin.claimed) == ([20], 120)
+        charge.claim.release()
+        assert charge(500) is None
+        assert basin.claimed == 0
+
+    asyncio.run(main())
+
+
+def test_samples_are_expected_to_be_as_large_as_those_before() -> None:
+    expected = Expectation()
+    first = expected.of(1)
+    expected.learn(ListPart([0, 1]), charged=0)
+    assert expected.of(1) == first  # they say nothing
+    expected.learn(ListPart([0, 1, 2]), charged=400)
+    assert expected.of(8) == 800
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_iterable_goes_on_where_it_was(has_ended: bool) -> None:
+    class Data:
+        """Each epoch begins where the one before has ended."""
+
+        def __init__(self) -> None:
+            self.begin = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"begin": self.begin}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.begin = state["begin"]
+
+        async def samples(self) -> AsyncIterator[int]:
+            begin = self.begin
+            for number in range(5):
+                yield begin + number
+            self.begin = begin + 5
+
+    async def main() -> None:
+        data = Data()
+        first = Resumable(data, lambda number, later: data.samples(), None)
+        assert [sample async for sample in first.open()] == [0, 1, 2, 3, 4]
+        assert first.snapshot() == {"dataset": {"begin": 5}}
+        state: dict[str, Any] = {"over": 2, "dataset": {"begin": 0}} if has_ended else {"dataset": {"begin": 5}}
+        again = Data()
+        resumed = Resumable(again, lambda number, later: again.samples(), state)
+        samples = [sample async for sample in resumed.open()]
+        assert samples == [5, 6, 7, 8, 9]
+
+    asyncio.run(main())
+
+
+def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order() -> None:
+    class Counted(ListPart):
+        released = 0
+
+        def release(self) -> None:
+            Counted.released += 1
+
+    async def main() -> None:
+        begun: list[int] = []
+
+        async def read(number: int, send: Sends) -> None:
+            async with send:
+                begun.append(number)
+                for k in range(number % 3):
+                    await asyncio.sleep(0)
+                    send.send_nowait(Counted([(number, k)]))
+
+        readers = iter([lambda send, number=number: read(number, send) for number in range(7)])
+        ahead, got = ReadingAhead(readers, lambda: 3), list[Any]()
+        async with anyio.create_task_group() as group:
+            async for stream in ahead.streams(group):
+                assert len(begun) <= 3 + len({number for number, _ in got}) + 3
+                async for part in stream:
+                    assert isinstance(part, ListPart)
+                    got += part.samples
+                if len(got) == 3:
+                    break
+        assert got == [(1, 0), (2, 0), (2, 1)]
+        ahead.release()
+        assert Counted.released == sum(number % 3 for number in begun) - 3
+
+    asyncio.run(main())
