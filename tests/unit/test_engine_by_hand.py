@@ -33,12 +33,14 @@ from headrace.work.messages import DEATHS, PlaceMessage
 Draw = Callable[[Any], Any]
 
 MACHINE = settings(
-    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "60")), stateful_step_count=30, derandomize=True, deadline=None
+    max_examples=int(os.environ.get("HEADRACE_EXAMPLES", "35")), stateful_step_count=30, derandomize=True, deadline=None
 )
 
 STEPS = {"start": 3, "put": 5, "answer": 10, "open": 3, "ask": 5, "let_go": 2, "again": 1, "lose": 1, "fail": 1}
 
 ROOMY = 1 << 30
+
+SEEDS, AT = st.integers(0, 1000), st.integers(0, 30)
 
 ENDINGS = ("goes on", "goes on", "stopped", "cancelled")
 
@@ -196,13 +198,15 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
 SOURCE = "the source"
 
 
+KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", 1, 2, 3]), min_size=1, max_size=3)
+
+
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Setup, World]:
+def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup, World]:
     """Any stages in any order, samples that fail or end workers, and workers of any kind."""
     count = draw(st.integers(0, 18))
     numbers = st.frozensets(st.integers(0, count * 10), max_size=4)
     few = st.frozensets(st.integers(0, max(0, count - 1)), max_size=3)
-    kinds = draw(st.just([]) | st.lists(st.sampled_from(["map", "loop", "flat", "some", 1, 2, 3]), max_size=3))
     shares_objects = draw(st.booleans())
     world = World(
         broken=draw(few | numbers),
@@ -221,8 +225,9 @@ def worlds(draw: st.DrawFn) -> tuple[Setup, World]:
     )
     skips, touch = world.policy is not None, Step("map(touch)", "map", world.touch)
     stages, chains = list[Any](), dict[int, Chain]()
-    touched = draw(st.integers(0, len(kinds)))
-    for number, kind in enumerate(kinds, LAST + 1):
+    described = draw(kinds)
+    touched = draw(st.integers(0, len(described)))
+    for number, kind in enumerate(described, LAST + 1):
         first = (touch,) if number - LAST - 1 == touched else ()
         if kind == "loop":
             stages.append(ON_LOOP)
@@ -234,7 +239,7 @@ def worlds(draw: st.DrawFn) -> tuple[Setup, World]:
             chains[number] = Chain((*first, *step))
             stages.append(WorkStage(number, kind == "flat"))
     use_slots = not stages and draw(st.booleans())
-    last = (touch,) if touched == len(kinds) else ()
+    last = (touch,) if touched == len(described) else ()
     if use_slots:
         last = (*last, Step("map(form)", "map", world.form))
     chains[LAST] = Chain(last, default_collate if use_slots else list, skips=skips)
@@ -289,7 +294,6 @@ class EngineMachine(RuleBasedStateMachine):
         super().__init__()
         self.driven: ByHand | None = None
 
-    @initialize(made=worlds(), seed=st.integers(0, 1000), ending=st.sampled_from(ENDINGS), step=st.integers(0, 30))
     def begin(self, made: tuple[Setup, World], seed: int, ending: str, step: int) -> None:
         self.setup, self.world = made
         self.left, self.ending = step, ending
@@ -420,6 +424,22 @@ class EngineMachine(RuleBasedStateMachine):
             assert not any(worker.runner._held for worker in driven.workers.live), "a worker holds what nobody wants"
 
 
+class BatchMachine(EngineMachine):
+    """Samples that go into batches as they come: into slots, or spread among workers, or neither."""
+
+    @initialize(made=worlds(st.just([])), seed=SEEDS, ending=st.sampled_from(ENDINGS), step=AT)
+    def begin_batches(self, **given: Any) -> None:
+        self.begin(**given)
+
+
+class StageMachine(EngineMachine):
+    """Samples that go through stages first."""
+
+    @initialize(made=worlds(KINDS), seed=SEEDS, ending=st.sampled_from(ENDINGS), step=AT)
+    def begin_stages(self, **given: Any) -> None:
+        self.begin(**given)
+
+
 def plain(batch: Any) -> Any:
     """A batch as it can be compared."""
     if isinstance(batch, Exception):
@@ -435,5 +455,6 @@ def seen(made: Any) -> Any:
     return made.seen() if isinstance(made, Bad) else made
 
 
-TestEngine = EngineMachine.TestCase
-TestEngine.settings = MACHINE
+TestBatches = BatchMachine.TestCase
+TestStages = StageMachine.TestCase
+TestBatches.settings = TestStages.settings = MACHINE
