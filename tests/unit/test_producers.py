@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -10,12 +11,15 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulation.loop import simulate
 
 from headrace.failures import Failure, Scope
 from headrace.memory import Claim
 from headrace.parts import ListPart, Part
+from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.charging import Charge, Expectation
 from headrace.producers.iterated import IterProducer
+from headrace.producers.keys import KeyFeed, KeyProducer
 from headrace.producers.reading_ahead import ReadingAhead, Sends
 from headrace.producers.resumable import Resumable
 from headrace.producers.shuffle_buffer import ShuffleBuffer
@@ -27,10 +31,12 @@ from headrace.types import Ranges
 class Basin:
     """A flow that lets everybody in, and keeps what is put."""
 
-    key = 5
+    key, is_starved = 5, False
 
-    def __init__(self) -> None:
+    def __init__(self, batch_size: int | None = None) -> None:
+        self._batch_size = batch_size  # of batches that end with their first failure; None: they do not
         self.claimed = 0
+        self.cuts: list[int] = []
         self.enlarged: list[int] = []
         self.put_at: dict[int, Any] = {}
 
@@ -53,6 +59,12 @@ class Basin:
         for number, sample in enumerate(part.samples[part.start : part.start + part.count], start):
             assert number not in self.put_at, "it was put twice"
             self.put_at[number] = sample
+
+    def cut(self, count: int) -> None:
+        self.cuts.append(count)
+
+    def batch_end(self, position: int) -> int | None:
+        return None if self._batch_size is None else position - position % self._batch_size + self._batch_size
 
     @property
     def samples(self) -> list[Any]:
@@ -129,6 +141,69 @@ def test_error_of_an_iterator_stands_behind_what_it_gave_and_is_no_single_sample
     assert isinstance(last, Failure)
     assert last.error.scope is Scope.MORE
     assert isinstance(unpack_error(last.error), OSError)
+
+
+@given(
+    st.integers(0, 25),
+    st.frozensets(st.integers(0, 24), max_size=3),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
+    count: int, failing: frozenset[int], batch_size: int, chunk: int, ends: bool, is_many: bool, seed: int
+) -> None:
+    chance, got = random.Random(seed), list[int]()
+
+    async def get(key: int) -> str:
+        await asyncio.sleep(chance.choice([0, 1, 20]))
+        got.append(key)
+        if key in failing:
+            raise KeyError(key)
+        return str(key)
+
+    async def get_many(keys: Sequence[int]) -> Sequence[str]:
+        return [await get(key) for key in keys]
+
+    basin = Basin(batch_size if ends else None)
+    producer = KeyProducer(
+        count,
+        lambda start, stop: (range(start, stop), range(start, stop)),
+        get,
+        get_many if is_many else None,
+        adaptive=AdaptiveConcurrency(2, 16),
+        batch_size=batch_size,
+        chunk=chunk,
+        pack_error=pack_error,
+    )
+    simulate(producer.run(basin), seed)  # type: ignore[arg-type]
+    assert basin.claimed == 0
+    assert len(set(got)) == len(got), "a sample was got twice"
+    assert len(basin.samples) == count
+    for start in range(0, count, batch_size):
+        batch = basin.samples[start : start + batch_size]
+        failed = [k for k, sample in enumerate(batch) if isinstance(sample, Failure)]
+        bad = [number - start for number in sorted(failing) if start <= number < min(count, start + batch_size)]
+        assert bool(failed) == bool(bad)
+        if not is_many and failed:
+            assert failed[0] == bad[0], "what comes first is told"
+            assert ends or failed == bad
+        assert all(sample == str(start + k) for k, sample in enumerate(batch) if k not in failed)
+
+
+def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None:
+    async def main() -> None:
+        basin, feed = Basin(), KeyFeed(ListPart)
+        running = asyncio.ensure_future(feed.run(basin))  # type: ignore[arg-type]
+        for keys in (["a", "b"], [], ["c"], None):
+            feed.add(keys)
+            await asyncio.sleep(0)
+        await running
+        assert (basin.cuts, basin.samples) == ([2, 0, 1], ["a", "b", "c"])
+
+    asyncio.run(main())
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 9), max_size=8), st.integers(0, 99))
