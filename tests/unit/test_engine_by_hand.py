@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -276,8 +277,12 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     if not has_limits and not any(stage is not ON_LOOP and stage.gives_many for stage in stages):
         setup.in_order = draw(st.booleans())
     if world.policy is not None:
-        setup.skips = Skips(weakref.ref(world.policy), 0, LoaderMeters(), unpack_error, pack_error)
+        setup.skips = skips_of(world.policy)
     return setup, world
+
+
+def skips_of(policy: SkipPolicy) -> Skips:
+    return Skips(weakref.ref(policy), 0, LoaderMeters(), unpack_error, pack_error)
 
 
 def cut(draw: Draw, count: int, most: int) -> Iterator[int]:
@@ -458,3 +463,63 @@ def seen(made: Any) -> Any:
 TestBatches = BatchMachine.TestCase
 TestStages = StageMachine.TestCase
 TestBatches.settings = TestStages.settings = MACHINE
+
+
+def test_slab_of_a_batch_that_failed_comes_back_with_the_last_task_that_writes_there() -> None:
+    nothing = frozenset[int]()
+    world = World(broken=frozenset([4]), deadly=nothing, unread=nothing, changed=nothing, policy=None)
+    steps = Step("map(touch)", "map", world.touch), Step("map(form)", "map", world.form)
+    chains = {LAST: Chain(steps, default_collate)}
+    driven = ByHand(Setup(samples=range(8), sizes=[4] + [1] * 4, chains=chains, use_slots=True, workers=4))
+    try:
+        for _ in range(4):
+            driven.start()
+        driven.settle(partial(driven.source.put, 0))
+        while (first := driven.take()) is None:
+            for worker in driven.workers.live:
+                if worker.to_do:
+                    driven.settle(partial(worker.answer, 0))
+        assert plain(first[1]) == [0, 1, 2, 3]
+        driven.let_go(0)
+        for _ in range(4):
+            driven.settle(partial(driven.source.put, 0))
+        failing, *others = sorted(driven.workers.live, key=lambda worker: worker.to_do[0].slot)
+        driven.settle(partial(failing.answer, 0))
+        number, error = driven.take()
+        assert (number, plain(error)) == (1, Bad(Broken, 4))
+        assert not driven.slabs._free, "they may still write there"
+        for worker in others:
+            driven.settle(partial(worker.answer, 0))
+        assert driven.running.done()
+    except BaseException:
+        driven.abort()
+        raise
+    driven.close()
+
+
+@pytest.mark.parametrize("is_skipped", [False, True])
+@pytest.mark.parametrize("use_slots", [False, True])
+@pytest.mark.parametrize("is_spread", [False, True])
+def test_sample_that_ends_three_workers_fails_in_its_place(is_skipped: bool, use_slots: bool, is_spread: bool) -> None:
+    """And those that fail are left out one by one, whoever makes the others."""
+    some, nothing = frozenset([2, 5]), frozenset[int]()
+    policy = SkipPolicy(None, None, None) if is_skipped else None
+    world = World(broken=frozenset([9]), deadly=some, unread=nothing, changed=nothing, policy=policy)
+    steps = [Step("map(touch)", "map", world.touch)] + [Step("map(form)", "map", world.form)] * use_slots
+    setup = Setup(
+        samples=range(12),
+        sizes=[5, 7],
+        chains={LAST: Chain(tuple(steps), default_collate if use_slots else list, skips=is_skipped)},
+        use_slots=use_slots,
+        is_spread=is_spread,
+        shares_objects=False,
+        skips=None if policy is None else skips_of(policy),
+    )
+    machine = EngineMachine()
+    machine.begin((setup, world), seed=0, ending="goes on", step=0)
+    machine.teardown()
+    died = Bad(WorkerDiedError)
+    assert machine.driven is not None
+    assert machine.driven.meters.deaths == DEATHS * len(some)
+    left = {0: [0, 1, 3], 1: [4, 6, 7], 2: [8, 10, 11]}
+    assert machine.came == (left if is_skipped else {0: died, 1: died, 2: Bad(Broken, 9)})
