@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 _SHOWN_MOST = 200  # characters of a key
 
@@ -87,15 +90,47 @@ class ErrorPacker(Protocol):
     def __call__(self, error: BaseException, origin: Origin = ..., /) -> PackedError: ...
 
 
+class Placeholder:
+    """Stands in the place of a sample.
+
+    Attributes:
+        is_final: nothing is left to be done to what it stands for.
+    """
+
+    __slots__ = ()
+
+    is_final = True
+
+    def take(self) -> tuple[object, object]:
+        """(what it stands for, and what the note of an error needs of it); once."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Placeholder):
     """Stands in the place of a sample that could not be made."""
 
     error: PackedError
 
+    def take(self) -> tuple[object, object]:
+        return self, None
+
 
 @dataclass(slots=True, eq=False)
-class Made:
+class Made(Placeholder):
     """Stands in the place of a sample that went through its chain already, and may have been changed in place by it."""
 
     value: object
+
+    def take(self) -> tuple[object, object]:
+        return self.value, None
+
+
+def failures_among(samples: Iterable[object]) -> list[tuple[int, Failure]]:
+    """(where it stands, the failure) of each that stands among samples."""
+    return [(k, sample) for k, sample in enumerate(samples) if isinstance(sample, Failure)]
+
+
+def without_failures(samples: Iterable[T]) -> list[T]:
+    """The samples in the places of which no failure stands."""
+    return [sample for sample in samples if not isinstance(sample, Failure)]

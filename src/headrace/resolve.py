@@ -6,7 +6,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch.utils.data import default_convert
@@ -26,7 +26,7 @@ MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
-def check_workers(workers: Any, num_workers: Any, collate_fn: Any) -> None:
+def check_workers(workers: object, num_workers: SupportsIndex, collate_fn: object) -> None:
     """Notice now what torch's loader, or Python, would notice only when it is iterated over.
 
     Raises:
@@ -86,7 +86,7 @@ def check_torch(loader: Any) -> None:
         raise OptionError(f"fallback={loader.fallback!r}: one of 'fork', 'error' is meant")
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
         raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
-    if not isinstance(loader.workers, str):
+    if loader.workers not in ("process", "thread"):
         raise OptionError(
             f"workers={loader.workers!r}: an executor is for headrace's data sets; hr.from_map(data) and "
             f"hr.from_iterable(data) make one of ours of {kind}"
@@ -215,7 +215,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     )
 
 
-def _seed(seed: Any) -> int:
+def _seed(seed: SupportsIndex | None) -> int:
     """The seed of orders and random numbers: 1 and 1.0 would be two, and states of one be refused by the other.
 
     Raises:

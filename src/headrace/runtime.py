@@ -19,7 +19,7 @@ from headrace.deliver.channel import thread_channel
 from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
-from headrace.failures import Failure
+from headrace.failures import Failure, failures_among
 from headrace.fetch import Meter, Reader
 from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
@@ -223,7 +223,7 @@ class Runtime:
             samples = [_sendable(sample) for sample in samples]
             parts = serialize.pack(samples)
         lease = self._arena.lease(serialize.packed_size(parts))
-        failures = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
+        failures = [k for k, _ in failures_among(samples)]
         return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
 
     def key_part_of(self, keys: list[object]) -> Part:

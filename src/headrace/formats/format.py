@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -97,7 +97,7 @@ class Format(Protocol):
         """
         raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[object]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
         """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
 
         Args:

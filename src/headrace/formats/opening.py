@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,8 @@ from headrace.formats.limits import Limits
 
 BLOCK = "__block__"
 """Under this name lies, until a sample is opened, what it is a row of."""
+
+_Rows = Sequence[Mapping[str, object]]
 
 _HELD_BYTES = 256 * 2**20  # of blocks as they were read
 _WHY_MOST = 500
@@ -42,7 +44,7 @@ class Opener:
 
     def __init__(self, form: Format, limits: Limits) -> None:
         self.format, self.limits = form, limits
-        self._opened: OrderedDict[int, tuple[int, Sequence[object] | Exception]] = OrderedDict()
+        self._opened: OrderedDict[int, tuple[int, _Rows, Exception | None]] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
 
@@ -75,33 +77,34 @@ class Opener:
             raise DecodeError(text, key=key, url=url) from error
         return {"__key__": key, "__url__": url, **fields}
 
-    def _open(self, url: str, members: dict[str, bytes]) -> Sequence[Any]:
+    def _open(self, url: str, members: dict[str, bytes]) -> _Rows:
         return self.format.open_block(Block(url, tuple(members), self.limits), list(members.values()))
 
-    def _rows(self, url: str, shared: SharedBlock) -> Sequence[object]:
+    def _rows(self, url: str, shared: SharedBlock) -> _Rows:
         with self._lock:  # other threads that want the same block wait for it
             if shared.number and shared.number in self._opened:
                 self._opened.move_to_end(shared.number)
-                rows = self._opened[shared.number][1]
+                _, rows, error = self._opened[shared.number]
             else:
-                rows = self._newly(url, shared)
-        if isinstance(rows, Exception):
-            raise deepcopy(rows)  # each sample adds notes about itself
+                rows, error = self._newly(url, shared)
+        if error is not None:
+            raise deepcopy(error)  # each sample adds notes about itself
         return rows
 
-    def _newly(self, url: str, shared: SharedBlock) -> Sequence[object] | Exception:
+    def _newly(self, url: str, shared: SharedBlock) -> tuple[_Rows, Exception | None]:
         members = shared.members()
-        rows: Sequence[object] | Exception
+        rows: _Rows = ()
+        failure: Exception | None = None
         try:
             rows = self._open(url, members)
         except Exception as error:
-            rows = error.with_traceback(None)  # a frame would keep the bytes alive
-            rows.__cause__ = rows.__context__ = None
+            failure = error.with_traceback(None)  # a frame would keep the bytes alive
+            failure.__cause__ = failure.__context__ = None
         nbytes = sum(map(len, members.values()))
         if shared.number:
-            self._opened[shared.number] = nbytes, rows
+            self._opened[shared.number] = nbytes, rows, failure
             self._held_bytes += nbytes
         while self._held_bytes > _HELD_BYTES and len(self._opened) > 1:
-            _, (oldest, _) = self._opened.popitem(last=False)
+            _, (oldest, *_) = self._opened.popitem(last=False)
             self._held_bytes -= oldest
-        return rows
+        return rows, failure

@@ -71,9 +71,8 @@ async def build_shard(
     if scanner is None:
         raise OptionError(f"{masked(url)}: shards of the format {form.name!r} bring their own index along")
     rows = None
-    if headers_only and kind is None and isinstance(scanner, TarScanner):
-        rows = await hop(shard, scanner)
-        scanner = TarScanner(url, limits)
+    if headers_only and kind is None and form.name == TAR.name:
+        rows = await hop(shard, TarScanner(url, limits))
     if rows is None:
         rows, crc, unpacked = await _read_whole(shard, scanner, kind, limits)
         if kind is not None:

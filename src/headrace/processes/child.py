@@ -13,15 +13,34 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 _PR_SET_NAME = 15
 _NAME = b"pt_data_worker"  # as torch's; `ps` and `top` show it
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+
+
+class Surroundings(TypedDict):
+    """What a child of the trainer would have that is started now, as JSON can carry it."""
+
+    identity: list[int]
+    parent: list[object]  # its name, and its number
+    authkey: str
+    config: dict[str, object]
+    affinity: list[int]
+    niceness: int
+    umask: int | None
+    limits: list[list[int]]  # which, soft, hard
+    locale: str
+    arguments: list[str]
+    script: str | None
+    warnoptions: list[str]
+    recursion_limit: int
+    switch_interval_s: float
 
 
 def next_number() -> int:
@@ -31,8 +50,8 @@ def next_number() -> int:
     return number
 
 
-def described(thread: int = 0) -> dict[str, object]:
-    """What a child of this process would have that is started now: a small dict for `live`, which JSON can carry.
+def described(thread: int = 0) -> Surroundings:
+    """What a child of this process would have that is started now.
 
     Args:
         thread: whose affinity and niceness they are, as the kernel keeps both for each thread; 0: the caller's.
@@ -57,7 +76,7 @@ def described(thread: int = 0) -> dict[str, object]:
 
 
 def live(
-    surroundings: Mapping[str, Any], number: int, run: Callable[[], None], trainer_fd: int | None, *tracker_fd: int
+    surroundings: Surroundings, number: int, run: Callable[[], None], trainer_fd: int | None, *tracker_fd: int
 ) -> int:
     """Be such a child, from `run` to the end, at which what was registered for it is done; gives the exit status.
 
@@ -89,7 +108,7 @@ def _umask() -> int | None:
     return None
 
 
-def _apply(surroundings: Mapping[str, Any]) -> None:
+def _apply(surroundings: Surroundings) -> None:
     """Take over what a fork inherits, as far as that is permitted."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME)
     with contextlib.suppress(OSError, ValueError):

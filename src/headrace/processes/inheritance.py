@@ -14,8 +14,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from headrace.errors import CannotCarryError
 from headrace.memory import close_all
@@ -24,8 +23,35 @@ _STREAMS = ("stderr", "stdout")
 _COLLATE = "torch.utils.data._utils.collate"
 
 
-def capture() -> dict[str, object]:
-    """What a worker that starts now has to take over: a small dict for `apply`, which JSON can carry.
+class CapturedHandler(TypedDict):
+    """A handler of the root logger that writes to a standard stream."""
+
+    stream: str
+    level: int
+    formatter: str | None
+
+
+class CapturedLogging(TypedDict):
+    """Levels and handlers."""
+
+    levels: dict[str, int]
+    root: int
+    disable: int
+    handlers: list[CapturedHandler]
+
+
+class Captured(TypedDict):
+    """What a worker takes over, as JSON can carry it."""
+
+    warnings: list[list[Any]]
+    logging: CapturedLogging
+    default_dtype: str
+    collate_map: str
+    faulthandler: bool
+
+
+def capture() -> Captured:
+    """What a worker that starts now has to take over.
 
     It costs some tenths of a millisecond.
 
@@ -41,7 +67,7 @@ def capture() -> dict[str, object]:
     }
 
 
-def apply(captured: Mapping[str, Any]) -> None:
+def apply(captured: Captured) -> None:
     """Take over what `capture` found. Once, in a fresh worker, before anything of the user's is unpickled there."""
     warnings.resetwarnings()
     warnings.filters.extend(map(_filter, captured["warnings"]))  # type: ignore[attr-defined]
@@ -54,7 +80,7 @@ def apply(captured: Mapping[str, Any]) -> None:
         faulthandler.enable()
 
 
-def _described_filter(entry: tuple[object, ...]) -> list[object] | None:
+def _described_filter(entry: tuple[object, ...]) -> list[Any] | None:
     action, message, category, module, line = entry
     patterns = [_described_pattern(pattern) for pattern in (message, module)]
     if not isinstance(category, type) or False in patterns:
@@ -95,7 +121,7 @@ class _ByName(type):
         return any((base.__module__, base.__qualname__) == wanted for base in other.__mro__)
 
 
-def _described_logging() -> dict[str, object]:
+def _described_logging() -> CapturedLogging:
     root = logging.getLogger()
     loggers = list(root.manager.loggerDict.items())
     return {
@@ -108,7 +134,7 @@ def _described_logging() -> dict[str, object]:
     }
 
 
-def _described_handler(handler: logging.Handler) -> dict[str, object] | None:
+def _described_handler(handler: logging.Handler) -> CapturedHandler | None:
     """A handler that writes to a standard stream; others hold files, sockets and locks, and stay where they are."""
     if not isinstance(handler, logging.StreamHandler):
         return None
@@ -123,7 +149,7 @@ def _described_handler(handler: logging.Handler) -> dict[str, object] | None:
     return None
 
 
-def _apply_logging(described: Mapping[str, Any]) -> None:
+def _apply_logging(described: CapturedLogging) -> None:
     root = logging.getLogger()
     root.setLevel(described["root"])
     logging.disable(described["disable"])
@@ -177,14 +203,14 @@ def _apply_collate_map(packed: str) -> None:
     found.update(entries)
 
 
-def _collate_map() -> dict[Any, Any]:
-    found: dict[Any, Any] = importlib.import_module(_COLLATE).default_collate_fn_map
+def _collate_map() -> dict[object, object]:
+    found: dict[object, object] = importlib.import_module(_COLLATE).default_collate_fn_map
     return found
 
 
-def _is_torchs(types: type | tuple[type, ...]) -> bool:
+def _is_torchs(types: object) -> bool:
     each = types if isinstance(types, tuple) else (types,)
-    return all(one.__module__ in {"builtins", "numpy", "torch"} for one in each)
+    return all(getattr(one, "__module__", None) in {"builtins", "numpy", "torch"} for one in each)
 
 
 def _packed(value: object, users: object) -> str:

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import anyio
 
 from headrace.deliver.channel import ChannelFailedError
 from headrace.protocols import Receiver, Sender
+from headrace.testing.channel_ends import (
+    DEADLINE_S,
+    ending_of,
+    eventually,
+    failure_of,
+    is_refused,
+    receive,
+    receive_all,
+    receive_some,
+    receive_while,
+    send,
+    send_all,
+    take_back,
+    wait_until_granted,
+    would_block,
+)
 from headrace.wakeup import is_readable
-
-_DEADLINE_S = 20.0
 
 
 class ChannelContract:
@@ -47,11 +60,11 @@ class ChannelContract:
             got = []
             for number in range(3 * depth + 10):
                 receiver.request()
-                _send(sender, {"number": number})
+                send(sender, {"number": number})
                 if depth < 2 or number % depth == depth - 1:
-                    got += _all_that_came(receiver, depth or 1)
+                    got += receive_some(receiver, depth or 1)
             sender.close()
-            got += _rest(receiver)
+            got += receive_all(receiver)
             assert got == [{"number": number} for number in range(3 * depth + 10)], f"depth {depth}"
 
     def test_depth_is_granted_beforehand_and_no_more(self) -> None:
@@ -60,8 +73,8 @@ class ChannelContract:
             assert (sender.depth, sender.granted) == (depth, depth)
             for number in range(depth):
                 sender.send(number)
-            assert _is_refused(sender), f"depth {depth}: more was sent than the receiver has granted"
-            assert [_next(receiver) for _ in range(depth)] == list(range(depth))
+            assert is_refused(sender), f"depth {depth}: more was sent than the receiver has granted"
+            assert [receive(receiver) for _ in range(depth)] == list(range(depth))
 
     def test_each_message_received_grants_another(self) -> None:
         for depth in filter(None, self.depths):
@@ -69,10 +82,10 @@ class ChannelContract:
             for number in range(depth):
                 sender.send(number)
             for number in range(7):
-                assert _next(receiver) == number
-                _until_granted(sender, depth + number + 1)
+                assert receive(receiver) == number
+                wait_until_granted(sender, depth + number + 1)
                 sender.send(depth + number)
-                assert _is_refused(sender)
+                assert is_refused(sender)
 
     def test_asking_grants_nothing_beyond_the_depth(self) -> None:
         for depth in filter(None, self.depths):
@@ -81,29 +94,29 @@ class ChannelContract:
                 receiver.request()
             for number in range(depth):
                 sender.send(number)
-            assert _is_refused(sender)
+            assert is_refused(sender)
             assert sender.granted == depth
 
     def test_depth_0_sends_nothing_before_it_is_asked_for(self) -> None:
         sender, receiver = self.open_channel(0)
-        assert _is_refused(sender)
+        assert is_refused(sender)
         for number in range(5):
             for _ in range(3):
                 receiver.request()  # a message that is granted already is not granted again
-            _send(sender, number)
-            assert _is_refused(sender)
+            send(sender, number)
+            assert is_refused(sender)
             assert sender.granted == number + 1
-            assert _next(receiver) == number
-            assert _is_refused(sender)
+            assert receive(receiver) == number
+            assert is_refused(sender)
 
     def test_receiver_that_has_nothing_would_block(self) -> None:
         for depth in self.depths:
             sender, receiver = self.open_channel(depth)
-            assert _would_block(receiver)
+            assert would_block(receiver)
             receiver.request()
-            _send(sender, "one")
-            assert _next(receiver) == "one"
-            assert _would_block(receiver)
+            send(sender, "one")
+            assert receive(receiver) == "one"
+            assert would_block(receiver)
 
     def test_sender_is_called_when_more_is_granted(self) -> None:
         for depth in self.depths:
@@ -113,12 +126,12 @@ class ChannelContract:
             for number in range(3):
                 seen = len(calls)
                 receiver.request()
-                _send(sender, number)
-                assert _next(receiver) == number
+                send(sender, number)
+                assert receive(receiver) == number
                 if depth == 0:
                     receiver.request()
-                _until_granted(sender, max(depth, 1) + number + 1)
-                _eventually(lambda calls=calls, seen=seen: len(calls) > seen)  # type: ignore[misc]
+                wait_until_granted(sender, max(depth, 1) + number + 1)
+                eventually(lambda calls=calls, seen=seen: len(calls) > seen)  # type: ignore[misc]
 
     def test_end_comes_after_all_messages_and_stays(self) -> None:
         for depth in self.depths:
@@ -126,18 +139,18 @@ class ChannelContract:
             receiver.request()
             count = max(depth, 1)
             for number in range(count):
-                _send(sender, number)
+                send(sender, number)
             sender.close()
-            assert _rest(receiver) == list(range(count))
+            assert receive_all(receiver) == list(range(count))
             for _ in range(3):
                 assert is_readable(receiver.fileno(), 0), "the end is there: nobody may wait for it"
-                assert _ending(receiver) is anyio.EndOfStream
+                assert ending_of(receiver) is anyio.EndOfStream
 
     def test_channel_that_is_closed_unused_ends(self) -> None:
         for depth in self.depths:
             sender, receiver = self.open_channel(depth)
             sender.close()
-            assert _rest(receiver) == []
+            assert receive_all(receiver) == []
 
     def test_failure_comes_after_all_messages_and_once(self) -> None:
         for depth in self.depths:
@@ -145,12 +158,12 @@ class ChannelContract:
             receiver.request()
             count = max(depth, 1)
             for number in range(count):
-                _send(sender, number)
+                send(sender, number)
             sender.fail(b"what went wrong")
             sender.close()
-            assert [_next(receiver) for _ in range(count)] == list(range(count))
-            assert _failure(receiver) == b"what went wrong"
-            assert _ending(receiver) is anyio.EndOfStream
+            assert [receive(receiver) for _ in range(count)] == list(range(count))
+            assert failure_of(receiver) == b"what went wrong"
+            assert ending_of(receiver) is anyio.EndOfStream
 
     def test_first_end_counts(self) -> None:
         sender, receiver = self.open_channel(2)
@@ -158,8 +171,8 @@ class ChannelContract:
         sender.close()
         sender.close()
         sender.fail(b"too late")
-        assert _rest(receiver) == ["message"]
-        assert _ending(receiver) is anyio.EndOfStream
+        assert receive_all(receiver) == ["message"]
+        assert ending_of(receiver) is anyio.EndOfStream
 
     def test_close_and_failure_wake_who_waits(self) -> None:
         endings: list[Callable[[Sender, Receiver], object]] = [
@@ -170,24 +183,24 @@ class ChannelContract:
         expected = [anyio.EndOfStream, ChannelFailedError, anyio.ClosedResourceError]
         for end, kind in zip(endings, expected, strict=True):
             sender, receiver = self.open_channel(1)
-            assert _while_waiting(receiver, lambda end=end, s=sender, r=receiver: end(s, r)) is kind  # type: ignore[misc]
+            assert receive_while(receiver, lambda end=end, s=sender, r=receiver: end(s, r)) is kind  # type: ignore[misc]
 
     def test_message_wakes_a_thread_that_waits(self) -> None:
         for depth in self.depths:
             sender, receiver = self.open_channel(depth)
             receiver.request()
-            assert _while_waiting(receiver, lambda sender=sender: _send(sender, "come")) == "come"  # type: ignore[misc]
+            assert receive_while(receiver, lambda sender=sender: send(sender, "come")) == "come"  # type: ignore[misc]
 
     def test_message_wakes_a_task_that_waits(self) -> None:
         async def wait_and_receive(sender: Sender, receiver: Receiver) -> list[object]:
             got: list[object] = []
-            sending = asyncio.ensure_future(asyncio.to_thread(_send_all, sender, range(20)))
+            sending = asyncio.ensure_future(asyncio.to_thread(send_all, sender, range(20)))
             while True:
                 try:
                     got.append(receiver.receive_nowait())
                 except anyio.WouldBlock:
                     receiver.request()
-                    with anyio.fail_after(_DEADLINE_S):
+                    with anyio.fail_after(DEADLINE_S):
                         await anyio.wait_readable(receiver.fileno())
                 except anyio.EndOfStream:
                     await sending
@@ -200,12 +213,12 @@ class ChannelContract:
         for depth in self.depths:
             sender, receiver = self.open_channel(depth)
             receiver.request()
-            _send(sender, "late")
+            send(sender, "late")
             receiver.close()
             for _ in range(2):
-                assert _ending(receiver) is anyio.ClosedResourceError
+                assert ending_of(receiver) is anyio.ClosedResourceError
             sender.close()
-            assert _ending(receiver) is anyio.ClosedResourceError
+            assert ending_of(receiver) is anyio.ClosedResourceError
 
     def test_what_a_closed_receiver_did_not_take_is_known(self) -> None:
         for depth in self.depths:
@@ -214,34 +227,34 @@ class ChannelContract:
                 receiver.request()
                 count = max(depth, 1)
                 for number in range(count):
-                    _send(sender, number)
+                    send(sender, number)
                 for _ in range(received):
-                    _next(receiver)
+                    receive(receiver)
                 assert not sender.take_back(), "messages were taken back while the receiver may still take them"
                 left = list(receiver.close())
                 sender.close()
-                _take_back(sender, left, count - received)
+                take_back(sender, left, count - received)
                 assert left == list(range(received, count)), f"depth {depth}, {received} received"
                 assert not sender.take_back(), "they were told twice"
 
     def test_large_message_comes_whole(self) -> None:
         sender, receiver = self.open_channel(2)
         body = random.Random(5).randbytes(self.large)
-        sending = threading.Thread(target=_send_all, args=(sender, [body, "small"]))
+        sending = threading.Thread(target=send_all, args=(sender, [body, "small"]))
         sending.start()
         try:
-            assert _next(receiver) == body
-            assert _rest(receiver) == ["small"]
+            assert receive(receiver) == body
+            assert receive_all(receiver) == ["small"]
         finally:
             sending.join()
 
     def test_many_messages_between_two_threads(self) -> None:
         for depth in self.depths:
             sender, receiver = self.open_channel(depth)
-            sending = threading.Thread(target=_send_all, args=(sender, range(1000)))
+            sending = threading.Thread(target=send_all, args=(sender, range(1000)))
             sending.start()
             try:
-                assert _rest(receiver) == list(range(1000)), f"depth {depth}"
+                assert receive_all(receiver) == list(range(1000)), f"depth {depth}"
             finally:
                 sending.join()
 
@@ -260,147 +273,27 @@ def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, case: 
             if not depth:
                 granted = max(granted, received + 1)
         elif step == "send" and sent < granted:
-            _send(sender, sent)
+            send(sender, sent)
             sent += 1
         elif step == "send":
-            assert _is_refused(sender), case
+            assert is_refused(sender), case
         elif received < sent:
-            assert _next(receiver, asks=False) == received, case
+            assert receive(receiver, asks=False) == received, case
             received += 1
             granted += 1 if depth else 0
         else:
-            assert _would_block(receiver), case
+            assert would_block(receiver), case
     fails = draws.random() < 0.5
     if fails:
         sender.fail(b"end")
     sender.close()
     for number in range(received, sent):
-        assert _next(receiver) == number, case
+        assert receive(receiver) == number, case
     try:
-        _next(receiver)
+        receive(receiver)
     except ChannelFailedError:
         assert fails, case
     except anyio.EndOfStream:
         assert not fails, case
     else:
         raise AssertionError(f"{case}: a message too many")
-
-
-def _eventually(condition: Callable[[], object]) -> None:
-    """Wait until `condition()` is true: what one end does may take a while to be seen at the other."""
-    deadline = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.0005)
-
-
-def _until_granted(sender: Sender, count: int) -> None:
-    _eventually(lambda: sender.granted >= count)
-    assert sender.granted == count
-
-
-def _send(sender: Sender, message: object) -> None:
-    """Send what is granted, or is about to be."""
-
-    def is_sent() -> bool:
-        try:
-            sender.send(message)
-        except anyio.WouldBlock:
-            return False
-        return True
-
-    _eventually(is_sent)
-
-
-def _send_all(sender: Sender, messages: Sequence[object]) -> None:
-    for message in messages:
-        _send(sender, message)
-    sender.close()
-
-
-def _is_refused(sender: Sender) -> bool:
-    try:
-        sender.send("too many")
-    except anyio.WouldBlock:
-        return True
-    return False
-
-
-def _would_block(receiver: Receiver) -> bool:
-    try:
-        receiver.receive_nowait()
-    except anyio.WouldBlock:
-        return True
-    return False
-
-
-def _next(receiver: Receiver, *, asks: bool = True) -> object:
-    deadline = time.monotonic() + _DEADLINE_S
-    while True:
-        try:
-            return receiver.receive_nowait()
-        except anyio.WouldBlock:
-            if asks:
-                receiver.request()
-            assert is_readable(receiver.fileno(), deadline - time.monotonic()), "nothing came"
-
-
-def _rest(receiver: Receiver) -> list[object]:
-    got = []
-    while True:
-        try:
-            got.append(_next(receiver))
-        except anyio.EndOfStream:
-            return got
-
-
-def _all_that_came(receiver: Receiver, count: int) -> list[object]:
-    return [_next(receiver) for _ in range(count)]
-
-
-def _ending(receiver: Receiver) -> type[BaseException]:
-    try:
-        message = _next(receiver)
-    except Exception as error:
-        return type(error)
-    raise AssertionError(f"{message!r} came, where nothing more may come")
-
-
-def _failure(receiver: Receiver) -> bytes:
-    try:
-        message = _next(receiver)
-    except ChannelFailedError as error:
-        return error.blob
-    raise AssertionError(f"{message!r} came in the place of a failure")
-
-
-def _while_waiting(receiver: Receiver, act: Callable[[], object]) -> object:
-    """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
-    results: list[object] = []
-    is_blocked = threading.Event()
-
-    def wait() -> None:
-        assert _would_block(receiver)
-        is_blocked.set()
-        try:
-            results.append(_next(receiver))
-        except Exception as error:
-            results.append(type(error))
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    is_blocked.wait(_DEADLINE_S)
-    act()
-    waiting.join(_DEADLINE_S)
-    assert results, "the thread still waits"
-    return results[0]
-
-
-def _take_back(sender: Sender, left: list[object], count: int) -> None:
-    """Add to `left` what the sender knows was not received, until it has `count` messages."""
-
-    def is_complete() -> bool:
-        left.extend(sender.take_back())
-        return len(left) >= count
-
-    _eventually(is_complete)

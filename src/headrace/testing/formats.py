@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import headrace as hr
@@ -128,9 +128,9 @@ class FormatContract:
 
     def test_shard_of_nonsense_is_an_error(self) -> None:
         for nonsense in (b"\xff" * 700, bytes(range(256)) * 3):
-            got = self._read(nonsense)
-            assert isinstance(got, StageError), f"{nonsense[:8]!r}… is no shard, and {got!r:.80} came of it"
-            assert type(pickle.loads(pickle.dumps(got))) is type(got)
+            got, error = self._read(nonsense)
+            assert error is not None, f"{nonsense[:8]!r}… is no shard, and {got!r:.80} came of it"
+            assert type(pickle.loads(pickle.dumps(error))) is type(error)
 
     def test_sample_over_the_limit_is_a_limit_error(self) -> None:
         low = Limits(member_bytes=1, header_bytes=1, name_bytes=1, unpacked_free_bytes=1, unpacked_ratio=1)
@@ -140,24 +140,24 @@ class FormatContract:
             return
         raise AssertionError("samples of more than 1 byte came with Limits(member_bytes=1)")
 
-    def _damaged(self, damage: Any, *, is_prefix: bool) -> None:
+    def _damaged(self, damage: Callable[[bytes], Iterable[bytes]], *, is_prefix: bool) -> None:
         name = next(iter(self.write(self.samples)))
         for damaged in damage(self.write(self.samples)[name]):
-            got = self._read(damaged)
-            if isinstance(got, StageError):
+            got, error = self._read(damaged)
+            if error is not None:
                 continue
             assert not self.finds_damage, "this damage is always noticed"
             if is_prefix:
                 self._same(got, self.samples[: len(got)])
 
-    def _read(self, shard: bytes) -> list[object] | StageError:
-        """What comes of other bytes in the shard's place."""
+    def _read(self, shard: bytes) -> tuple[list[object], StageError | None]:
+        """(the samples, the error in the place of them), of other bytes in the shard's place."""
         files = self.write(self.samples)
         files[next(iter(files))] = shard
         try:
-            return list(hr.stream(self._place(files), format=self.open_format().name, index=None))
+            return list(hr.stream(self._place(files), format=self.open_format().name, index=None)), None
         except StageError as error:
-            return error
+            return [], error
 
     def _indexed(self) -> hr.Stream:
         """With an index: the shard's own, or one that is made of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headrace.errors import CannotCarryError, LoaderClosedError
@@ -28,6 +28,10 @@ class SharedChain(Protocol):
         """As bytes, for workers that share no memory."""
         ...
 
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
+        """Whether a chain that was packed again is this one, without a change."""
+        ...
+
     def close(self) -> None:
         """Nobody is told it any more."""
         ...
@@ -46,6 +50,9 @@ class PackedChain:
 
     def message(self, number: int) -> ChainMessage:
         return ChainMessage(number, bytes(self.segment.view), self.lengths)
+
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
+        return are_same(descriptors, self.descriptors) and is_written(parts, self.lengths, self.segment.view)
 
     def close(self) -> None:
         self.segment.close()
@@ -67,6 +74,9 @@ class KnownChain:
         return found
 
     def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (others need it)
+        raise TypeError("threads are told chains as they are")
+
+    def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (others need it)
         raise TypeError("threads are told chains as they are")
 
     def close(self) -> None:
@@ -119,11 +129,10 @@ class Chains:
 
         Large arrays are not copied for that, only compared. None: workers know it as it is now.
         """
-        known = self._chains[number]
-        if not isinstance(known, PackedChain):
+        if self._shares_objects:
             return None  # the functions are the trainer's own
         parts, descriptors = self._parts(chain)
-        if are_same(descriptors, known.descriptors) and is_written(parts, known.lengths, known.segment.view):
+        if self._chains[number].is_of(parts, descriptors):
             close_all(descriptors)
             return None
         return PackedChain(parts, descriptors)

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from headrace.failures import NOWHERE, Failure, Made, Origin, PackedError, shown
+from headrace.failures import (
+    NOWHERE,
+    Failure,
+    Origin,
+    PackedError,
+    Placeholder,
+    failures_among,
+    shown,
+    without_failures,
+)
 from headrace.forks import PROCESS, Original
 from headrace.positions import part_position
 from headrace.tasks import Chain, Step
@@ -73,7 +82,7 @@ class Maker:
         busy: dict[str, float],
     ) -> list[object]:
         """All samples of a task by one call; where that fails, a Failure in the place of each."""
-        sendable = [key for key in keys if not isinstance(key, Failure)]
+        sendable, failed = without_failures(keys), dict(failures_among(keys))
         name = chain.steps[0].name
         if not sendable:
             return keys
@@ -96,7 +105,7 @@ class Maker:
             samples = [Failure(self.pack(chain, error, origin))] * len(sendable)
         busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
         made = iter(samples)
-        return [key if isinstance(key, Failure) else next(made) for key in keys]
+        return [failed[k] if k in failed else next(made) for k in range(len(keys))]
 
     def _apply(
         self,
@@ -108,14 +117,12 @@ class Maker:
         busy: dict[str, float],
         generators: frozenset[str] = EVERY_GENERATOR,
     ) -> object:
-        if isinstance(sample, Failure):
-            return sample
         source = sample
-        if isinstance(sample, Made):
-            if not isinstance(sample, _Large):
-                return sample.value
-            sample = sample.take()
-            source = _origin(sample)
+        if isinstance(sample, Placeholder):
+            is_final = sample.is_final
+            sample, source = sample.take()
+            if is_final:
+                return sample
         is_begun = False
         name = ""
         try:
@@ -166,13 +173,13 @@ class Maker:
 
         They stand where they would have stood, should each sample come out again.
         """
-        failed = [(k, sample) for k, sample in enumerate(made) if isinstance(sample, Failure)]
+        failed = failures_among(made)
         if failed and not chain.skips:
             return failed[0][1]
         several = _Several()
         if len(failed) < len(made):
             own = replace(order, key=stage_key(order.key, order.chain))
-            whole = self.collate(chain, [sample for sample in made if not isinstance(sample, Failure)], own, busy)
+            whole = self.collate(chain, without_failures(made), own, busy)
             if isinstance(whole, Failure):  # no single sample's
                 return Failure(whole.error.widened())
             several += listed([whole])[1]
@@ -180,10 +187,9 @@ class Maker:
             several.insert(k, failure)
         return several
 
-    def collate(self, chain: Chain, made: list[Any], order: TaskMessage, busy: dict[str, float]) -> Any:
-        for sample in made:
-            if isinstance(sample, Failure):
-                return sample
+    def collate(self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]) -> object:
+        if failed := failures_among(made):
+            return failed[0][1]
         kept = [sample for sample in made if sample is not DROPPED]
         batch = kept[0] if chain.collate is None else DROPPED
         if chain.collate is not None:
@@ -268,7 +274,7 @@ class _Several(list[object]):
     """The samples that have become of one."""
 
 
-def listed(made: Sequence[Any]) -> tuple[list[int], list[Any]]:
+def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:
     """(of which each is, all that is left), of what became of some samples."""
     kept: list[int] = []
     samples: list[object] = []
@@ -287,7 +293,7 @@ def stage_key(key: int, chain: int) -> int:
     return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
 
 
-def _call(step: Step, sample: Any) -> Any:
+def _call(step: Step, sample: object) -> Any:
     try:
         return step.fn(sample)
     except StopIteration as error:
@@ -301,18 +307,20 @@ def _quietly(function: Callable[[list[Any]], object], samples: list[object], nam
         raise RuntimeError(f"{name} raised StopIteration") from error
 
 
-class _Large(Made):
+class _Large(Placeholder):
     """A large sample until it goes through the steps: whoever holds this then does not hold it."""
 
-    def take(self) -> object:
-        value, self.value = self.value, None
-        return value
+    __slots__ = ("_sample",)
+
+    is_final = False
+
+    def __init__(self, sample: dict[str, object]) -> None:
+        self._sample = sample
+
+    def take(self) -> tuple[object, object]:
+        sample, self._sample = self._sample, {}
+        return sample, {name: sample.get(name) for name in ("__key__", "__url__")}
 
 
 def _unheld(sample: object) -> object:
     return _Large(sample) if isinstance(sample, dict) else sample  # a failure among them stays one
-
-
-def _origin(sample: object) -> object:
-    """What `note_origin` needs of a sample, without its bytes."""
-    return {name: sample.get(name) for name in ("__key__", "__url__")} if isinstance(sample, dict) else None

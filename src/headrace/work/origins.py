@@ -15,9 +15,9 @@ def note_origin(
     error: BaseException, step: str, sample: object, position: int, worker: int | None, key: object = None
 ) -> Origin:
     """Say on the exception itself where it happened; gives that."""
-    url = None
-    if key is None and isinstance(sample, dict):
-        key, url = sample.get("__key__"), sample.get("__url__")
+    url: object = None
+    if key is None:
+        key, url = _names(sample)
     address = "" if url is None else masked(str(url))
     origin = Origin(step, divided(position)[0], "" if key is None else shown(key), address, worker)
     with contextlib.suppress(Exception):
@@ -55,4 +55,9 @@ def _form(sample: object) -> str:
 
 
 def key_of(sample: object) -> object:
-    return sample.get("__key__") if isinstance(sample, dict) else None
+    return _names(sample)[0]
+
+
+def _names(sample: object) -> tuple[object, object]:
+    """The key and the address that a sample of shards has with it."""
+    return (sample.get("__key__"), sample.get("__url__")) if isinstance(sample, dict) else (None, None)

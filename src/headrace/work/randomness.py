@@ -99,19 +99,38 @@ def _canonical(key: object) -> bytes:
     """A key as bytes, the same for all that are equal to it."""
     key = _plain(key)
     integer = _integer(key)
-    if integer is not None:
-        return b"i%d" % integer
-    if isinstance(key, float):  # what is not a number is one key
-        return b"n" if math.isnan(key) else b"f" + struct.pack("<d", key)
-    if isinstance(key, str):
-        return b"s" + key.encode("utf-8", "surrogatepass")
-    if isinstance(key, bytes):
-        return b"b" + key
-    if isinstance(key, tuple):
-        return b"t" + _joined([_canonical(part) for part in key])
-    if isinstance(key, frozenset):
-        return b"z" + _joined(sorted(_canonical(part) for part in key))
+    return _typed(key) if integer is None else b"i%d" % integer
+
+
+@functools.singledispatch
+def _typed(key: object) -> bytes:
+    """A key that is no whole number as bytes, of which the first says its type."""
     return b"p" + pickle.dumps(key, protocol=5)
+
+
+@_typed.register
+def _(key: float) -> bytes:  # what is not a number is one key
+    return b"n" if math.isnan(key) else b"f" + struct.pack("<d", key)
+
+
+@_typed.register
+def _(key: str) -> bytes:
+    return b"s" + key.encode("utf-8", "surrogatepass")
+
+
+@_typed.register
+def _(key: bytes) -> bytes:
+    return b"b" + key
+
+
+@_typed.register(tuple)
+def _(key: tuple[object, ...]) -> bytes:
+    return b"t" + _joined([_canonical(part) for part in key])
+
+
+@_typed.register(frozenset)
+def _(key: frozenset[object]) -> bytes:
+    return b"z" + _joined(sorted(_canonical(part) for part in key))
 
 
 def _joined(parts: Sequence[bytes]) -> bytes:

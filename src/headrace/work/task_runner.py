@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-from headrace.failures import Failure, PackedError
+from headrace.failures import Failure, PackedError, failures_among, without_failures
 from headrace.memory import LARGE_BYTES, close_all, give_back_freed_memory
 from headrace.parts import Part
 from headrace.sent import Place, size_of
@@ -137,21 +137,22 @@ class TaskRunner:
             if order.finish in (Finish.BATCH, Finish.COLLATE):
                 if chain.skips:
                     result.errors = _failed(made, order)
-                    made = [sample for sample in made if not isinstance(sample, Failure)]
+                    made = without_failures(made)
                     if not made:
                         return Reply("written", errors=result.errors, busy_s=busy)
-                made = self._maker.collate(chain, made, order, busy)
-                if isinstance(made, Failure):
-                    return Reply("failed", errors=[(order.slot, made.error)], busy_s=busy)
-                made = _packed_batch(made, order.batch)
+                batch = self._maker.collate(chain, made, order, busy)
+                if isinstance(batch, Failure):
+                    return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
+                made = _packed_batch(batch, order.batch)
             elif order.finish in (Finish.SAMPLES, Finish.GROUP):
                 if order.finish is Finish.GROUP:
                     made = [self._maker.group(chain, made, order, busy)]
                 result.kept, samples = listed(made)
                 result.measures = self._maker.measured(samples, chain, busy)
                 made = self._maker.packed_samples(samples, chain)
-                result.failed = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
-                result.errors = [(order.slot + result.kept[k], samples[k].error) for k in result.failed]
+                failed = failures_among(samples)
+                result.failed = [k for k, _ in failed]
+                result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
             elif order.finish is Finish.CHECK:
                 return Reply("written", errors=_failed(made, order), busy_s=busy)
         except BaseException as error:  # a SystemExit of the user's functions ends no worker
@@ -210,7 +211,7 @@ class TaskRunner:
         (spec, known), place = self._specs.get(order.chain, (None, b"")), order.place
         if spec is None or place is None:
             self._held[order.task] = result
-            first = next(sample for sample in made if not isinstance(sample, Failure))
+            first = without_failures(made)[0]
             form = spec or Spec.of(first)
             if form is None or (spec is None and self._are_too_large(form.columns(first))):
                 return Reply("held", busy_s=busy)
@@ -218,7 +219,7 @@ class TaskRunner:
         if errors and not result.skips:
             # The batch raises: what is in its slots is never seen.
             return Reply("written", errors=errors, busy_s=busy)
-        whole = [sample for sample in made if not isinstance(sample, Failure)]
+        whole = without_failures(made)
         try:
             columns = spec.write(whole, self._inputs.view(place), order.slot, order.capacity)
         except Mismatch:
@@ -297,7 +298,7 @@ class TaskRunner:
 
 def _failed(made: Sequence[object], order: TaskMessage) -> list[tuple[int, PackedError]]:
     """(slot, error) of each sample that could not be made."""
-    return [(order.slot + k, sample.error) for k, sample in enumerate(made) if isinstance(sample, Failure)]
+    return [(order.slot + k, failure.error) for k, failure in failures_among(made)]
 
 
 def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:

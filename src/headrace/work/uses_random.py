@@ -206,8 +206,8 @@ class _Look:
         self.at(function.__self__)
 
     def _at_numbers(self, value: Any) -> None:
-        is_subclass = isinstance(value, np.ndarray) and type(value) is not np.ndarray
-        if is_subclass or (value.dtype if isinstance(value, np.ndarray) else value).hasobject:
+        is_array = isinstance(value, np.ndarray)
+        if (is_array and type(value) is not np.ndarray) or (value.dtype if is_array else value).hasobject:
             raise _NotUnderstoodError
 
     def _has_random_numbers(self, value: object, kind: type) -> bool:

@@ -48,7 +48,7 @@ class RetryPolicy:
         if isinstance(error, BadResponseError):
             # A proxy's slip passes, a server that knows no ranges stays so: one more request tells them apart.
             return min(_BAD_RESPONSES, self.attempts)
-        status = error.status if isinstance(error, StorageError) else None
+        status = getattr(error, "status", None)
         if status is not None and 400 <= status < 500 and status not in _PASSING_STATUS:
             return 1
         return self.attempts

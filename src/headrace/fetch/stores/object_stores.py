@@ -40,7 +40,7 @@ _OUTER_SETTINGS = ("client_options", "credential_provider")
 _ADDRESSES = 64
 
 # Types that obstore raises whether or not it says the status.
-_STATUSES: dict[type[Exception], int] = {
+_STATUSES: dict[type, int] = {
     FileNotFoundError: 404,
     PermissionDeniedError: 403,
     UnauthenticatedError: 401,
@@ -78,31 +78,31 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
         make, config = partial(_web_store, root, settings), {}
     else:
         make = partial(_cloud_store, root, settings)
-    made = make(config)
-    if not isinstance(made, str):
-        return made
-    alone = [name for name in config if not isinstance(make({k: v for k, v in config.items() if k != name}), str)]
+    store, why = make(config)
+    if store is not None:
+        return store
+    alone = [name for name in config if make({k: v for k, v in config.items() if k != name})[0] is not None]
     which = f"storage_options[{alone[0]!r}] does" if alone else f"storage_options={sorted(storage_options)} do"
-    raise OptionError(f"{which} not fit {masked(root)!r}: {made}")
+    raise OptionError(f"{which} not fit {masked(root)!r}: {why}")
 
 
-def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> object:
+def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> tuple[Any, str]:
     return _made(partial(from_url, root, config=config, **settings))
 
 
-def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, Any]) -> Any:
+def _web_store(root: str, settings: Mapping[str, Any], _: Mapping[str, object]) -> tuple[Any, str]:
     return _made(partial(HTTPStore, root, **settings))
 
 
-def _made(make: Callable[[], object]) -> object:
-    """The store, or in words why there is none."""
+def _made(make: Callable[[], Any]) -> tuple[Any, str]:
+    """(the store, nothing), or (None, in words why there is none)."""
     try:
-        return make()
+        return make(), ""
     except (BaseError, TypeError, ValueError) as error:
-        return str(error).partition("\n")[0]
+        return None, str(error).partition("\n")[0]
     except BaseException as error:
         if failure := panic_in(error, "", obstore):
-            return failure.reason
+            return None, failure.reason
         raise
 
 
@@ -133,12 +133,11 @@ class RemoteStore:
             raise OptionError(f"{self._address(path)!r}: obstore reads no keys that begin or end with a slash")
         try:
             return await self._answer(path, options, stop)
-        except (BaseError, OSError, ValueError) as error:
-            status = _status(error)
-            if isinstance(error, ValueError):
-                raise OptionError(f"{self._address(path)!r}: {str(error).partition(chr(10))[0]}") from None
+        except ValueError as error:
+            raise OptionError(f"{self._address(path)!r}: {str(error).partition(chr(10))[0]}") from None
+        except (BaseError, OSError) as error:
             ignored = isinstance(error, NotSupportedError) and not start
-            if status != 416 and not ignored:
+            if _status(error) != 416 and not ignored:
                 # Not chained: obstore's text has the whole address, signature and all, and the store's own words.
                 raise translated(error, self._address(path)) from None
         # 416: nothing lies at `start`. Ranges ignored: what was asked for is the front of the whole.
@@ -269,7 +268,7 @@ def translated(error: Exception, url: str) -> StorageError:
     obstore has types for some statuses; for the rest its text is read: a summary line, then a dump of the Rust values.
     """
     text = str(error)
-    status = _status(error) or next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), None)
+    status = _status(error) or next((_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES), None)
     if status is not None:
         return refusal(status, code_in(text), url=url)
     if isinstance(error, NotSupportedError):

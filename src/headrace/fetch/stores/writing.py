@@ -111,15 +111,14 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
         try:
             await obstore.put_async(store, path, source)
             return
+        except (BaseError, OSError) as error:
+            failure = translated(error, url)
         except BaseException as error:
-            if isinstance(error, (BaseError, OSError)):
-                failure = translated(error, url)
-            elif (panic := panic_in(error, url, store)) is not None:
-                failure = panic
-            else:
+            if (panic := panic_in(error, url, store)) is None:
                 raise
-            if attempt == _ATTEMPTS or isinstance(failure, (AccessDeniedError, ObjectMissingError)):
-                raise failure from None
+            failure = panic
+        if attempt == _ATTEMPTS or isinstance(failure, (AccessDeniedError, ObjectMissingError)):
+            raise failure
         await anyio.sleep(attempt)
 
 

@@ -52,16 +52,17 @@ class Body:
                 await self._fill(self._connection, target)
             else:
                 is_at_end = await self._unchunk(self._connection, self._chunks, target)
-        except BaseException as error:
-            if isinstance(error, EndedError) and self._chunks is None and self._left is None:
-                is_at_end = True  # it goes on until the connection ends
-            else:
+        except EndedError as error:
+            if self._chunks is not None or self._left is not None:
                 await self.aclose()
-                if isinstance(error, EndedError):
-                    raise ShortReadError(f"the connection ended within the body: {error}", url=self._name) from error
-                if isinstance(error, ValueError):
-                    raise BadResponseError(f"the answer cannot be used: {error}", url=self._name) from error
-                raise
+                raise ShortReadError(f"the connection ended within the body: {error}", url=self._name) from error
+            is_at_end = True  # it goes on until the connection ends
+        except ValueError as error:
+            await self.aclose()
+            raise BadResponseError(f"the answer cannot be used: {error}", url=self._name) from error
+        except BaseException:
+            await self.aclose()
+            raise
         count = self._received - before
         if self._left is not None:
             self._left -= count

@@ -102,10 +102,11 @@ class Web:
                 answer = await _part(connection, head, wanted)
             else:
                 answer = await _whole(connection, head, wanted, None if is_beyond else rest, is_beyond=is_beyond)
-        except BaseException as error:
+        except ValueError as error:
             connection.abort()
-            if isinstance(error, ValueError):
-                raise BadResponseError(f"the answer cannot be used: {error}", url=wanted.name) from error
+            raise BadResponseError(f"the answer cannot be used: {error}", url=wanted.name) from error
+        except BaseException:
+            connection.abort()
             raise
         if redirected is not None and final != url:
             redirected(final)

@@ -195,12 +195,14 @@ class Connections:
 async def _ask(connection: Connection, request: bytes, name: str) -> Head:
     try:
         return await connection.ask(request)
-    except BaseException as error:
+    except EndedError as error:
         connection.abort()
-        if isinstance(error, EndedError):
-            raise StorageError(f"the connection ended before the answer: {error}", url=name) from error
-        if isinstance(error, ValueError):
-            raise BadResponseError(f"the answer cannot be used: {error}", url=name) from error
+        raise StorageError(f"the connection ended before the answer: {error}", url=name) from error
+    except ValueError as error:
+        connection.abort()
+        raise BadResponseError(f"the answer cannot be used: {error}", url=name) from error
+    except BaseException:
+        connection.abort()
         raise
 
 

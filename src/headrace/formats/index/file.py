@@ -18,6 +18,7 @@ import numpy as np
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_number, as_text
 from headrace.types import Buffer, Ints
 
 MAGIC = b"HRINDEX\n"
@@ -106,7 +107,7 @@ class Directory:
     """
 
     def __init__(self, arrays: Arrays, end: int) -> None:
-        self.names = Texts(arrays.fact("prefix", str), *arrays.texts("name_text", "name_length"))
+        self.names = Texts(arrays.fact("prefix", as_text), *arrays.texts("name_text", "name_length"))
         count = len(self.names)
         self.samples = arrays.ints("samples", count)
         self.members = arrays.ints("members", count)
@@ -262,7 +263,7 @@ def read_directory(data: Buffer, what: str = "the index") -> Directory:
     if len(data) < end:
         raise damage(what, f"its directory takes {end} bytes, and there are {len(data)}")
     arrays = Arrays(memoryview(data)[HEAD.size : end], what)
-    levels = arrays.fact("levels", int)
+    levels = arrays.fact("levels", as_number)
     if levels != LEVELS:
         raise _refused(what, f"has {levels} levels; this headrace reads indexes of {LEVELS} level: install a newer one")
     return Directory(arrays, end)

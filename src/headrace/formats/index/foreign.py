@@ -8,7 +8,6 @@ counts samples and says nothing of members.
 from __future__ import annotations
 
 import json
-from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from headrace.errors import FormatError, masked
 from headrace.formats.index.file import MAGIC
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.index.shard import ShardIndex, gaps
+from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.rows import Rows
 from headrace.types import Buffer
 
@@ -130,42 +130,41 @@ def read_wids(text: Buffer, what: str) -> list[tuple[str, int, int | None]]:
         FormatError: it is no wids index, or it refers to others; it names `what`.
     """
     try:
-        index = json.loads(bytes(text))
+        index = as_object(json.loads(bytes(text)))
     except (ValueError, RecursionError) as error:
         raise _damage(what, f"this is no JSON: {error}") from None
-    if not isinstance(index, dict) or index.get("wids_version", 1) != 1:
+    if index is None or index.get("wids_version", 1) != 1:
         raise _damage(what, "this is no wids index of version 1")
     shards = _shards(index, what)
     for part in _list(index, "datasets", what):
-        shards += _shards(part, what)
+        if (inner := as_object(part)) is None:
+            raise _damage(what, "one of its 'datasets' is no JSON object")
+        shards += _shards(inner, what)
     if not shards:
         raise _damage(what, "this is no wids index: it has no 'shardlist'")
     return shards
 
 
-def _list(index: object, name: str, what: str) -> list[object]:
-    found = index.get(name, []) if isinstance(index, dict) else None
-    if not isinstance(found, list):
+def _list(index: dict[str, object], name: str, what: str) -> list[object]:
+    found = as_list(index.get(name, []))
+    if found is None:
         raise _damage(what, f"its {name!r} is no list")
     return found
 
 
-def _shards(index: Any, what: str) -> list[tuple[str, int, int | None]]:
+def _shards(index: dict[str, object], what: str) -> list[tuple[str, int, int | None]]:
     shards = _list(index, "shardlist", what)
     if "source_url" in index:
         raise _damage(what, "it refers to another index (source_url), which is not followed: give that one")
-    base = index.get("base")
+    base = as_text(index.get("base"))
     listed = []
     for number, shard in enumerate(shards):
-        facts = shard if isinstance(shard, dict) else {}
-        url, samples, size = facts.get("url"), facts.get("nsamples"), facts.get("filesize")
-        if not isinstance(url, str) or not _is_count(samples) or not (size is None or _is_count(size)):
+        facts = as_object(shard) or {}
+        url, samples = as_text(facts.get("url")), as_count(facts.get("nsamples"), MOST)
+        size = as_count(facts.get("filesize"), MOST)
+        if url is None or samples is None or (size is None and facts.get("filesize") is not None):
             raise _damage(what, f"entry {number} of its shardlist lacks a 'url', 'nsamples' or 'filesize' that can be")
-        if isinstance(base, str) and "://" not in url and not url.startswith("/"):
+        if base is not None and "://" not in url and not url.startswith("/"):
             url = f"{base.rstrip('/')}/{url}"
         listed.append((url, samples, size))
     return listed
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value <= MOST

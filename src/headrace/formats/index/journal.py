@@ -13,18 +13,20 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from headrace.errors import FormatError, masked
 from headrace.formats.index.file import Entry, check_block, pack_directory
 from headrace.formats.index.named_arrays import MOST
+from headrace.formats.json_values import as_count, as_number, as_object, as_text
 from headrace.types import Buffer
 
 _MAGIC = int.from_bytes(b"HRJ1", "little")
 _HEAD = struct.Struct("<III")
 _LINE_MOST = 2**16
 _PIECE = 2**20
-_FACTS = ("name", "etag", "samples", "members", "nbytes", "size", "check")
+_COUNTS = ("samples", "members", "nbytes", "size", "check")
+_FACTS = ("name", "etag", *_COUNTS)
 
 
 def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
@@ -78,20 +80,24 @@ class Journal:
         start = at + _HEAD.size + len(line) + 1
         stop = at + _HEAD.size + length
         try:
-            entry = _entry(json.loads(line))
+            entry = _entry(as_object(json.loads(line)) or {})
         except (ValueError, TypeError, KeyError, RecursionError):
             return None
         self.end = stop
         return replace(entry, start=start, length=stop - start)
 
 
-def _entry(facts: Any) -> Entry:
-    texts, counts = _FACTS[:2], _FACTS[2:]
-    if not all(isinstance(facts[name], str) or (facts[name] is None and name == "etag") for name in texts):
+def _entry(facts: dict[str, object]) -> Entry:
+    name, etag = as_text(facts["name"]), as_text(facts["etag"])
+    if name is None or (etag is None and facts["etag"] is not None):
         raise ValueError("it has no name")
-    if not all(type(facts[name]) is int and -(name == "size") <= facts[name] <= MOST for name in counts):
+    counts = {name: as_count(facts[name], MOST) for name in _COUNTS}
+    if facts["size"] == -1:  # nobody knows it
+        counts["size"] = as_number(facts["size"])
+    known = {name: count for name, count in counts.items() if count is not None}
+    if len(known) < len(counts):
         raise ValueError("its counts are none")
-    return Entry(**{name: facts[name] for name in _FACTS})
+    return Entry(name=name, etag=etag, **known)
 
 
 def write_index(file: BinaryIO, entries: Sequence[Entry], journal: BinaryIO) -> int:

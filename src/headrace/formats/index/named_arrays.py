@@ -16,14 +16,17 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.json_values import as_count, as_list, as_text
 from headrace.types import Buffer, Ints
+
+T = TypeVar("T")
 
 MOST = 2**53
 """No offset, size or count is over this."""
@@ -86,8 +89,9 @@ def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str,
         raise damage(what, "it does not say which arrays it has") from None
     arrays, at = {}, 4 + length
     for name, shape in said:
-        dtype, count = shape if isinstance(shape, list) and len(shape) == 2 else (None, None)
-        if not isinstance(dtype, str) or dtype not in _DTYPES or type(count) is not int or count < 0:
+        entries = as_list(shape) or []
+        dtype, count = (as_text(entries[0]), as_count(entries[1], MOST)) if len(entries) == 2 else (None, None)
+        if dtype is None or dtype not in _DTYPES or count is None:
             raise damage(what, f"its array {name!r} has the shape {str(shape)[:80]}")
         stop = at + count * _DTYPES[dtype].itemsize
         if stop > len(body):
@@ -155,9 +159,14 @@ class Arrays:
             raise damage(self.what, f"its texts {name!r} are not {ends[-1]} bytes long")
         return text.tobytes(), ends
 
-    def fact(self, name: str, kind: type | tuple[type, ...]) -> Any:
-        """What the JSON says of `name`; booleans are no numbers."""
-        value = self.facts.get(name)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise damage(self.what, f"its {name!r} is {str(value)[:80]!r}")
+    def fact(self, name: str, wanted: Callable[[object], T | None]) -> T:
+        """What the JSON says of `name`, as what it is wanted as: see `json_values`."""
+        said = self.facts.get(name)
+        value = wanted(said)
+        if value is None:
+            raise damage(self.what, f"its {name!r} is {str(said)[:80]!r}")
         return value
+
+    def fact_if_any(self, name: str, wanted: Callable[[object], T | None]) -> T | None:
+        """The same, and None where it is said that nobody knows."""
+        return None if self.facts.get(name) is None else self.fact(name, wanted)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.errors import LimitError, masked
 from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
+from headrace.formats.json_values import as_list, as_number, as_text, as_texts
 from headrace.rows import Rows
 from headrace.types import Buffer, Ints
 
@@ -77,7 +78,7 @@ class ShardIndex:
             LimitError: they ask for more memory than an index does.
         """
         arrays = Arrays(data, what)
-        size, etag = arrays.fact("size", (int, type(None))), arrays.fact("etag", (str, type(None)))
+        size, etag = arrays.fact_if_any("size", as_number), arrays.fact_if_any("etag", as_text)
         if size is not None and not 0 <= size <= MOST:
             raise damage(what, f"the object would have {size} bytes")
         if etag is not None and not etag.isprintable():
@@ -113,10 +114,8 @@ def _text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
 def _rows(arrays: Arrays, end: int) -> Rows:
     """The table of samples, whose members lie before `end`."""
     what = arrays.what
-    fields = arrays.fact("fields", list)
-    if not all(isinstance(name, str) and not name.startswith("__") for name in fields) or len(set(fields)) < len(
-        fields
-    ):
+    fields = as_texts(arrays.fact("fields", as_list))
+    if fields is None or any(name.startswith("__") for name in fields) or len(set(fields)) < len(fields):
         raise damage(what, "the names of its fields are none")
     unit = 1 if arrays.has(_GAP[1]) else _BLOCK
     size = arrays.ints("size")

@@ -7,11 +7,11 @@ import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.compression.decompressor import Decompressor
 from headrace.formats.format import ShardEntry
+from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import described
 
@@ -58,11 +58,12 @@ def listed(url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
         FormatError, LimitError: it is damaged, or has shards that are not read here.
     """
     said = _object(url, data)
-    if said.get("version") != _VERSION or not isinstance(said.get("shards"), list):
+    shards = as_list(said.get("shards"))
+    if said.get("version") != _VERSION or shards is None:
         raise _damage(url, f"it is of version {str(said.get('version'))[:20]!r}, and {_VERSION} is read")
     texts: dict[str, str] = {}  # most shards have the same columns: one text for all
     entries = []
-    for number, one in enumerate(said["shards"]):
+    for number, one in enumerate(shards):
         try:
             name, shard = _shard(one, texts, limits)
         except LimitError as error:
@@ -75,22 +76,23 @@ def listed(url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
     return entries
 
 
-def _object(url: str, data: bytes) -> dict[str, Any]:
+def _object(url: str, data: bytes) -> dict[str, object]:
     try:
-        said = json.loads(data)
+        said = as_object(json.loads(data))
     except (ValueError, RecursionError) as error:
         raise _damage(url, f"it is no JSON ({str(error)[:80]})") from None
-    if not isinstance(said, dict):
+    if said is None:
         raise _damage(url, "it is no JSON object")
     return said
 
 
-def _shard(said: object, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
-    if not isinstance(said, dict) or said.get("format") != "mds":
-        raise ValueError(f"it is of the format {str(said.get('format') if isinstance(said, dict) else said)[:40]!r}")
-    samples = said.get("samples")
-    if type(samples) is not int or not 0 <= samples <= _SAMPLES_MOST:
-        raise ValueError(f"it has {str(samples)[:40]!r} samples")
+def _shard(one: object, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
+    said = as_object(one)
+    if said is None or said.get("format") != "mds":
+        raise ValueError(f"it is of the format {str(one if said is None else said.get('format'))[:40]!r}")
+    samples = as_count(said.get("samples"), _SAMPLES_MOST)
+    if samples is None:
+        raise ValueError(f"it has {str(said.get('samples'))[:40]!r} samples")
     lists = [said.get(f"column_{what}") for what in ("names", "encodings", "sizes")]
     known = repr(lists)
     columns = texts.get(known) or texts.setdefault(known, described(*lists))
@@ -109,20 +111,23 @@ def _shard(said: object, texts: dict[str, str], limits: Limits) -> tuple[str, Sh
     return name, Shard(columns, samples, raw, packed, _KINDS[algorithm])
 
 
-def _file(said: object) -> tuple[str, File]:
+def _file(one: object) -> tuple[str, File]:
     """(its name, what is said of it)."""
-    if not isinstance(said, dict):
-        raise ValueError("it has no file")  # noqa: TRY004 (it is the data's)
-    name, nbytes, hashes = said.get("basename"), said.get("bytes"), said.get("hashes") or {}
-    if not isinstance(name, str) or not name or _ODD.search(name) or name.startswith("/"):
-        raise ValueError(f"its file is called {str(name)[:80]!r}")
+    said = as_object(one)
+    if said is None:
+        raise ValueError("it has no file")
+    name, nbytes = as_text(said.get("basename")), as_count(said.get("bytes"), _BYTES_MOST)
+    if not name or _ODD.search(name) or name.startswith("/"):
+        raise ValueError(f"its file is called {str(said.get('basename'))[:80]!r}")
     if ".." in name.split("/"):
         raise ValueError(f"its file {name[:80]!r} lies outside of the folder")
-    if type(nbytes) is not int or not 0 <= nbytes <= _BYTES_MOST:
-        raise ValueError(f"its file {name[:80]!r} has {str(nbytes)[:40]!r} bytes")
-    if not isinstance(hashes, dict) or not all(isinstance(digits, str) for digits in hashes.values()):
+    if nbytes is None:
+        raise ValueError(f"its file {name[:80]!r} has {str(said.get('bytes'))[:40]!r} bytes")
+    hashes = as_object(said.get("hashes") or {})
+    digits = None if hashes is None else as_texts([*hashes.values()])
+    if hashes is None or digits is None:
         raise ValueError(f"the hashes of its file {name[:80]!r} are none")
-    return name, File(nbytes, tuple(hashes.items()))
+    return name, File(nbytes, tuple(zip(hashes, digits, strict=True)))
 
 
 def _beside(url: str, name: str) -> str:

@@ -8,10 +8,11 @@ import struct
 from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from headrace.formats.json_values import as_count, as_list, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain import decode_json, decode_text
 
@@ -69,33 +70,36 @@ def columns_of(text: str, limits: Limits = DEFAULTS) -> tuple[MdsColumn, ...]:
     return tuple(_column(name, encoding, size, limits) for name, encoding, size in json.loads(text))
 
 
-def described(names: Any, encodings: Any, sizes: Any) -> str:
+def described(names: object, encodings: object, sizes: object) -> str:
     """The columns of a shard as JSON, for `columns_of`.
 
     Raises:
         ValueError: they are none, or of an encoding that is not read here.
     """
-    lists = [names, encodings, sizes]
-    if not all(isinstance(one, list) and len(one) == len(names) for one in lists) or len(names) > _COLUMNS_MOST:
+    lists = [one for one in map(as_list, (names, encodings, sizes)) if one is not None]
+    if len(lists) < 3 or len({len(one) for one in lists}) > 1 or len(lists[0]) > _COLUMNS_MOST:
         raise ValueError("its columns' names, encodings and sizes are not lists of one length")
-    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+    texts = as_texts(names)
+    if texts is None or len(set(texts)) < len(texts):
         raise ValueError("its columns' names are none")
     text = json.dumps(list(zip(*lists, strict=True)), separators=(",", ":"))
     columns_of(text)
     return text
 
 
-def _column(name: str, encoding: Any, size: Any, limits: Limits) -> MdsColumn:
+def _column(name: str, encoding: object, size: object, limits: Limits) -> MdsColumn:
     if name.startswith("__"):
         raise ValueError(f"column {name!r} begins with '__'; such names are taken")
-    if size is not None and (type(size) is not int or not 0 <= size <= limits.member_bytes):
+    nbytes = as_count(size, limits.member_bytes)
+    if size is not None and nbytes is None:
         raise ValueError(f"column {name!r} has values of {str(size)[:40]} bytes")
-    decode = _decoder(encoding, limits) if isinstance(encoding, str) else None
+    kind = as_text(encoding)
+    decode = None if kind is None else _decoder(kind, limits)
     if encoding == "pkl":
         raise ValueError(f"column {name!r} is pickled: to read it would run what the data say, and that is not done")
-    if decode is None:
+    if kind is None or decode is None:
         raise ValueError(f"column {name!r} has the encoding {str(encoding)[:80]!r}, which is not known")
-    return MdsColumn(name, encoding, size or None, decode)  # a size of 0 is none: the bytes have it then
+    return MdsColumn(name, kind, nbytes or None, decode)  # a size of 0 is none: the bytes have it then
 
 
 def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
@@ -247,5 +251,5 @@ def _image_array(data: bytes) -> list[bytes]:
     return values
 
 
-def _cut_off() -> Any:
+def _cut_off() -> NoReturn:
     raise ValueError("it is cut off")
