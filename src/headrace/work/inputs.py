@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +127,7 @@ class Inputs:
         samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 
-    def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Any]:
+    def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[object]:
         """The samples of parts, in order; a large one that was given is not held any more."""
         for part in parts:
             runs = part.open(self)
@@ -143,17 +142,17 @@ class Inputs:
                 else:
                     yield from samples
 
-    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[Any]:
+    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
         """The samples of a row table, out of their bytes."""
         return _opened(rows, shards, urls, bodies)
 
 
-def _opened(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -> list[dict[str, Any]]:
+def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
     if rows.block is not None:
         return _of_blocks(rows, shards, urls, bodies)
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
-    samples: list[dict[str, object]] = []
+    samples: list[object] = []
     for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
         sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))
@@ -161,13 +160,13 @@ def _opened(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -
     return samples
 
 
-def _of_blocks(rows: Rows, shards: Any, urls: Sequence[str], bodies: MemberBytes) -> list[dict[str, Any]]:
+def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
     """Samples of which several share the bytes of a block; those are taken by who opens it."""
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None
     addresses = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
-    samples: list[dict[str, object]] = []
+    samples: list[object] = []
     for key, shard, block, row in addresses:
         sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)

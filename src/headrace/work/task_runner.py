@@ -123,43 +123,53 @@ class TaskRunner:
             self._had_large = self._had_large or (self._everywhere and any(part.has_large for part in order.parts))
             if (start_s := time.perf_counter() - began) > _STARTED_S:
                 busy["start"] = start_s
-            if order.finish in (Finish.COLLATE, Finish.GROUP):
-                made = list(self._inputs.samples(order.parts, busy))
-            elif order.finish is Finish.SLOTS and self._may_fill(order):
-                return self._fill(chain, order, busy)
-            else:
-                made = list(self._maker.make(chain, order, busy))
-                if self._had_large:
-                    give_back_freed_memory()  # of what they were made of; what follows needs as much
-                if order.finish is Finish.SLOTS and not chain.by_key:
-                    (part,) = order.parts
-                    part.remember(made)
-            if order.finish in (Finish.BATCH, Finish.COLLATE):
-                if chain.skips:
-                    result.errors = _failed(made, order)
-                    made = without_failures(made)
-                    if not made:
-                        return Reply("written", errors=result.errors, busy_s=busy)
-                batch = self._maker.collate(chain, made, order, busy)
-                if isinstance(batch, Failure):
-                    return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
-                made = _packed_batch(batch, order.batch)
-            elif order.finish in (Finish.SAMPLES, Finish.GROUP):
-                if order.finish is Finish.GROUP:
-                    made = [self._maker.group(chain, made, order, busy)]
-                result.kept, samples = listed(made)
-                result.measures = self._maker.measured(samples, chain, busy)
-                made = self._maker.packed_samples(samples, chain)
-                failed = failures_among(samples)
-                result.failed = [k for k, _ in failed]
-                result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
-            elif order.finish is Finish.CHECK:
-                return Reply("written", errors=_failed(made, order), busy_s=busy)
+            reply = self._make(chain, result, busy)
         except BaseException as error:  # a SystemExit of the user's functions ends no worker
             self._progress(-1)  # what does leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
-        result.made = made
-        return self._write(result, busy)
+        return self._write(result, busy) if reply is None else reply
+
+    def _make(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
+        """Have in `result` what is to be written; or gives the reply, where nothing is.
+
+        Of what that was made of nothing is held when this returns: what is written takes as much memory again.
+        """
+        order = result.order
+        if order.finish in (Finish.COLLATE, Finish.GROUP):
+            made = list(self._inputs.samples(order.parts, busy))
+        elif order.finish is Finish.SLOTS and self._may_fill(order):
+            return self._fill(chain, order, busy)
+        else:
+            made = list(self._maker.make(chain, order, busy))
+            if self._had_large:
+                give_back_freed_memory()  # of what they were made of; what follows needs as much
+            if order.finish is Finish.SLOTS and not chain.by_key:
+                (part,) = order.parts
+                part.remember(made)
+        if order.finish in (Finish.BATCH, Finish.COLLATE):
+            if chain.skips:
+                result.errors = _failed(made, order)
+                made = without_failures(made)
+                if not made:
+                    return Reply("written", errors=result.errors, busy_s=busy)
+            batch = self._maker.collate(chain, made, order, busy)
+            if isinstance(batch, Failure):
+                return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
+            result.made = _packed_batch(batch, order.batch)
+        elif order.finish in (Finish.SAMPLES, Finish.GROUP):
+            if order.finish is Finish.GROUP:
+                made = [self._maker.group(chain, made, order, busy)]
+            result.kept, samples = listed(made)
+            result.measures = self._maker.measured(samples, chain, busy)
+            result.made = self._maker.packed_samples(samples, chain)
+            failed = failures_among(samples)
+            result.failed = [k for k, _ in failed]
+            result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
+        elif order.finish is Finish.CHECK:
+            return Reply("written", errors=_failed(made, order), busy_s=busy)
+        else:
+            result.made = made
+        return None
 
     def place(self, task: int, place: Place) -> Reply:
         """Write what is held for a task."""
