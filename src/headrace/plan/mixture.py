@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,7 +37,10 @@ class Shares(Protocol):
     Attributes:
         unit: what a whole sample counts.
         size: samples of a block.
+        are_constant: they are known for every block at once.
     """
+
+    are_constant: ClassVar[bool]
 
     @property
     def unit(self) -> int: ...
@@ -51,6 +54,10 @@ class Shares(Protocol):
         """
         ...
 
+    def has(self, source: int) -> bool:
+        """Whether any of a source may come."""
+        ...
+
 
 class ConstantShares:
     """The same shares all the time.
@@ -59,6 +66,8 @@ class ConstantShares:
         weights: of each source, relative to the others; exact, however large or small they are.
         size: samples of a block.
     """
+
+    are_constant = True
 
     def __init__(self, weights: Sequence[float], size: int) -> None:
         exact = [Fraction(weight) for weight in weights]
@@ -72,7 +81,6 @@ class ConstantShares:
         return [block * self.size * part for part in self._parts]
 
     def has(self, source: int) -> bool:
-        """Whether any of a source comes."""
         return self._parts[source] > 0
 
 
@@ -85,6 +93,7 @@ class ChangingShares:
         size: samples of a step.
     """
 
+    are_constant = False
     unit = _CHANGING_UNIT
 
     def __init__(self, weights: Callable[[int], Sequence[float]], count: int, size: int) -> None:
@@ -98,6 +107,9 @@ class ChangingShares:
                 while self._known < block:
                     self._add()
         return [int(due * self.unit) for due in self._due[block].tolist()]
+
+    def has(self, source: int) -> bool:  # noqa: ARG002 (others need it)
+        return True
 
     def _add(self) -> None:
         step = self._known
@@ -178,7 +190,7 @@ class MixLayout:
                 return any(count > size for count, size in counts)
             return all(count >= size for count, size in counts)
 
-        if isinstance(self._shares, ConstantShares):
+        if self._shares.are_constant:
             never = [k for k, size in enumerate(self.sizes) if size and not self._shares.has(k)]
             if until == "all" and never:
                 raise OptionError(f"source {never[0]} has a weight of 0: it never comes in full")
