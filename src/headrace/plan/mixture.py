@@ -67,7 +67,7 @@ class ConstantShares:
         size: samples of a block.
     """
 
-    are_constant = True
+    are_constant: ClassVar[bool] = True
 
     def __init__(self, weights: Sequence[float], size: int) -> None:
         exact = [Fraction(weight) for weight in weights]
@@ -93,7 +93,7 @@ class ChangingShares:
         size: samples of a step.
     """
 
-    are_constant = False
+    are_constant: ClassVar[bool] = False
     unit = _CHANGING_UNIT
 
     def __init__(self, weights: Callable[[int], Sequence[float]], count: int, size: int) -> None:

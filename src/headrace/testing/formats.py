@@ -200,7 +200,7 @@ class FormatContract:
             assert same(one, dict(sample)), f"{one!r:.300} came, and {sample!r:.300} was written"
 
 
-def _samples(data: Any, state: Any = None, *, num_workers: int = 0) -> list[Any]:
+def _samples(data: hr.Stream, state: Mapping[str, Any] | None = None, *, num_workers: int = 0) -> list[Any]:
     """What a loader gives, from a state on."""
     loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, num_workers=num_workers, collate_fn=list)
     with loader:
@@ -225,9 +225,9 @@ def scanned(form: Format, data: bytes, piece: int, *, carry: bool = False) -> tu
     return found, None if scanner.error is None else str(scanner.error)
 
 
-def _listed(rows: Rows) -> list[Any]:
+def _listed(rows: Rows) -> list[object]:
     blocks = range(len(rows)) if rows.block is None else rows.block.tolist()
-    listed = []
+    listed: list[object] = []
     for k, block in enumerate(blocks):
         part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
         names = [rows.fields[number] for number in rows.field[part].tolist()]
