@@ -138,7 +138,7 @@ def read_wids(text: Buffer, what: str) -> list[tuple[str, int, int | None]]:
     shards = _shards(index, what)
     for part in _list(index, "datasets", what):
         if (inner := as_object(part)) is None:
-            raise _damage(what, "one of its 'datasets' is no JSON object")
+            raise _damage(what, "one of its 'datasets' is no object, and its 'shardlist' is no list")
         shards += _shards(inner, what)
     if not shards:
         raise _damage(what, "this is no wids index: it has no 'shardlist'")

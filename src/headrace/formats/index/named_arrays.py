@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.json_values import as_count, as_list, as_text
+from headrace.formats.json_values import as_list, as_number, as_text
 from headrace.types import Buffer, Ints
 
 T = TypeVar("T")
@@ -90,8 +90,8 @@ def unpack_arrays(data: Buffer, what: str) -> tuple[dict[str, object], dict[str,
     arrays, at = {}, 4 + length
     for name, shape in said:
         entries = as_list(shape) or []
-        dtype, count = (as_text(entries[0]), as_count(entries[1], MOST)) if len(entries) == 2 else (None, None)
-        if dtype is None or dtype not in _DTYPES or count is None:
+        dtype, count = (as_text(entries[0]), as_number(entries[1])) if len(entries) == 2 else (None, None)
+        if dtype is None or dtype not in _DTYPES or count is None or count < 0:
             raise damage(what, f"its array {name!r} has the shape {str(shape)[:80]}")
         stop = at + count * _DTYPES[dtype].itemsize
         if stop > len(body):
