@@ -126,6 +126,13 @@ class Made(Placeholder):
         return self.value, None
 
 
+def first_of(error: BaseException) -> BaseException:
+    """The error itself, or the first of a group: the trainer sees one exception, never a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def failures_among(samples: Iterable[object]) -> list[tuple[int, Failure]]:
     """(where it stands, the failure) of each that stands among samples."""
     return [(k, sample) for k, sample in enumerate(samples) if isinstance(sample, Failure)]

@@ -263,7 +263,7 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and type(value) is not bool and value >= 0
 
 
 class _Single:

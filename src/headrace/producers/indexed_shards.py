@@ -12,7 +12,7 @@ from typing import NamedTuple
 import anyio
 import numpy as np
 
-from headrace.failures import ErrorPacker, Failure
+from headrace.failures import ErrorPacker, Failure, first_of
 from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
 from headrace.producers.members import Bounds, MemberReads, Members, PackedFailureError
@@ -131,7 +131,7 @@ class IndexedShardProducer:
                             send.send_nowait(part)
                     group.cancel_scope.cancel()
             except Exception as error:
-                first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+                first = first_of(error)
                 failed = first.failure if isinstance(first, PackedFailureError) else Failure(self._pack_error(first))
                 send.send_nowait(failed)
             finally:

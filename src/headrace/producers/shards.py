@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 
 from headrace.errors import OptionError, StateMismatchError, masked, not_as_indexed
-from headrace.failures import ErrorPacker, Failure
+from headrace.failures import ErrorPacker, Failure, first_of
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
@@ -127,8 +127,7 @@ class ShardProducer:
                     failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
                     group.cancel_scope.cancel()
             except Exception as error:
-                first = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-                failure = Failure(self._pack_error(first))
+                failure = Failure(self._pack_error(first_of(error)))
             finally:
                 if ranges is not None:
                     ranges.release()  # not before the last read has ended: it would write into what is others' by then

@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headrace.errors import LoaderClosedError, OptionError
-from headrace.failures import Failure
+from headrace.failures import Failure, first_of
 from headrace.memory import Claim, Lease, bytes_in
 from headrace.parts import ListPart, Part
 from headrace.protocols import Sender
@@ -73,7 +73,7 @@ class Epoch:
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
         except (Exception, BaseExceptionGroup) as error:
-            self._sender.fail(self._pack_error(_first(error)).blob)
+            self._sender.fail(self._pack_error(first_of(error)).blob)
         finally:
             for claim in list(self._turns):
                 self._end_turn(claim)
@@ -240,7 +240,7 @@ class Epoch:
             # What came before is delivered first; the error has the next position.
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
-            self.put(self._put, ListPart([Failure(self._pack_error(_first(error)).widened())]))
+            self.put(self._put, ListPart([Failure(self._pack_error(first_of(error)).widened())]))
         self._is_fed = True
         self._check_end()
 
@@ -367,10 +367,3 @@ class Epoch:
         if self._batches.gives_many:  # then positions do not tell it: so many may come of what was put, and no fewer
             lacking += self._put - self._cut - sum(level.inside for level in self._levels)
         return position is None or position >= lacking
-
-
-def _first(error: BaseException) -> BaseException:
-    """The trainer sees one exception, never a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
