@@ -11,9 +11,9 @@ import inspect
 import logging
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch.utils.data
 
@@ -59,17 +59,29 @@ def prepare(accelerator: Any, loader: Any) -> Any:
     return accelerator.prepare_data_loader(prepared)  # which it only notes, prepared as it is
 
 
-class Batches(torch.utils.data.IterableDataset[Any]):
+class _Prepared(Protocol):
+    """A loader of Accelerate's; the names are its own."""
+
+    base_dataloader: torch.utils.data.DataLoader[object]
+    iteration: object
+    use_stateful_dataloader: bool
+    _is_accelerate_prepared: bool
+    state_dict: Callable[[], dict[str, Any]]
+    load_state_dict: Callable[[Mapping[str, Any]], None]
+    _update_state_dict: Callable[[], None]
+
+
+class Batches(torch.utils.data.IterableDataset[object]):
     """The batches of a loader as an iterable data set of torch's, for frameworks that insist on a loader of their own.
 
     That loader must not batch again and must have no workers: `batch_size=None, num_workers=0`.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[object]) -> None:
         self.loader = loader
         self._is_prepared = False
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         if not self._is_prepared and _processes_of_accelerate() > 1:
             raise OptionError(
                 "Accelerate would divide these batches among processes once more, or have one process read for all, "
@@ -103,14 +115,16 @@ def _processes_of_accelerate() -> int:
     return 1 if module is None else int(module.PartialState._shared_state.get("num_processes", 1))
 
 
-def _prepared_batches(accelerator: Any, loader: DataLoader[Any]) -> Any:
+def _prepared_batches(accelerator: Any, loader: DataLoader[object]) -> _Prepared:
     # As for one process: which samples are this rank's was settled by the loader. A data set of batches, not the
     # loader itself, is put into Accelerate's, as `skip_first_batches` makes a new loader from the data set.
     prepare_data_loader = importlib.import_module("accelerate.data_loader").prepare_data_loader
     source = Batches(loader)
     source._is_prepared = True
-    batches: Any = torch.utils.data.DataLoader(source, batch_size=None, collate_fn=_unchanged)
-    prepared = prepare_data_loader(
+    batches: torch.utils.data.DataLoader[object] = torch.utils.data.DataLoader(
+        source, batch_size=None, collate_fn=_unchanged
+    )
+    prepared: _Prepared = prepare_data_loader(
         batches,
         accelerator.device,
         num_processes=1,
@@ -125,7 +139,7 @@ def _prepared_batches(accelerator: Any, loader: DataLoader[Any]) -> Any:
     return prepared
 
 
-def _with_our_engine(prepared: Any, source: Any) -> Any:
+def _with_our_engine(prepared: _Prepared, source: object) -> _Prepared:
     """The same loader of Accelerate's; the one inside it has its data and order, and the other options of `source`."""
     base = prepared.base_dataloader
     if isinstance(base, DataLoader) or isinstance(base.dataset, Batches):
@@ -148,8 +162,8 @@ def _with_our_engine(prepared: Any, source: Any) -> Any:
     return prepared
 
 
-def _state_of_shard(place: weakref.ref[Any], base: DataLoader[Any]) -> dict[str, Any]:
-    prepared: Any = place()
+def _state_of_shard(place: weakref.ref[_Prepared], base: DataLoader[object]) -> dict[str, object]:
+    prepared = place()
     if prepared is None:  # nobody has kept it: it goes before the call of its method, which is no bound one
         return _state_of(base)
     if _processes_of_accelerate() > 1 and type(prepared).__name__ == "DataLoaderDispatcher":
@@ -160,14 +174,14 @@ def _state_of_shard(place: weakref.ref[Any], base: DataLoader[Any]) -> dict[str,
     return {**state, "iteration": epoch}
 
 
-def _have_shard_go_on(place: weakref.ref[Any], base: DataLoader[Any], state: Mapping[str, Any]) -> None:
+def _have_shard_go_on(place: weakref.ref[_Prepared], base: DataLoader[object], state: Mapping[str, object]) -> None:
     _go_on(base, {name: value for name, value in state.items() if name != "iteration"})
-    prepared: Any = place()
+    prepared = place()
     if prepared is not None:
         prepared.iteration = state.get("iteration", prepared.iteration)  # it tells samplers, when it begins an epoch
 
 
-def _state_of(loader: DataLoader[Any]) -> dict[str, Any]:
+def _state_of(loader: DataLoader[object]) -> dict[str, object]:
     """The loader's state; or why there is none, so that the rest of a run can be saved."""
     try:
         return loader.state_dict()
@@ -175,12 +189,12 @@ def _state_of(loader: DataLoader[Any]) -> dict[str, Any]:
         return _no_state(str(error))
 
 
-def _no_state(why: str) -> dict[str, Any]:
+def _no_state(why: str) -> dict[str, object]:
     log.warning("the loader's place in its data is not saved: %s", why)
     return {"no_state": why}
 
 
-def _go_on(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
+def _go_on(loader: DataLoader[object], state: Mapping[str, object]) -> None:
     if "no_state" in state:
         log.warning("the loader begins an epoch anew: %s", state["no_state"])
     else:
@@ -191,12 +205,12 @@ def _update_nothing() -> None:
     pass
 
 
-def _made_by_torch(loader: Any) -> tuple[str, ...]:
+def _made_by_torch(loader: torch.utils.data.DataLoader[object]) -> tuple[str, ...]:
     """Attributes that follow from others, and are refused beside those."""
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return "sampler", "batch_sampler"
     return ("batch_sampler",) if loader.batch_sampler is None else ("sampler", "batch_size", "drop_last")
 
 
-def _unchanged(batch: Any) -> Any:
+def _unchanged(batch: object) -> object:
     return batch

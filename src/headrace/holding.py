@@ -6,8 +6,9 @@ import inspect
 import sys
 import warnings
 import weakref
+from collections.abc import Sized
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class HeldBatches(NamedTuple):
@@ -63,6 +64,20 @@ class Unknown(Holder):
         return super().held(knows_end=knows_end)
 
 
+class _Fetcher(Protocol):
+    """What takes batches in Lightning; where it takes any ahead, it has `batches` and `prefetch_batches`, too."""
+
+    iterator: object
+    done: bool
+
+
+class _Shard(Protocol):
+    """A loader of Accelerate's."""
+
+    iteration: int
+    end_of_dataloader: bool
+
+
 class OfLightning(Holder):
     """Lightning's loop. It takes a batch ahead of loaders without a length, and knows which batch is the last one.
 
@@ -72,13 +87,13 @@ class OfLightning(Holder):
         epoch: see `Holder`.
     """
 
-    def __init__(self, fetcher: Any, loaders: Any, *, epoch: int | None) -> None:
+    def __init__(self, fetcher: _Fetcher, loaders: Sized, *, epoch: int | None) -> None:
         self.epoch = epoch
         self._fetcher = weakref.ref(fetcher)
         self._ahead = 0 if _is_counted(loaders) else getattr(fetcher, "prefetch_batches", 0)
 
     @staticmethod
-    def is_known(fetcher: Any, loaders: Any) -> bool:
+    def is_known(fetcher: object, loaders: object) -> bool:
         """Whether it is as those that were tried."""
         has_batches = hasattr(fetcher, "batches") or not hasattr(fetcher, "prefetch_batches")
         return loaders is not None and has_batches and hasattr(fetcher, "iterator") and hasattr(fetcher, "done")
@@ -100,7 +115,7 @@ class OfAccelerate(Holder):
         begun: the number of the epoch, as Accelerate counts them.
     """
 
-    def __init__(self, shard: Any) -> None:
+    def __init__(self, shard: _Shard) -> None:
         self._shard = weakref.ref(shard)
         self.begun = int(shard.iteration)
 
@@ -110,7 +125,7 @@ class OfAccelerate(Holder):
         return HeldBatches(0 if is_last else 1, is_last and knows_end)
 
     @staticmethod
-    def is_known(shard: Any) -> bool:
+    def is_known(shard: object) -> bool:
         """Whether it is as those that were tried."""
         return hasattr(shard, "iteration") and hasattr(shard, "end_of_dataloader")
 
@@ -128,11 +143,13 @@ def holder_of() -> Holder:
     shards = _known("data_loader", "DataLoaderShard") + _known("data_loader", "DataLoaderDispatcher")
     together = _known("utilities.combined_loader", "_ModeIterator")
     others = _known("loops.evaluation_loop", "_EvaluationLoop") + _known("loops.prediction_loop", "_PredictionLoop")
-    frame, fetcher, loaders = (sys._getframe(1) if fetchers or shards else None), None, None
+    frame = sys._getframe(1) if fetchers or shards else None
+    fetcher: Any = None
+    loaders: Any = None
     for _ in range(_FRAMES_MOST):
         if frame is None:
             break
-        found = frame.f_locals.get("self")
+        found: Any = frame.f_locals.get("self")
         if isinstance(found, fetchers):
             fetcher = found
         elif isinstance(found, together):
@@ -208,7 +225,7 @@ def _known(module: str, name: str, packages: tuple[str, ...] | None = None) -> t
     return tuple(getattr(place, name) for place in places if hasattr(place, name))
 
 
-def _is_counted(loader: Any) -> bool:
+def _is_counted(loader: Sized) -> bool:
     try:
         len(loader)
     except (TypeError, NotImplementedError):

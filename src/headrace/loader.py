@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import anyio.to_thread
 import torch
@@ -17,6 +18,7 @@ from headrace.datasets.iterating import made_by
 from headrace.datasets.stream import Stream
 from headrace.drop_in.in_thread import InThread
 from headrace.drop_in.regime import Torch
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import OptionError
 from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.observe.report import report, verdict
@@ -25,15 +27,19 @@ from headrace.options import FetchOptions
 from headrace.streaming.regime import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
+from headrace.torch_compat.stateful import Stateful
 from headrace.types import Tail
 from headrace.work.executor import Executor
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T_co = TypeVar("T_co", covariant=True)
 
 _LONGEST_DATA_TEXT = 200
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(TorchLoader[T_co]):
     """Batches of a data set, for `for` and for `async for`.
 
     It takes torch's arguments by torch's names. What happens behind it follows from the data set: torch's own, and all
@@ -137,8 +143,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
-        worker_init_fn: Callable[[int], Any] | None = None,
-        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: BaseContext | str | None = None,
         generator: torch.Generator | None = None,
         *,
         prefetch_factor: int | None = None,
@@ -151,21 +157,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tail: Tail | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        device_mesh: Any = None,
+        device_mesh: DeviceMesh | None = None,
         data_dims: Sequence[str] | None = None,
         ranks: Literal["all", "local"] = "all",
         snapshot_every_n_steps: int | None = None,
         fetch_concurrency: int | Literal["auto"] = "auto",
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
-        on_error: Literal["raise", "skip"] | Callable[[BaseException], Any] = "raise",
+        on_error: Literal["raise", "skip"] | Callable[[BaseException], object] = "raise",
         max_skips: int | tuple[int | None, int | None] | None = resolve.MAX_SKIPS,
         workers: Literal["process", "thread"] | Executor = "process",
         economic: bool = False,
         num_batch_workers: int | None = None,
         num_workers_batches: int | None = None,
         fallback: Literal["fork", "error"] = "fork",
-        device: Any = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         # Every argument is an attribute by its name: frameworks make a loader anew from these.
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
@@ -178,7 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.device_mesh, self.data_dims, self.ranks = device_mesh, data_dims, ranks
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._holder = Holder()
-        self._instead: Any = None
+        self._instead: Stateful | None = None  # a loader of Accelerate's that is iterated over
         self.regime: Literal["torch", "headrace"] = "headrace" if isinstance(dataset, Operators) else "torch"
         common: dict[str, Any] = {
             "num_workers": num_workers,
@@ -369,7 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             OptionError: there is no state, and why.
         """
         if self._instead is not None and batches is None:
-            return self._instead.state_dict()  # type: ignore[no-any-return]
+            return self._instead.state_dict()
         return self._behind.state_dict(self, batches, self._holder)
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
@@ -422,11 +428,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         await anyio.to_thread.run_sync(self.close)
 
 
-def _of_singles(stream: Stream) -> DataLoader[Any]:
+def _of_singles(stream: Stream) -> DataLoader[object]:
     return DataLoader(stream, batch_size=None, collate_fn=_as_it_is)
 
 
-def _as_it_is(sample: Any) -> Any:
+def _as_it_is(sample: object) -> object:
     return sample
 
 

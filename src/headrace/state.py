@@ -47,7 +47,7 @@ class Fingerprint:
     order: tuple[str, ...]
     steps: tuple[str, ...]
 
-    def compare(self, state: Mapping[str, Any]) -> None:
+    def compare(self, state: Mapping[str, object]) -> None:
         """Compare with those of a state.
 
         Raises:
@@ -144,7 +144,7 @@ class State:
             facts: of the loader.
             last: numbers of the samples right before it.
         """
-        packed: dict[str, Any] = {
+        packed: dict[str, object] = {
             "version": VERSION,
             "regime": "headrace",
             "order_version": ORDER_VERSION,

@@ -104,7 +104,7 @@ class PinStage(PassThrough):
 
     depth = _DEPTH_BATCHES
 
-    def __init__(self, pin: Callable[[Any], Any], device_index: int | None) -> None:
+    def __init__(self, pin: Callable[[object], object], device_index: int | None) -> None:
         super().__init__()
         self._pin, self._device_index = pin, device_index
         self._arrived: queue.SimpleQueue[Open | None] = queue.SimpleQueue()
@@ -166,7 +166,7 @@ class Wishes(Protocol):
     """A loader's options."""
 
     @property
-    def device(self) -> Any: ...
+    def device(self) -> torch.device | str | int | None: ...
 
     @property
     def pin_memory(self) -> bool: ...
@@ -193,7 +193,7 @@ def ahead_of(wishes: Wishes, mover: Mover | None) -> Ahead:
     return PinStage(partial(pin_memory, device=device.type), torch.accelerator.current_device_index())
 
 
-def _opened(arrived: queue.SimpleQueue[Open | None]) -> Any:
+def _opened(arrived: queue.SimpleQueue[Open | None]) -> object:
     batch = arrived.get()
     if batch is None:
         raise StopIteration

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from headrace.deliver.device import Event, Mover, StillMover
+from headrace.deliver.device import Event, Movable, Mover, StillMover
 from headrace.errors import OptionError
 
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
@@ -47,7 +47,7 @@ class CudaBackend:
         self.device = torch.empty(0, device=device).device  # with its index
         self._stream: torch.cuda.Stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
-    def copying(self) -> contextlib.AbstractContextManager[Any]:
+    def copying(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -67,21 +67,19 @@ class CudaBackend:
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def move(self, value: Any) -> Any:
+    def move(self, value: Movable) -> object:
         return value.to(self.device)
 
     def register(self, memory: memoryview) -> bool:
         with torch.cuda.device(self.device):
-            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            if int(cudart.cudaHostRegister(_address(memory), memory.nbytes, _PORTABLE)) == 0:
+            if int(_cudart().cudaHostRegister(_address(memory), memory.nbytes, _PORTABLE)) == 0:
                 return True
             self._forget_error()
             return False
 
     def unregister(self, memory: memoryview) -> None:
         with torch.cuda.device(self.device):  # else a thread that never had a device would wake up the first one
-            cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            if int(cudart.cudaHostUnregister(_address(memory))):
+            if int(_cudart().cudaHostUnregister(_address(memory))):
                 self._forget_error()
 
     def synchronize(self) -> None:
@@ -103,7 +101,7 @@ class BlockingBackend:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def copying(self) -> contextlib.AbstractContextManager[Any]:
+    def copying(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +113,7 @@ class BlockingBackend:
     def receive(self, event: Event, tensors: Sequence[torch.Tensor]) -> None:
         pass
 
-    def move(self, value: Any) -> Any:
+    def move(self, value: Movable) -> object:
         return value.to(self.device)
 
     def register(self, memory: memoryview) -> bool:  # noqa: ARG002
@@ -131,6 +129,10 @@ class BlockingBackend:
 class _Done:
     def query(self) -> bool:
         return True
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
 def _address(memory: memoryview) -> int:

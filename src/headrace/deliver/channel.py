@@ -61,7 +61,7 @@ class ThreadSender:
     def granted(self) -> int:
         return self._shared.granted
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         if self._sent >= self._shared.granted:
             raise anyio.WouldBlock
         self._sent += 1
@@ -85,7 +85,7 @@ class ThreadSender:
             self._is_ended = True
             self._push(_End(blob))
 
-    def _push(self, message: Any) -> None:
+    def _push(self, message: object) -> None:
         self._shared.messages.append(message)
         arrived = self._shared.arrived()
         if arrived is not None:
@@ -159,7 +159,7 @@ def thread_channel(depth: int, post: Callable[..., None]) -> tuple[ThreadSender,
     return ThreadSender(shared), ThreadReceiver(shared, arrived)
 
 
-def _send(sock: socket.socket, message: Any) -> None:
+def _send(sock: socket.socket, message: object) -> None:
     body = pickle.dumps(message, protocol=5)
     sock.sendall(_HEADER.pack(len(body)) + body)
 
@@ -220,7 +220,7 @@ class ProcessSender:
         if self.granted > before:
             self._on_credit()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         if self._sent >= self.granted:
             self.poll()
         if self._sent >= self.granted:
@@ -248,14 +248,14 @@ class ProcessSender:
         self._received = self._sent
         return left
 
-    def _end(self, message: Any) -> None:
+    def _end(self, message: object) -> None:
         if not self._is_ended:
             self._is_ended = True
             self._push(message)
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_WR)
 
-    def _push(self, message: Any) -> None:
+    def _push(self, message: object) -> None:
         with contextlib.suppress(OSError):  # the receiver is gone: so are its grants
             _send(self._sock, message)
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, TypeGuard
 
 import torch
 
@@ -28,10 +28,16 @@ class Event(Protocol):
         ...
 
 
+class Movable(Protocol):
+    """What is moved by a method of its own: a tensor of any kind, or an object of the user's."""
+
+    def to(self, device: torch.device, /) -> object: ...
+
+
 class Backend(Protocol):
     """What a mover needs of a device: a stream of headrace's own, and pages that do not move."""
 
-    def copying(self) -> AbstractContextManager[Any]:
+    def copying(self) -> AbstractContextManager[object]:
         """Within it copies go to headrace's stream."""
         ...
 
@@ -50,7 +56,7 @@ class Backend(Protocol):
         """
         ...
 
-    def move(self, value: Any) -> Any:
+    def move(self, value: Movable) -> object:
         """What `value.to` makes of itself on this thread's current stream, and done with the host's memory."""
         ...
 
@@ -72,9 +78,9 @@ class Moving:
 
     __slots__ = ("batch", "copies", "event", "has_later", "host")
 
-    def __init__(self, host: Any) -> None:
+    def __init__(self, host: object) -> None:
         self.host = host  # None once no copy reads it any more
-        self.batch: Any = None
+        self.batch: object = None
         self.copies: list[torch.Tensor] = []
         self.event: Event | None = None
         self.has_later = False
@@ -88,7 +94,7 @@ class _Later:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Movable) -> None:
         self.value = value
 
 
@@ -112,7 +118,7 @@ class Mover:
         end = weakref.finalize(self, _abandon, backend, self._under_way, self._pages, os.getpid())
         end.atexit = False
 
-    def start(self, batch: Any) -> Moving:
+    def start(self, batch: object) -> Moving:
         """Begin to copy every tensor of a nested batch that is in the host's memory; the rest of it stays as it is.
 
         Objects with a `to` of their own, and tensors that are not strided, are moved by `finish`.
@@ -128,7 +134,7 @@ class Mover:
                     moving.event = self._backend.record()
         return moving
 
-    def finish(self, moving: Moving) -> Any:
+    def finish(self, moving: Moving) -> object:
         """The batch on the device, for work on this thread's current stream. To be called once.
 
         It waits for no copy: the stream does.
@@ -192,7 +198,7 @@ class Mover:
                 self._backend.synchronize()  # for what was begun since
             _unlock_all(self._backend, self._pages)
 
-    def _begin(self, moving: Moving, value: Any) -> Any:
+    def _begin(self, moving: Moving, value: Movable) -> object:
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
             moving.has_later = True
             return _Later(value)
@@ -206,21 +212,21 @@ class Mover:
 class StillMover(Mover):
     """The mover of those who stay on the host: a batch is handed over as it came."""
 
-    def start(self, batch: Any) -> Moving:
+    def start(self, batch: object) -> Moving:
         moving = Moving(None)
         moving.batch = batch
         return moving
 
-    def finish(self, moving: Moving) -> Any:
+    def finish(self, moving: Moving) -> object:
         batch, moving.batch = moving.batch, None
         return batch
 
 
-def _is_movable(value: Any) -> bool:
+def _is_movable(value: object) -> TypeGuard[Movable]:
     return isinstance(value, torch.Tensor) or (not isinstance(value, type) and callable(getattr(value, "to", None)))
 
 
-def _is_later(value: Any) -> bool:
+def _is_later(value: object) -> TypeGuard[_Later]:
     return isinstance(value, _Later)
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -53,7 +53,7 @@ class BatchOpener:
         self._views = views
         self._specs: dict[bytes, Spec] = {}
 
-    def open(self, delivery: Delivery) -> Any:
+    def open(self, delivery: Delivery) -> object:
         """The batch, or the exception that is raised in its place."""
         if delivery.kind == "error":
             assert delivery.error is not None
@@ -138,7 +138,7 @@ class BatchIterator(Generic[B]):
 
     def __init__(
         self,
-        owner: Any,
+        owner: object,
         receiver: Receiver,
         opener: BatchOpener,
         ahead: Ahead,
@@ -222,7 +222,7 @@ class BatchIterator(Generic[B]):
             raise made.error
         return made
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The state of the loader after the batches that this has given so far.
 
         Raises:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from typing import TypeGuard, TypeVar
+
+L = TypeVar("L")
 
 
-def rebuilt(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], Any]) -> Any:
+def rebuilt(batch: object, is_leaf: Callable[[object], TypeGuard[L]], change: Callable[[L], object]) -> object:
     """The same containers with other leaves.
 
     Args:
@@ -26,13 +28,14 @@ def rebuilt(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any], 
         return _mapping(batch, {key: rebuilt(value, is_leaf, change) for key, value in batch.items()})
     if isinstance(batch, tuple):
         parts = [rebuilt(value, is_leaf, change) for value in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+        make: Callable[..., object] = type(batch)
+        return make(*parts) if hasattr(batch, "_fields") else make(parts)
     if isinstance(batch, Sequence):
         return _sequence(batch, [rebuilt(value, is_leaf, change) for value in batch])
     return batch
 
 
-def _mapping(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
+def _mapping(batch: Mapping[object, object], parts: dict[object, object]) -> object:
     try:
         if isinstance(batch, MutableMapping):
             clone = copy.copy(batch)
@@ -43,7 +46,7 @@ def _mapping(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
         return parts
 
 
-def _sequence(batch: Sequence[Any], parts: list[Any]) -> Any:
+def _sequence(batch: Sequence[object], parts: list[object]) -> object:
     try:
         if isinstance(batch, MutableSequence):
             clone = copy.copy(batch)

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import anyio
 import torch
@@ -35,10 +34,10 @@ class PinThread:
     """
 
     def __init__(
-        self, take: Callable[[], Any], pin: Callable[[Any], Any], depth: int, device_index: int | None
+        self, take: Callable[[], object], pin: Callable[[object], object], depth: int, device_index: int | None
     ) -> None:
         self._take, self._pin, self._depth, self._device_index = take, pin, depth, device_index
-        self._ready: deque[tuple[Any, BaseException | None]] = deque()
+        self._ready: deque[tuple[object, BaseException | None]] = deque()
         # Wakeups and no lock: `close` may run inside a garbage collection, in any of the threads.
         self._arrived, self._room = Wakeup(), Wakeup()
         self._is_over = self._is_closed = False
@@ -50,7 +49,7 @@ class PinThread:
         """What to wait on for readability: then `try_next` may have something to say."""
         return self._arrived.fileno()
 
-    def try_next(self) -> Any:
+    def try_next(self) -> object:
         """The next batch, if it is ready.
 
         Raises:
@@ -80,7 +79,7 @@ class PinThread:
         finally:
             del error  # its traceback has this frame: what they hold would wait for a garbage collection
 
-    def next(self, timeout_s: float | None = None) -> Any:
+    def next(self, timeout_s: float | None = None) -> object:
         """As `try_next`, blocking until something is ready; WouldBlock once `timeout_s` seconds have passed."""
         while True:
             try:
@@ -142,7 +141,7 @@ class PinThread:
             self._put(pinned, None)
         return True
 
-    def _put(self, batch: Any, error: BaseException | None) -> None:
+    def _put(self, batch: object, error: BaseException | None) -> None:
         self._ready.append((batch, error))
         if self._is_closed:
             self._ready.clear()

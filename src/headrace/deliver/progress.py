@@ -48,7 +48,7 @@ class Progress:
         save: makes a state of it.
     """
 
-    def __init__(self, begin: ProgressSnapshot, save: Callable[[ProgressSnapshot], dict[str, Any]]) -> None:
+    def __init__(self, begin: ProgressSnapshot, save: Callable[[ProgressSnapshot], dict[str, object]]) -> None:
         self._save = save
         self._lock = threading.Lock()
         self._steps = deque([begin], maxlen=_REMEMBERED + 1)
@@ -61,7 +61,7 @@ class Progress:
         with self._lock:
             return self._steps[-1]
 
-    def state(self, batches: int | None = None, *, is_over: bool = False) -> dict[str, Any]:
+    def state(self, batches: int | None = None, *, is_over: bool = False) -> dict[str, object]:
         """The state after what was received so far, or after so many batches of the epoch.
 
         Args:

@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,7 +226,7 @@ class Views:
         return root
 
 
-def _end(out: set[int], number: int, give_back: Callable[[int], Any]) -> None:
+def _end(out: set[int], number: int, give_back: Callable[[int], object]) -> None:
     out.discard(number)
     give_back(number)
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from headrace.drop_in.workers.pool import TorchWorkerPool
 from headrace.observe.stats import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
@@ -106,10 +105,10 @@ class Clock:
         if self._asked is None:
             self._asked = perf_counter()
 
-    def timed(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def timed(self, collate_fn: Callable[[object], object]) -> Callable[[object], object]:
         """The same function, whose time is that of collation."""
 
-        def collate(samples: Any) -> Any:
+        def collate(samples: object) -> object:
             began = perf_counter()
             try:
                 return collate_fn(samples)

@@ -50,12 +50,12 @@ class Economy:
 
     def __init__(
         self,
-        loader: torch.utils.data.DataLoader[Any],
+        loader: torch.utils.data.DataLoader[object],
         *,
         num_batch_workers: int | None,
         memory_budget: int,
         workers: Literal["process", "thread"] = "process",
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         seed: int | None = None,
     ) -> None:
         self.prefetch_factor = loader.prefetch_factor or 1
@@ -107,7 +107,7 @@ class EconomicIterator(ResumableIterator):
     """
 
     def __init__(
-        self, loader: torch.utils.data.DataLoader[Any], economy: Economy, snapshots: SnapshotBook | None = None
+        self, loader: torch.utils.data.DataLoader[object], economy: Economy, snapshots: SnapshotBook | None = None
     ) -> None:
         self._prepare(loader, snapshots or SnapshotBook(loader))
         loaded = self._loaded
@@ -125,7 +125,7 @@ class EconomicIterator(ResumableIterator):
         self._begin()
         self._has_begun()
 
-    def _reset(self, loader: torch.utils.data.DataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: torch.utils.data.DataLoader[object], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._batches.close()
         self._economy.runtime.forget_spec(self._number)
@@ -150,7 +150,7 @@ class EconomicIterator(ResumableIterator):
         self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
         self._opened: deque[int] = deque()  # those that were given since they were counted, as the engine knows them
-        self._batches: BatchIterator[Any] = runtime.iterate(
+        self._batches: BatchIterator[object] = runtime.iterate(
             self._economy,
             EpochSpec(
                 source=self._source,
@@ -172,14 +172,14 @@ class EconomicIterator(ResumableIterator):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> object:
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
         with self._receiving():
             batch = await anext(self._batches)
         self._num_yielded += 1
         return batch
 
-    def try_next(self) -> Any:
+    def try_next(self) -> object:
         """The next batch if it is ready.
 
         Raises:
@@ -298,12 +298,12 @@ class _Opener(BatchOpener):
         super().__init__(views)
         self._opened = opened
 
-    def open(self, delivery: Delivery) -> Any:
+    def open(self, delivery: Delivery) -> object:
         self._opened.append(delivery.batch)
         return super().open(delivery)
 
 
-def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[Any], economy: Economy) -> Chain:
+def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[object], economy: Economy) -> Chain:
     """What workers do: get samples by their keys, and collate them."""
     dataset, collate, init = iterator._dataset, iterator._collate_fn, loader.worker_init_fn
     if isinstance(dataset, IterDataPipe | MapDataPipe):

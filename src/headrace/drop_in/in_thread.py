@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import anyio.to_thread
 
 from headrace.deliver.loops import TaskLock
-from headrace.drop_in.state import StateDict
+from headrace.drop_in.resumable import ResumableIterator
 from headrace.errors import LoaderClosedError, OptionError
 
 
@@ -26,7 +26,7 @@ class InThread:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make: Callable[[], Any] = make
-        self._iterator: Any = None
+        self._iterator: ResumableIterator | None = None
         self._made: deque[tuple[Any, BaseException | None]] = deque()  # at most one: a batch, or what was raised
         self._lock = threading.Lock()  # whoever has it may make one
         self._tasks_lock = TaskLock()
@@ -46,7 +46,7 @@ class InThread:
         finally:
             del error  # its traceback has this frame: what they hold would wait for a garbage collection
 
-    def state_dict(self, batches: int | None = None) -> StateDict:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The state after what was given so far.
 
         Raises:
@@ -54,7 +54,7 @@ class InThread:
         """
         if self._iterator is None:
             raise OptionError("no batch of this iterator has been asked for; ask its loader for a state")
-        return self._iterator.state_dict(batches)  # type: ignore[no-any-return]
+        return self._iterator.state_dict(batches)
 
     async def aclose(self) -> None:
         """Give no more batches."""
@@ -80,6 +80,7 @@ class InThread:
                 self._made.append(made)
 
     def _taken(self) -> tuple[Any, BaseException | None]:
+        assert self._iterator is not None
         with self._iterator.run.lock:
             self._iterator.run.held = None
             return self._made.popleft()

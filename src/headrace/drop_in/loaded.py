@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import (
     BatchSampler,
+    DataLoader,
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
@@ -15,10 +17,12 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.drop_in.state import StateDict
+from headrace.drop_in.state import LoaderState, StateDict
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
-from headrace.torch_compat.stateful import chain_of, decoded
+from headrace.torch_compat.draws import decoded
+from headrace.torch_compat.stateful import chain_of
 
 _FIELDS = (
     *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),
@@ -47,7 +51,7 @@ _KNOWN_LENGTHS = (
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
-def check(loader: Any, state: Any, *, force: bool) -> StateDict:
+def check(loader: TorchLoader[object], state: Mapping[str, Any], *, force: bool) -> StateDict:
     """A copy of a state, if the loader can go on from it.
 
     Args:
@@ -58,17 +62,9 @@ def check(loader: Any, state: Any, *, force: bool) -> StateDict:
         StateMismatchError: it cannot; says which field differs.
     """
     check_kind(state, "torch")
-    loaded: StateDict = copy.deepcopy(dict(state))
     ours = common(loader)
-    _check_fields(loaded, is_economic=ours["economic"])
-    for name in ("is_map", "economic"):
-        if loaded[name] != ours[name]:
-            raise StateMismatchError(f"{name}: {loaded[name]} in the state, {ours[name]} in the loader", field=name)
-    for name, meaning in _DATA.items():
-        if None not in (loaded[name], ours[name]) and loaded[name] != ours[name] and not force:
-            raise StateMismatchError(
-                f"{name}: {meaning}: {loaded[name]!r} in the state, {ours[name]!r} in the loader", field=name
-            )
+    loaded = _checked(copy.deepcopy(dict(state)), is_economic=ours["economic"])
+    _compare(loaded, ours, force=force)
     if loaded["generator"] != ours["generator"]:
         raise StateMismatchError(
             f"generator: whether the loader has one, and its sampler: {loaded['generator']} in the state, "
@@ -82,20 +78,38 @@ def check(loader: Any, state: Any, *, force: bool) -> StateDict:
                 "copy of the data set has a state of its own",
                 field="num_workers",
             )
-        loaded.update(num_workers=loader.num_workers, copies=[], turn=loaded["due"] % max(1, loader.num_workers))
-    if loaded["batch_size"] != ours["batch_size"]:
-        if not _fits(loaded, loader, ours["batch_size"], force=force):
+        loaded["num_workers"], loaded["copies"] = loader.num_workers, []
+        loaded["turn"] = loaded["due"] % max(1, loader.num_workers)
+    batch_size = ours["batch_size"]
+    if loaded["batch_size"] != batch_size:
+        if not _fits(loaded, loader, batch_size, force=force):
             raise StateMismatchError(
-                f"batch_size: {loaded['batch_size']} in the state, {ours['batch_size']} in the loader; what is left of "
+                f"batch_size: {loaded['batch_size']} in the state, {batch_size} in the loader; what is left of "
                 "this epoch cannot be told in such batches: end it with the same ones",
                 field="batch_size",
             )
-        if loaded["is_map"] and not loaded["is_finished"]:
-            _renumber(loaded, ours["batch_size"])
+        if batch_size is not None and loaded["is_map"] and not loaded["is_finished"]:
+            _renumber(loaded, batch_size)
     return loaded
 
 
-def _fits(loaded: StateDict, loader: Any, batch_size: int | None, *, force: bool) -> bool:
+def _compare(loaded: Mapping[str, object], ours: Mapping[str, object], *, force: bool) -> None:
+    """Compare what a state says of its loader with what is so now.
+
+    Raises:
+        StateMismatchError: the data or the sampler are others.
+    """
+    for name in ("is_map", "economic"):
+        if loaded[name] != ours[name]:
+            raise StateMismatchError(f"{name}: {loaded[name]} in the state, {ours[name]} in the loader", field=name)
+    for name, meaning in _DATA.items():
+        if None not in (loaded[name], ours[name]) and loaded[name] != ours[name] and not force:
+            raise StateMismatchError(
+                f"{name}: {meaning}: {loaded[name]!r} in the state, {ours[name]!r} in the loader", field=name
+            )
+
+
+def _fits(loaded: StateDict, loader: DataLoader[object], batch_size: int | None, *, force: bool) -> bool:
     """Whether a loader with batches of this other size can go on from a state, with each sample once.
 
     Of the batches that were given none may have to be made again, or left out later: they would be others. And they
@@ -118,19 +132,22 @@ def _fits(loaded: StateDict, loader: Any, batch_size: int | None, *, force: bool
 def _renumber(loaded: StateDict, batch_size: int) -> None:
     """Have a state of map-style data count in batches of another size."""
     count = max(1, loaded["num_workers"])
-    loaded["due"] = loaded["sampler"]["batches"] = loaded["sampler"]["samples"] // batch_size
+    sampler = loaded["sampler"]
+    assert sampler is not None
+    assert sampler["samples"] is not None
+    loaded["due"] = sampler["batches"] = sampler["samples"] // batch_size
     loaded["turn"] = loaded["due"] % count
     for worker, known in enumerate(loaded["copies"]):
         known["batches"] = known["known"] = len(range(worker, loaded["due"], count))
 
 
-def _check_fields(state: StateDict, *, is_economic: bool) -> None:
-    """Whether a state is whole; what is in it may still be wrong.
+def _checked(state: Any, *, is_economic: bool) -> StateDict:
+    """A state, if it is whole; what is in it may still be wrong.
 
     Raises:
         StateMismatchError: it is not; says which field is missing, or what of it makes no sense.
     """
-    parts: list[tuple[str, Any, tuple[str, ...]]] = [("", state, _FIELDS)]
+    parts: list[tuple[str, object, tuple[str, ...]]] = [("", state, _FIELDS)]
     if is_economic and state.get("economic"):
         parts.append(("", state, ("epoch_of_samples", "run")))
     if state.get("sampler") is not None:
@@ -156,9 +173,11 @@ def _check_fields(state: StateDict, *, is_economic: bool) -> None:
     for text in starts:
         if text is not None:
             decoded(text)
+    whole: StateDict = state
+    return whole
 
 
-def common(loader: Any) -> StateDict:
+def common(loader: DataLoader[object]) -> LoaderState:
     """What a state says of a loader, besides how far it is."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
@@ -191,37 +210,37 @@ def _count_of(dataset: Any) -> int | None:
         return None
 
 
-def _length_of(sampler: Any) -> int | None:
+def _length_of(sampler: object) -> int | None:
     """How many indices a sampler of torch's gives, or a list of them, or the one inside it."""
     lengths = (_count_of(part) for part in chain_of(sampler) if isinstance(part, _KNOWN_LENGTHS))
     return next(lengths, None)
 
 
-def _has_generator(sampler: Any) -> bool:
+def _has_generator(sampler: object) -> bool:
     """Whether a sampler of torch's, or the one inside it, was given a generator. Others may make theirs only later."""
     own = (part for part in chain_of(sampler) if type(part) in _DRAWING)
     return any(part.generator is not None for part in own)
 
 
-def _replicas_of(sampler: Any) -> int | None:
+def _replicas_of(sampler: object) -> int | None:
     """Among how many ranks a sampler divides: torch's names for them, and Accelerate's."""
     names = ("num_replicas", "num_processes")
     counts = (_number(part, name) for part in chain_of(sampler) for name in names)
     return next((count for count in counts if count is not None), None)
 
 
-def _number(thing: Any, name: str) -> int | None:
+def _number(thing: object, name: str) -> int | None:
     """An attribute, where there is one that is a number."""
     value = getattr(thing, name, None)
     return value if isinstance(value, int) else None
 
 
-def _inmost_batches(sampler: Any) -> Any:
+def _inmost_batches(sampler: object) -> object:
     """A sampler; torch's own BatchSampler is looked through."""
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
-def epoch_of(loader: Any) -> int | None:
+def epoch_of(loader: DataLoader[object]) -> int | None:
     """The last number that a sampler was given which knows epochs; None where none does."""
     samplers = (sampler for sampler in chain_of(loader._index_sampler) if hasattr(sampler, "set_epoch"))
     epochs = (getattr(sampler, "epoch", None) for sampler in samplers)

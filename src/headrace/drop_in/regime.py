@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import torch.utils.data
 
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
 from headrace.drop_in.loaded import check, epoch_of
+from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.single import SingleIterator
 from headrace.drop_in.starting import Starting
-from headrace.drop_in.state import SnapshotBook, StateDict
+from headrace.drop_in.state import SnapshotBook
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.worker_iterator import WorkerIterator
 from headrace.errors import OptionError
 from headrace.holding import Holder
@@ -30,7 +33,7 @@ class Torch:
         loader: the loader; it is not kept.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader[object]) -> None:
         self._epoch = 0
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
         self._samplers = [part for part in chain_of(loader._index_sampler) if hasattr(part, "set_epoch")]
@@ -38,11 +41,11 @@ class Torch:
         way = "__iter__" if isinstance(loader.dataset, torch.utils.data.IterableDataset) else "__getitem__"
         self._counts = LoaderCounts(f"{type(loader.dataset).__name__}.{way}", loader.num_workers)
         self._starting = Starting()
-        self._made: Any = None  # an iterator that nobody has asked for yet
+        self._made: ResumableIterator | None = None  # an iterator that nobody has asked for yet
         self._made_epoch: int | None = None
-        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._live: weakref.WeakSet[WorkerIterator | EconomicIterator] = weakref.WeakSet()
         self._economy: Economy | None = None
-        self._end: weakref.finalize[..., Any] | None = None
+        self._end: weakref.finalize[..., object] | None = None
         if loader.economic:
             self._economy = self._economy_of(loader)
         elif loader.num_workers and loader.workers == "process" and loader.multiprocessing_context is None:
@@ -50,7 +53,7 @@ class Torch:
             self._end = weakref.finalize(self, ForkServer.acquire().release)
             self._end.atexit = False
 
-    def _economy_of(self, loader: Any) -> Economy:
+    def _economy_of(self, loader: TorchLoader[object]) -> Economy:
         batch_workers = loader.num_batch_workers or loader.num_workers_batches
         check_benefit(loader.num_workers, batch_workers, loader.prefetch_factor, loader.batch_size)
         budget = budget_bytes(loader.memory_budget)
@@ -59,12 +62,12 @@ class Torch:
             loader,
             num_batch_workers=batch_workers,
             memory_budget=budget,
-            workers=loader.workers,
+            workers="thread" if loader.workers == "thread" else "process",
             device=loader.device,
             seed=loader.seed,
         )
 
-    def iterate(self, loader: Any, caller: Any) -> Any:
+    def iterate(self, loader: TorchLoader[object], caller: object) -> ResumableIterator:
         """A new iterator."""
         del caller
         self._drop_stale(loader)
@@ -73,20 +76,20 @@ class Torch:
             return iterator
         if loader.num_workers == 0:
             return SingleIterator(loader, self._snapshots, self._counts)
-        iterator = (
+        made = (
             WorkerIterator(loader, self._snapshots, self._starting, self._counts)
             if self._economy is None
             else EconomicIterator(loader, self._economy, self._snapshots)
         )
-        self._live.add(iterator)
-        return iterator
+        self._live.add(made)
+        return made
 
-    def _drop_stale(self, loader: Any) -> None:
+    def _drop_stale(self, loader: TorchLoader[object]) -> None:
         """Let go of an iterator that nobody has asked for, if samplers have been told another epoch since."""
         if self._made is not None and epoch_of(loader) != self._made_epoch:
             self._made = self._snapshots.run = None
 
-    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> StateDict:
+    def state_dict(self, loader: TorchLoader[object], batches: int | None, holder: Holder) -> dict[str, Any]:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
 
         Args:
@@ -105,17 +108,17 @@ class Torch:
                 raise OptionError(
                     f"batches={batches}: the state after {self._snapshots.loaded['batches']} batches is there"
                 )
-            return copy.deepcopy(self._snapshots.loaded)
+            return {**copy.deepcopy(self._snapshots.loaded)}
         if self._snapshots.run is None:
             self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
         run = self._snapshots.run
         assert run is not None
         if batches is not None:
-            return run.state(batches)
+            return {**run.state(batches)}
         held = holder.held(knows_end=run.is_finished)
-        return run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)
+        return {**run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)}
 
-    def load_state_dict(self, loader: Any, state: Any, force: bool = False) -> None:
+    def load_state_dict(self, loader: TorchLoader[object], state: Mapping[str, Any], force: bool = False) -> None:
         """Have the next `iter` go on from a state; an empty one: begin anew. Iterators that live are let go of.
 
         Raises:
@@ -157,7 +160,7 @@ class Torch:
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
 
-    def peek(self) -> Any:
+    def peek(self) -> NoReturn:
         raise OptionError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")
 
     def stats(self) -> Stats:

@@ -6,14 +6,15 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils.data import IterDataPipe
+from torch.utils.data import DataLoader, IterDataPipe
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.drop_in.loaded import common, epoch_of
 from headrace.drop_in.state import RunPoint, RunProgress, SnapshotBook, StateDict, WorkerSnapshot, copy_of
 from headrace.errors import StateMismatchError
-from headrace.torch_compat.stateful import Indices, is_stateful
+from headrace.torch_compat.indices import Indices
+from headrace.torch_compat.stateful import is_stateful
 
 
 class ResumableIterator(_BaseDataLoaderIter):
@@ -25,7 +26,7 @@ class ResumableIterator(_BaseDataLoaderIter):
     was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
     """
 
-    def _prepare(self, loader: Any, snapshots: SnapshotBook) -> None:
+    def _prepare(self, loader: DataLoader[object], snapshots: SnapshotBook) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
         self._snapshots, self._loaded, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
         self._common = common(loader)
@@ -44,7 +45,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             snapshots.pace.every, every
         )  # knows no iterator, so that those who have it do not
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: DataLoader[object]) -> None:
         loaded, draws = self._loaded, self._draws
         if loaded is not None and not self._goes_on:
             if loaded["sampler"] is not None and loaded["sampler"]["states"] is not None:
@@ -60,17 +61,17 @@ class ResumableIterator(_BaseDataLoaderIter):
                 generator = torch.Generator()
                 generator.manual_seed(self._shared_seed or 0)
                 self._dataset = apply_random_seed(self._dataset, generator)
-        self._common |= {"base_seed": int(self._base_seed), "shared_seed": self._shared_seed}
+        self._common["base_seed"], self._common["shared_seed"] = int(self._base_seed), self._shared_seed
         self._open_data()
 
     def _open_data(self) -> None:
         """Give a data set that no worker has a copy of its state."""
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[object], first_iter: bool = False) -> None:
         before = self._draws.sampler.now()
         with self._draws.kept() if self._goes_on else self._draws.sampler.drawing():
             super()._reset(loader, first_iter)
-        self._common |= {"epoch": epoch_of(loader)}
+        self._common["epoch"] = epoch_of(loader)
         self._open_run(before)
 
     def _open_run(self, before: torch.Tensor) -> None:
@@ -82,6 +83,7 @@ class ResumableIterator(_BaseDataLoaderIter):
         is_map = self._common["is_map"]
         indices = None
         if is_map and loaded is not None:
+            assert loaded["sampler"] is not None
             indices = Indices.resumed(self._index_sampler, source, loaded["sampler"], every)
         elif is_map:
             indices = Indices(self._index_sampler, self._sampler_iter, source, before, every)
@@ -91,10 +93,16 @@ class ResumableIterator(_BaseDataLoaderIter):
         point = RunPoint(0, 0, (), 0, copies)
         if loaded is not None:
             copies = tuple(copy_of(known) for known in loaded["copies"])[: len(copies)] or copies
-            point = RunPoint(loaded["batches"], loaded["due"], tuple(loaded["beyond"]), loaded["turn"], copies)
+            point = RunPoint(
+                loaded["batches"],
+                loaded["due"],
+                tuple((start, stop) for start, stop in loaded["beyond"]),
+                loaded["turn"],
+                copies,
+            )
             self._num_yielded = loaded["batches"]
         self._again = [] if indices is None else indices.until(point.due)
-        self._run = self._snapshots.run = RunProgress(dict(self._common), indices, self._draws, point)
+        self._run = self._snapshots.run = RunProgress(self._common.copy(), indices, self._draws, point)
 
     def __next__(self) -> Any:
         this: Any = self
@@ -120,10 +128,10 @@ class ResumableIterator(_BaseDataLoaderIter):
             self._snapshots.loaded = None
         self._loaded, self._goes_on = None, False
 
-    def state_dict(self, batches: int | None = None) -> StateDict:
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """The state after what was given so far; `DataLoader.state_dict` has the same of the newest iterator."""
         self._pace.is_asked = True
-        return self._run.state(batches)
+        return {**self._run.state(batches)}
 
 
 def _check_epoch(loaded: StateDict, epoch: int | None) -> None:

@@ -13,6 +13,7 @@ from headrace.deliver.ahead import mover_of
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.state import SnapshotBook, WorkerSnapshot
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.torch_compat.stateful import load, packed_states
 
 
@@ -22,7 +23,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
     Only a StopIteration that a data set's `__getitem__` or a collate_fn raises does not end the epoch in silence.
     """
 
-    def __init__(self, loader: Any, snapshots: SnapshotBook, counts: LoaderCounts) -> None:
+    def __init__(self, loader: TorchLoader[object], snapshots: SnapshotBook, counts: LoaderCounts) -> None:
         self._clock = counts.clock()
         self._prepare(loader, snapshots)
         states = self._loaded["copies"][0]["states"] if self._loaded is not None and self._loaded["copies"] else None
@@ -41,7 +42,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             self._run.copy_now = functools.partial(_copy_now, fetcher)
         self._make_again()
         self._mover = mover_of(loader)
-        self._size, self._batch_size = 1, loader.batch_size if self._auto_collation else 1
+        self._size, self._batch_size = 1, (loader.batch_size or 1) if self._auto_collation else 1
         self._has_begun()
         fetcher.collate_fn = self._clock.timed(fetcher.collate_fn)
         if self._dataset_kind == _DatasetKind.Iterable:  # whose own StopIteration does end it
@@ -95,7 +96,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
         run.receive(run.due, 0, given, blob=blob, is_over=getattr(fetcher, "ended", False), died=False)
 
-    def _made(self) -> Any:
+    def _made(self) -> object:
         if self._dataset_kind == _DatasetKind.Iterable:
             self._size = self._batch_size
             return super()._next_data()  # type: ignore[no-untyped-call]
@@ -118,7 +119,7 @@ def _copy_now(fetcher: Any, received: WorkerSnapshot) -> WorkerSnapshot:
     return WorkerSnapshot(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
 
 
-def _quietly(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+def _quietly(collate_fn: Callable[[object], object], samples: object) -> object:
     try:
         return collate_fn(samples)
     except StopIteration as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import warnings
-from typing import Any
 
 import torch
 
 from headrace import descriptors
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.forked import ForkServerStarter
 from headrace.drop_in.workers.messages import WorkerConfig
 from headrace.drop_in.workers.of_context import ContextStarter
@@ -27,7 +27,7 @@ class Starting:
     def __init__(self) -> None:
         self._forks = False
 
-    def starter(self, loader: Any, config: WorkerConfig) -> WorkerStarter:
+    def starter(self, loader: TorchLoader[object], config: WorkerConfig) -> WorkerStarter:
         """What starts the workers of one iterator.
 
         Raises:

@@ -6,20 +6,69 @@ import copy
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, NotRequired, TypedDict
+
+from torch.utils.data import DataLoader
 
 from headrace.errors import OptionError
 from headrace.plan.ranges import united
 from headrace.torch_compat import serialize
-from headrace.torch_compat.stateful import Draws, Indices, PackedStates, unpacked_states
+from headrace.torch_compat.draws import Draws
+from headrace.torch_compat.indices import Indices, SamplerState
+from headrace.torch_compat.stateful import PackedStates, States, unpacked_states
 from headrace.types import Ranges
 
 _POINTS = 3  # of the last so many batches, for wrappers that have fetched one more than they gave on
 
 log = logging.getLogger("headrace")
 
-StateDict = dict[str, Any]
+
+class CopyState(TypedDict):
+    """Of a worker's copy of the data set; see `WorkerSnapshot`."""
+
+    batches: int
+    known: int
+    is_over: bool
+    states: States | None
+
+
+class LoaderState(TypedDict):
+    """What a state says of a loader, besides how far it is. `docs/reference/state.md` specifies the fields."""
+
+    version: int
+    regime: str
+    is_map: bool
+    economic: bool
+    num_workers: int
+    batch_size: int | None
+    epoch: int | None
+    count: int | None
+    sampler_type: str | None
+    sampler_length: int | None
+    sampler_replacement: int | None
+    generator: list[bool]
+    num_replicas: int | None
+    sampler_seed: int | None
+    sampler_shuffle: int | None
+    sampler_drop_last: int | None
+    base_seed: NotRequired[int]
+    shared_seed: NotRequired[int | None]
+    epoch_of_samples: NotRequired[int]
+    run: NotRequired[int]
+
+
+class StateDict(LoaderState):
+    """A state."""
+
+    is_finished: bool
+    batches: int
+    due: int
+    beyond: Sequence[Sequence[int]]
+    turn: int
+    generators: list[str]
+    sampler: SamplerState | None
+    copies: list[CopyState]
 
 
 class WorkerSnapshot(NamedTuple):
@@ -64,14 +113,14 @@ class RunProgress:
         point: where it begins.
     """
 
-    def __init__(self, common: StateDict, indices: Indices | None, draws: Draws, point: RunPoint) -> None:
+    def __init__(self, common: LoaderState, indices: Indices | None, draws: Draws, point: RunPoint) -> None:
         self._common, self._draws = common, draws
         self._count = common["num_workers"]
         self.indices = indices
         self._points = deque([point], _POINTS)
         self.is_finished = False
         self.held: int | None = None  # batches, none where it is an error, that wait for the trainer to come back
-        self.lock: Any = threading.RLock()  # or the iterator's, which holds it while it changes anything here
+        self.lock = threading.RLock()  # or the iterator's, which holds it while it changes anything here
         self.begun: list[tuple[PackedStates | None] | None] = []  # the states with which workers' copies began
         self.ask_begun: Callable[[], None] | None = None
         self.ask_now: Callable[[], list[tuple[PackedStates | None] | None]] | None = None  # those in which they are
@@ -79,9 +128,9 @@ class RunProgress:
             None  # of the trainer's own data set, where no worker has one
         )
 
-    def add(self, **fields: Any) -> None:
+    def add(self, *, epoch_of_samples: int, run: int) -> None:
         """Have these in all states of this run, too."""
-        self._common |= fields
+        self._common["epoch_of_samples"], self._common["run"] = epoch_of_samples, run
 
     @property
     def given(self) -> int:
@@ -220,7 +269,7 @@ class RunProgress:
                 copies[worker] = WorkerSnapshot(copies[worker].batches, copies[worker].batches, blob=answer[0])
         return point._replace(copies=tuple(copies))
 
-    def _describe(self, worker: int, known: WorkerSnapshot) -> StateDict:
+    def _describe(self, worker: int, known: WorkerSnapshot) -> CopyState:
         blob = known.blob
         if blob is None and worker < len(self.begun):
             (blob,) = self.begun[worker] or (None,)
@@ -258,14 +307,14 @@ class SnapshotBook:
         loader: it is not kept.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: DataLoader[object]) -> None:
         self._draws = Draws(loader.generator, loader._index_sampler)
         self.pace = SnapshotSchedule()
         self.loaded: StateDict | None = None
         self.run: RunProgress | None = None
         self._has_warned = False
 
-    def draws_of(self, loader: Any) -> Draws:
+    def draws_of(self, loader: DataLoader[object]) -> Draws:
         """Where the loader's random numbers come from."""
         if self._draws.base.generator is not loader.generator:
             self._draws = Draws(loader.generator, loader._index_sampler)
@@ -291,7 +340,7 @@ def is_among(number: int, ranges: Ranges) -> bool:
     return any(start <= number < stop for start, stop in ranges)
 
 
-def copy_of(loaded: StateDict) -> WorkerSnapshot:
+def copy_of(loaded: CopyState) -> WorkerSnapshot:
     """A worker's copy of the data set, as a state tells of it."""
     blob = None if loaded["states"] is None else serialize.pack_bytes(loaded["states"])
     return WorkerSnapshot(loaded["batches"], loaded["known"], loaded["is_over"], blob)

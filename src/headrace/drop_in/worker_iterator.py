@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
 
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
@@ -31,9 +31,11 @@ from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import Starting
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
+from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.messages import Start, WorkerConfig
 from headrace.drop_in.workers.pool import LOST, TorchWorkerPool
 from headrace.drop_in.workers.records import MadeBatch
+from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
 from headrace.processes.stopped import PATIENCE
 from headrace.torch_compat import serialize
@@ -52,10 +54,13 @@ class WorkerIterator(ResumableIterator):
         counts: the loader's.
     """
 
-    def __init__(self, loader: Any, snapshots: SnapshotBook, starting: Starting, counts: LoaderCounts) -> None:
+    def __init__(
+        self, loader: TorchLoader[object], snapshots: SnapshotBook, starting: Starting, counts: LoaderCounts
+    ) -> None:
         self._counts = counts
         self._prepare(loader, snapshots)
         super().__init__(loader)
+        assert loader.prefetch_factor is not None  # by torch's constructor, where there are workers
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if self._prefetch_factor <= 0:
             raise LateOptionError(f"prefetch_factor must be greater than 0, and is {self._prefetch_factor}")
@@ -97,7 +102,7 @@ class WorkerIterator(ResumableIterator):
             raise
 
     @property
-    def _workers(self) -> list[Any]:
+    def _workers(self) -> list[WorkerHandle | None]:
         """As torch's iterators have it; people and tests reach for it."""
         return self._pool.handles
 
@@ -105,7 +110,7 @@ class WorkerIterator(ResumableIterator):
         """The same."""
         self.close()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[object], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._check_process()
         self._clock = self._counts.clock()
@@ -146,7 +151,7 @@ class WorkerIterator(ResumableIterator):
 
     def _starts(self, loaded: StateDict) -> list[Start]:
         """Where the workers go on."""
-        again: list[list[tuple[Any, int]]] = [[] for _ in range(self._num_workers)]
+        again: list[list[tuple[object, int]]] = [[] for _ in range(self._num_workers)]
         is_finished = loaded["is_finished"]
         copies = [copy_of(known) for known in loaded["copies"]]
         if self._dataset_kind == _DatasetKind.Iterable:
@@ -218,7 +223,7 @@ class WorkerIterator(ResumableIterator):
         """How many samples a batch has, or was to have."""
         size = self._asked_for.pop(made.batch, 1)
         if made.result[0] == "slots":
-            return int(made.result[2])
+            return made.result[2]
         return 0 if made.result[0] in ("error", "died") else size
 
     def _receive_from(self, made: MadeBatch, given: int) -> None:
@@ -367,32 +372,35 @@ def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
 
 
 def _bytes_of(made: MadeBatch) -> int:
-    kind, *rest = made.result
-    if kind == "inline":
-        return sum(map(len, rest[0]))
-    if kind == "packed":
-        return sum(rest[1])
-    return _spec_of(made.spec).nbytes(rest[1]) if kind == "slots" else 0
+    result = made.result
+    if result[0] == "inline":
+        return sum(map(len, result[1]))
+    if result[0] == "packed":
+        return sum(result[2])
+    return _spec_of(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
 
 
 _spec_of = functools.lru_cache(64)(Spec.loads)
 
 
-def _open(opener: BatchOpener, made: MadeBatch) -> Any:
+def _open(opener: BatchOpener, made: MadeBatch) -> object:
     """The batch that a worker has made, or the exception that it has told instead."""
-    kind, *rest = made.result
-    if kind == "inline":
-        return serialize.unpack_parts(*rest)
-    if kind == "object":
-        return rest[0]
-    if kind in ("error", "died"):
-        error = unpack_error(rest[0])
-        if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
-            error.field = error.__cause__.field
-        raise error
-    if kind == "packed":
-        segment, lengths = rest
+    result = made.result
+    if result[0] == "inline":
+        return serialize.unpack_parts(result[1])
+    if result[0] == "object":
+        return result[1]
+    if result[0] == "packed":
+        _, segment, lengths = result
         return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
-    segment, count, capacity, columns = rest
-    form = {"columns": tuple(columns), "capacity": capacity, "blob": made.spec}
-    return opener.open(Delivery(made.batch, count, 0, "slots", segment, **form))
+    if result[0] == "slots":
+        _, segment, count, capacity, columns = result
+        where = Delivery(
+            made.batch, count, 0, "slots", segment, columns=tuple(columns), capacity=capacity, blob=made.spec
+        )
+        return opener.open(where)
+    assert result[0] != "end"
+    error = unpack_error(result[1])
+    if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
+        error.field = error.__cause__.field
+    raise error

@@ -9,13 +9,18 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle.cloudpickle as internals
 
 Cells = dict[int, tuple[types.CellType, types.CellType]]
 """Of each variable that functions close over: its cell, and the empty one that is pickled for it, by its id."""
+
+_State = tuple[dict[str, object], dict[str, object], dict[str, dict[str, object]]]
+"""Of a class: its attributes, its slots, and the attributes of its members."""
+
+_SetState = Callable[[type, _State], None]
 
 
 _modules: set[str] = set()  # that workers could not import
@@ -54,7 +59,7 @@ def packing() -> Iterator[None]:
                 _lent.clear()
 
 
-def dumped(value: Any) -> bytes:
+def dumped(value: object) -> bytes:
     """What cloudpickle makes of a value, with those modules by value."""
     with packing():
         return bytes(internals.dumps(value))
@@ -65,12 +70,12 @@ def has_modules() -> bool:
     return bool(_modules)
 
 
-def is_by_name(what: Any) -> bool:
+def is_by_name(what: Callable[..., object]) -> bool:
     """Whether a function or class is found by its name in a module that does not go by value."""
     module = sys.modules.get(getattr(what, "__module__", None) or "__main__")
     if module is None or module.__name__ in {"__main__", *modules_by_value()}:
         return False
-    found: Any = module
+    found: object = module
     for name in what.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is what
@@ -78,13 +83,13 @@ def is_by_name(what: Any) -> bool:
 
 def load_home(kind: type) -> None:
     """Import the module that a class says it is found in, if only that of its package was: numpy.rec is such."""
-    home: Any = kind.__module__
+    home: object = kind.__module__
     if isinstance(home, str) and home not in sys.modules and home.partition(".")[0] in sys.modules and "." in home:
         with contextlib.suppress(ImportError):
             importlib.import_module(home)
 
 
-def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -> Any:
+def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -> object:
     """Functions that close over one variable do so afterwards, too.
 
     Args:
@@ -98,7 +103,7 @@ def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -
     return make, (*arguments, empty), *rest
 
 
-def reduced_class(reduced: Any, kind: type, *, outward: bool) -> Any:
+def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:
     """Classes have their slots, their qualified names and all members, and are not registered a second time.
 
     Args:
@@ -125,7 +130,13 @@ def reduced_class(reduced: Any, kind: type, *, outward: bool) -> Any:
 
 
 def _class(
-    meta: Any, known: Any, name: str, bases: tuple[Any, ...], namespace: dict[str, Any], tracker: str, is_quiet: bool
+    meta: type[type],
+    known: type[type],
+    name: str,
+    bases: tuple[type, ...],
+    namespace: dict[str, object],
+    tracker: str,
+    is_quiet: bool,
 ) -> type:
     """An empty class. What classes and metaclasses that travel do with new ones is done already: its results travel.
 
@@ -153,7 +164,7 @@ def _tracked(made: type, tracker: str) -> type:
 _new: weakref.WeakSet[type] = weakref.WeakSet()  # that have no state yet
 
 
-def _set_state(kind: type, state: tuple[Any, ...]) -> None:
+def _set_state(kind: type, state: _State) -> None:
     attributes, slots, members = state
     _new.discard(kind)
     internals._class_setstate(kind, (attributes, slots))
@@ -161,14 +172,14 @@ def _set_state(kind: type, state: tuple[Any, ...]) -> None:
         vars(kind.__members__[name]).update(of_member)  # type: ignore[attr-defined]
 
 
-def _set_new_state(kind: type, state: tuple[Any, ...]) -> None:
+def _set_new_state(kind: type, state: _State) -> None:
     """One that is known here may have changed since it went out; what comes back is a copy of what it was."""
     if kind in _new:
         _set_state(kind, state)
 
 
 @contextlib.contextmanager
-def _quiet(bases: tuple[Any, ...]) -> Iterator[None]:
+def _quiet(bases: tuple[type, ...]) -> Iterator[None]:
     """Within, nothing is done with new subclasses that classes which travel would do."""
     above = dict.fromkeys(base for direct in bases for base in direct.__mro__)
     travelled = internals._DYNAMIC_CLASS_TRACKER_BY_CLASS
@@ -187,9 +198,9 @@ def _nothing(kind: type) -> None:
     """In the place of `__init_subclass__`."""
 
 
-def _reduced_enum(reduced: Any, kind: type[enum.Enum], set_state: Any) -> Any:
+def _reduced_enum(reduced: Any, kind: type[enum.Enum], set_state: _SetState) -> object:
     """With those of its members that have a second name, and what a constructor of their own has given them."""
-    mixed: Any = vars(kind)["_member_type_"]
+    mixed: type[Any] = vars(kind)["_member_type_"]
     if mixed is not object and "__new_member__" in vars(kind):
         for member in kind:
             if mixed(member.value) != member:
@@ -207,6 +218,6 @@ def _reduced_enum(reduced: Any, kind: type[enum.Enum], set_state: Any) -> Any:
 _OF_MEMBERS = {"_name_", "_value_", "_sort_order_", "__objclass__"}
 
 
-def _enum(make: Any, tracker: str, arguments: tuple[Any, ...]) -> type:
+def _enum(make: Callable[..., type], tracker: str, arguments: tuple[object, ...]) -> type:
     found: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     return _tracked(make(*arguments), tracker) if found is None else found

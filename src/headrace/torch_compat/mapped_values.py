@@ -17,13 +17,14 @@ import torch
 
 from headrace.torch_compat.mappings import Mappings, address_of
 from headrace.torch_compat.received import mapping, shared_storage
+from headrace.torch_compat.reducers import typed_storage
 from headrace.torch_compat.views import extent
 
-_CData: Any = ctypes.c_char.__mro__[-2]  # what all of ctypes' values are
-_Form = tuple[Any, ...]
+_CData = ctypes.c_char.__mro__[-2]  # what all of ctypes' values are
+_Form = tuple[object, ...]
 
 
-def form_of(value: Any, mappings: Mappings) -> _Form | None:
+def form_of(value: object, mappings: Mappings) -> _Form | None:
     """How a value is pickled that lies in mapped memory; None: it does not.
 
     Plain tensors are `form_of_tensor`'s.
@@ -35,7 +36,7 @@ def form_of(value: Any, mappings: Mappings) -> _Form | None:
         return _form_of_storage(value, mappings)
     if isinstance(value, torch.storage.TypedStorage):
         untyped = value._untyped_storage
-        return None if _form_of_storage(untyped, mappings) is None else (_typed, (untyped, value.dtype))
+        return None if _form_of_storage(untyped, mappings) is None else (typed_storage, (untyped, value.dtype))
     if type(value) is memoryview:
         return _form_of_view(value, mappings)
     if isinstance(value, _CData):
@@ -66,7 +67,12 @@ def form_on_storage(tensor: torch.Tensor) -> _Form:
 
 
 def _tensor(
-    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: Any, stride: Any, requires_grad: bool
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
 ) -> torch.Tensor:
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
     return tensor.requires_grad_(requires_grad)
@@ -89,11 +95,6 @@ def _storage(memory: memoryview) -> torch.UntypedStorage:
     if memory.readonly:  # torch warns of what it has no word for, and the trainer's tensor is no better
         memory = extent(address_of(memory), len(memory), memory).raw()
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-
-
-def _typed(untyped: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    typed: Any = torch.storage.TypedStorage
-    return typed(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
 # Others.
@@ -129,18 +130,18 @@ def _form_of_ctype(value: Any, mappings: Mappings) -> _Form | None:
     return _ctype, (extent(address, size, value), kind, lengths)
 
 
-def _ctype(memory: memoryview, kind: Any, lengths: Sequence[int]) -> Any:
+def _ctype(memory: memoryview, kind: Any, lengths: Sequence[int]) -> object:
     for length in reversed(lengths):
         kind = kind * length
     return kind.from_buffer(memory)
 
 
-def _form_of_shared_memory(value: Any) -> _Form | None:
+def _form_of_shared_memory(value: SharedMemory) -> _Form | None:
     """Not by its name, which may be gone by the time that a worker looks for it."""
     return None if value.buf is None else (_shared_memory, (value.buf, value.name, value.size))
 
 
-def _shared_memory(memory: memoryview, name: str, size: int) -> Any:
+def _shared_memory(memory: memoryview, name: str, size: int) -> object:
     made: Any = SharedMemory.__new__(SharedMemory)
     made._buf, made._size = memory, size
     made._name = "/" + name if SharedMemory._prepend_leading_slash else name  # type: ignore[attr-defined]

@@ -19,12 +19,13 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from headrace.errors import CannotCarryError
+from headrace.types import Buffer
 
 _MAPS, _PAGES, _MAP_FILES, _OPEN = "/proc/self/maps", "/proc/self/pagemap", "/proc/self/map_files", "/proc/self/fd"
 _OURS = b"/memfd:headrace"  # batches, whose places are filled again, and what a worker was sent: copied
@@ -117,7 +118,7 @@ def _goes_on(before: _Region, region: _Region) -> bool:
     )
 
 
-def address_of(buffer: Any) -> int:
+def address_of(buffer: Buffer | mmap.mmap) -> int:
     """Where the bytes of a buffer begin."""
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address

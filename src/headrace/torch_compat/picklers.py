@@ -9,6 +9,7 @@ import functools
 import io
 import pickle
 import sys
+from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -39,25 +40,18 @@ _NOTHING = torch.empty(0, dtype=torch.uint8)
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     lets_go_of_graphs = is_outward = False
 
-    def dump(self, obj: Any) -> None:
+    def dump(self, obj: object) -> None:
         if not has_modules():
             super().dump(obj)
             return
         with packing():
             super().dump(obj)
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             raise TypeError("an open file cannot be pickled")  # cloudpickle would carry a copy of all that it reads
-        if isinstance(obj, torch.Tensor) and obj.device.type not in _CARRIED_DEVICES:
-            raise TypeError(
-                f"a tensor on {obj.device} cannot be sent to another process; "
-                "leave tensors on the CPU in the data set and in workers, and move batches in the training loop"
-            )
-        if isinstance(obj, torch.Tensor) and obj.grad_fn is not None and not self.lets_go_of_graphs:
-            raise RuntimeError(
-                "a tensor that requires gradients and is no leaf would lose what it was made of; detach it"
-            )
+        if isinstance(obj, torch.Tensor):
+            self._check_tensor(obj)
         if type(obj) is torch.Tensor and _is_plain(obj):
             order = _order(obj)
             laid = obj.detach() if order is None else obj.detach().permute(order)
@@ -68,6 +62,17 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
         return super().reducer_override(obj)
+
+    def _check_tensor(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type not in _CARRIED_DEVICES:
+            raise TypeError(
+                f"a tensor on {tensor.device} cannot be sent to another process; "
+                "leave tensors on the CPU in the data set and in workers, and move batches in the training loop"
+            )
+        if tensor.grad_fn is not None and not self.lets_go_of_graphs:
+            raise RuntimeError(
+                "a tensor that requires gradients and is no leaf would lose what it was made of; detach it"
+            )
 
 
 class OutwardPacker(Packer):
@@ -87,18 +92,22 @@ class OutwardPacker(Packer):
     lets_go_of_graphs = True  # as a data set that is forked: what comes of it is found out with its samples
 
     def __init__(
-        self, out: io.BytesIO, descriptors: list[int], mappings: Mappings | None, buffer_callback: Any
+        self,
+        out: io.BytesIO,
+        descriptors: list[int],
+        mappings: Mappings | None,
+        buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
     ) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffer_callback)
         self._descriptors, self._mappings = descriptors, mappings
         self._cells: Cells = {}
         self.modules: set[str] = set()
-        self.named: list[Any] = []
+        self.named: list[object] = []
         self.gaps: views.Gaps = {}
         self._by_value = {"__main__", *modules_by_value()}
         self._ordinary: set[type] = set()  # kinds of which there is nothing to ask
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         kind = type(obj)
         if kind in self._ordinary:
             return NotImplemented
@@ -111,17 +120,16 @@ class OutwardPacker(Packer):
         if isinstance(obj, _DataPipeSerializationWrapper):
             pipe: Any = obj
             return type(obj), (pipe._datapipe,)  # which it would pickle by itself, and without what cloudpickle can do
-        if isinstance(obj, FunctionType):
+        if type(obj) is FunctionType:
             return reduced_function(super().reducer_override(obj), obj, self._cells)
-        if (found := self._form_of_memory(obj)) is None and (
-            found := reducers.reduced(obj, is_by_name)
-        ) is NotImplemented:
+        found = self._form_of_memory(obj) or reducers.reduced(obj, is_by_name)
+        if found is None:
             found = super().reducer_override(obj)
             if found is NotImplemented and reducers.is_ordinary(kind):
                 self._ordinary.add(kind)
-        return reducers.with_attributes(obj, found) if kind is torch.Tensor else found
+        return reducers.with_attributes(obj, found) if type(obj) is torch.Tensor else found
 
-    def _form_of_memory(self, obj: Any) -> tuple[Any, ...] | None:
+    def _form_of_memory(self, obj: object) -> reducers.Reduced | None:
         mappings = self._mappings
         if type(obj) is torch.Tensor:
             if not _is_plain(obj):
@@ -140,7 +148,7 @@ class OutwardPacker(Packer):
         return mapped_values.form_of(obj, mappings) if form is None and mappings is not None else form
 
 
-def _has_a_home(what: Any) -> bool:
+def _has_a_home(what: object) -> bool:
     """Whether it says in which module it is found; objects that have an answer to everything are not asked."""
     return (
         not reducers.guesses(type(what))

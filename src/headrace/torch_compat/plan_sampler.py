@@ -27,7 +27,7 @@ class PlanSampler(DistributedSampler[int]):
         loader: told the epoch; not kept alive.
     """
 
-    def __init__(self, dataset: Any, shuffle: bool, loader: _HasEpochs) -> None:
+    def __init__(self, dataset: object, shuffle: bool, loader: _HasEpochs) -> None:
         self.dataset: Any = dataset
         self.shuffle = shuffle
         self._loader = weakref.ref(loader)
@@ -56,7 +56,7 @@ class SamplerOrder(NamedTuple):
     drop_last: bool | None
 
 
-def order_of(dataset: Any, sampler: Any, batch_sampler: Any) -> SamplerOrder | None:
+def order_of(dataset: object, sampler: object, batch_sampler: object) -> SamplerOrder | None:
     """What these samplers say of a data set that a plan orders; None where only they know their order.
 
     Frameworks that make a loader anew hand back its sampler, or one that goes through the data set from its first

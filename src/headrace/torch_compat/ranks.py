@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from headrace.errors import OptionError, StateMismatchError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import Store
 
 # What those who make a mesh call its dimensions. Members of a data dimension read different samples, those of a replica
 # dimension compute on the same ones. A name that is used for both, such as "ep", is in neither: the user has to say.
@@ -28,7 +32,7 @@ _AGREED = "agreed"
 
 # How often each thing was compared within a process group, so that one epoch's entries are not another's. The group has
 # it and not a loader: a program may have many loaders, and makes the same ones on every rank.
-_compared: WeakKeyDictionary[Any, dict[str, itertools.count[int]]] = WeakKeyDictionary()
+_compared: WeakKeyDictionary[object, dict[str, itertools.count[int]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def find_ranks(
     *,
     rank: int | None = None,
     world_size: int | None = None,
-    device_mesh: Any = None,
+    device_mesh: DeviceMesh | None = None,
     data_dims: Sequence[str] | None = None,
     ranks: Literal["all", "local"] = "all",
 ) -> Ranks:
@@ -154,7 +158,7 @@ def _given(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return number, world
 
 
-def _place_in(mesh: Any, data_dims: Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
+def _place_in(mesh: DeviceMesh, data_dims: Sequence[str] | None) -> tuple[int, int, tuple[int, ...]]:
     """(data rank, number of data ranks, the mesh's ranks in the process group)."""
     sizes = list(mesh.mesh.shape)
     are_data = _are_data(mesh.mesh_dim_names, sizes, data_dims)
@@ -245,7 +249,9 @@ def _number(name: str) -> int | None:
     return int(text) if text else None
 
 
-def _compare(store: Any, what: str, members: list[int], me: int, entry: tuple[int, int, int], timeout_s: float) -> None:
+def _compare(
+    store: Store, what: str, members: list[int], me: int, entry: tuple[int, int, int], timeout_s: float
+) -> None:
     """Compare (digest, data rank, world) of all members through a store that is theirs for this once.
 
     Each leaves its entry. One of them judges: the last to come, or the first whose time is up. The others wait for its
@@ -321,7 +327,7 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
     return _AGREED
 
 
-def _absent(store: Any, keys: list[str]) -> Iterator[str]:
+def _absent(store: Store, keys: list[str]) -> Iterator[str]:
     """The keys that are not set, by halving: a thousand ranks of which one is missing take twenty requests."""
     if store.check(keys):
         return

@@ -25,7 +25,7 @@ class Received:
 
     def __init__(self, descriptors: Sequence[int]) -> None:
         self._descriptors = descriptors
-        self._maps: dict[tuple[Any, ...], memoryview] = {}
+        self._maps: dict[tuple[object, ...], memoryview] = {}
 
     @contextlib.contextmanager
     def unpacking(self) -> Iterator[None]:

@@ -12,31 +12,31 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import Context, ContextVar
-from types import FunctionType, MappingProxyType
-from typing import Any
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 
 from headrace.torch_compat.by_value import modules_by_value
 
-Reduced = tuple[Any, ...]
+Reduced = tuple[object, ...]
 """What `__reduce_ex__` gives: a function, its arguments, a state, items, entries, and what sets the state."""
 
 _MISSING = object()
 _pending = threading.local()
-_kept: list[Any] = []
+_kept: list[object] = []
 
 
-def reduced(obj: Any, is_by_name: Callable[[Any], bool]) -> Any:
-    """What is pickled for `obj`, as `reducer_override` gives it; NotImplemented where pickle itself does well.
+def reduced(obj: object, is_by_name: Callable[[Callable[..., object]], bool]) -> Reduced | None:
+    """What is pickled for `obj`, as `__reduce_ex__` gives it; None where pickle itself does well.
 
     Args:
         is_by_name: whether workers find a function or class where it is defined.
     """
     kind = type(obj)
-    if kind is functools._lru_cache_wrapper:
-        return NotImplemented if is_by_name(obj) else _of_cache(obj)
+    if type(obj) is functools._lru_cache_wrapper:
+        return None if is_by_name(obj) else _of_cache(obj)
     reduce = _REDUCERS.get(kind)
     if reduce is not None:
         return reduce(obj)
@@ -48,7 +48,7 @@ def reduced(obj: Any, is_by_name: Callable[[Any], bool]) -> Any:
         return _of_exception(obj)
     if guesses(kind):
         return _of_guessing(obj)
-    return NotImplemented
+    return None
 
 
 def is_ordinary(kind: type) -> bool:
@@ -66,33 +66,38 @@ _SPECIAL = {"torch", "numpy", "headrace", *sys.stdlib_module_names} - {
 # Functions that remember what they gave.
 
 
-def _of_cache(wrapper: Any) -> Reduced:
+def _of_cache(wrapper: functools._lru_cache_wrapper[object]) -> Reduced:
     """With an empty memory: what is in it cannot be asked for."""
     attributes = {name: value for name, value in vars(wrapper).items() if name not in _OF_CACHES}
     return _cache, (wrapper.__wrapped__, wrapper.cache_parameters()), attributes, None, None, _set_attributes
 
 
-def _cache(function: Any, parameters: dict[str, Any]) -> Any:
+class _CacheParameters(TypedDict):
+    maxsize: int
+    typed: bool
+
+
+def _cache(function: Callable[..., object], parameters: _CacheParameters) -> functools._lru_cache_wrapper[object]:
     return functools.lru_cache(**parameters)(function)
 
 
 _OF_CACHES = {"__wrapped__", "cache_parameters"}
 
 
-def _of_cached_property(found: functools.cached_property[Any]) -> Reduced:
+def _of_cached_property(found: functools.cached_property[object]) -> Reduced:
     """Without its lock, which Python 3.11 has: an unlocked one is as good."""
     attributes = {name: value for name, value in vars(found).items() if name != "lock"}
     return _cached_property, (type(found), hasattr(found, "lock")), attributes, None, None, _set_attributes
 
 
-def _cached_property(kind: type[functools.cached_property[Any]], has_lock: bool) -> Any:
+def _cached_property(kind: type[functools.cached_property[object]], has_lock: bool) -> object:
     made = kind.__new__(kind)
     if has_lock:
         vars(made)["lock"] = threading.RLock()
     return made
 
 
-def _set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
+def _set_attributes(obj: object, attributes: dict[str, object]) -> None:
     obj.__dict__.update(attributes)
 
 
@@ -100,11 +105,11 @@ def _set_attributes(obj: Any, attributes: dict[str, Any]) -> None:
 # there whoever holds it in the trainer is in the worker too.
 
 
-def _of_reference(reference: weakref.ReferenceType[Any]) -> Reduced:
+def _of_reference(reference: weakref.ReferenceType[object]) -> Reduced:
     return _reference, (reference(), reference.__callback__)
 
 
-def _reference(target: Any, callback: Any) -> Any:
+def _reference(target: object, callback: Callable[[weakref.ref[object]], object] | None) -> weakref.ref[object]:
     if target is None:
         return weakref.ref(_Gone())
     _keep_pending(target)
@@ -115,38 +120,48 @@ class _Gone:
     """Nobody holds it."""
 
 
-def _of_weak_method(reference: weakref.WeakMethod[Any]) -> Reduced:
+def _of_weak_method(reference: weakref.WeakMethod[Callable[..., object]]) -> Reduced:
     return _weak_method, (reference(),)
 
 
-def _weak_method(method: Any) -> Any:
+def _weak_method(method: MethodType | None) -> weakref.WeakMethod[Callable[..., object]]:
     if method is None:
         return weakref.WeakMethod(_Gone().__init__)  # type: ignore[misc]
     _keep_pending(method.__self__)
     return weakref.WeakMethod(method)
 
 
-def _of_weak_set(found: weakref.WeakSet[Any]) -> Reduced:
+def _of_weak_set(found: weakref.WeakSet[object]) -> Reduced:
     return weakref.WeakSet, (), list(found), None, None, _fill_set
 
 
-def _fill_set(empty: weakref.WeakSet[Any], members: list[Any]) -> None:
+def _fill_set(empty: weakref.WeakSet[object], members: list[object]) -> None:
     for member in members:
         _keep_pending(member)
         empty.add(member)
 
 
-def _of_weak_dict(found: Any) -> Reduced:
-    return type(found), (), list(found.items()), None, None, _fill_dict
+def _of_weak_values(found: weakref.WeakValueDictionary[object, object]) -> Reduced:
+    return type(found), (), list(found.items()), None, None, _fill_values
 
 
-def _fill_dict(empty: Any, entries: list[tuple[Any, Any]]) -> None:
+def _fill_values(empty: weakref.WeakValueDictionary[object, object], entries: list[tuple[object, object]]) -> None:
     for key, value in entries:
-        _keep_pending(value if isinstance(empty, weakref.WeakValueDictionary) else key)
+        _keep_pending(value)
         empty[key] = value
 
 
-def _keep_pending(target: Any) -> None:
+def _of_weak_keys(found: weakref.WeakKeyDictionary[object, object]) -> Reduced:
+    return type(found), (), list(found.items()), None, None, _fill_keys
+
+
+def _fill_keys(empty: weakref.WeakKeyDictionary[object, object], entries: list[tuple[object, object]]) -> None:
+    for key, value in entries:
+        _keep_pending(key)
+        empty[key] = value
+
+
+def _keep_pending(target: object) -> None:
     _pending.targets[id(target)] = target
 
 
@@ -168,13 +183,13 @@ class Unpickling:
 # torch's.
 
 
-def _of_storage(storage: torch.UntypedStorage) -> Any:
+def _of_storage(storage: torch.UntypedStorage) -> Reduced | None:
     if storage.device.type != "cpu":
-        return NotImplemented
+        return None
     return _storage, (torch.empty(0, dtype=torch.uint8).set_(storage),)
 
 
-def with_attributes(tensor: torch.Tensor, plainly: Any) -> Any:
+def with_attributes(tensor: torch.Tensor, plainly: Reduced) -> Reduced:
     """A tensor with what was made an attribute of it."""
     attributes = vars(tensor)
     return (*plainly[:2], attributes, None, None, _set_attributes) if attributes and len(plainly) == 2 else plainly
@@ -185,29 +200,31 @@ def _storage(flat: torch.Tensor) -> torch.UntypedStorage:
     return found if found.nbytes() == flat.numel() else flat.clone().untyped_storage()
 
 
-def _of_typed_storage(storage: Any) -> Any:
-    return _typed_storage, (storage._untyped_storage, storage.dtype)
+def _of_typed_storage(storage: torch.TypedStorage) -> Reduced:
+    return typed_storage, (storage._untyped_storage, storage.dtype)
 
 
-def _typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
+    """A typed storage over the same memory."""
     kind: Any = torch.TypedStorage
-    return kind(wrap_storage=storage, dtype=dtype, _internal=True)
+    made: torch.storage.TypedStorage = kind(wrap_storage=storage, dtype=dtype, _internal=True)
+    return made
 
 
-def _of_limits(found: Any) -> Reduced:
+def _of_limits(found: torch.finfo | torch.iinfo) -> Reduced:
     return type(found), (getattr(torch, found.dtype),)
 
 
 # Python's.
 
 
-def _of_proxy(proxy: MappingProxyType[Any, Any]) -> Reduced:
+def _of_proxy(proxy: MappingProxyType[object, object]) -> Reduced:
     """Of the dict behind it, which others may hold and change."""
     (behind,) = gc.get_referents(proxy)
     return MappingProxyType, (behind if type(behind) is dict else dict(proxy),)
 
 
-def _of_context_variable(variable: ContextVar[Any]) -> Reduced:
+def _of_context_variable(variable: ContextVar[object]) -> Reduced:
     """With the value that it has now; those of modules are found there."""
     script, by_value = sys.modules["__main__"], modules_by_value()
     for name, module in list(sys.modules.items()):
@@ -219,44 +236,44 @@ def _of_context_variable(variable: ContextVar[Any]) -> Reduced:
     return _context_variable, (variable.name, default), _value_of(variable), None, None, _set_value
 
 
-def _value_of(variable: ContextVar[Any]) -> tuple[Any, ...]:
+def _value_of(variable: ContextVar[object]) -> tuple[object, ...]:
     value = variable.get(_MISSING)
     return () if value is _MISSING else (value,)
 
 
-def _default_of(variable: ContextVar[Any]) -> tuple[Any, ...]:
+def _default_of(variable: ContextVar[object]) -> tuple[object, ...]:
     try:
         return (variable.get(),)
     except LookupError:
         return ()
 
 
-def _context_variable(name: str, default: tuple[Any, ...]) -> ContextVar[Any]:
+def _context_variable(name: str, default: tuple[object, ...]) -> ContextVar[object]:
     return ContextVar(name, default=default[0]) if default else ContextVar(name)
 
 
-def _of_module(module: str, name: str) -> Any:
+def _of_module(module: str, name: str) -> object:
     return getattr(importlib.import_module(module), name)
 
 
-def _set_value(variable: ContextVar[Any], value: tuple[Any, ...]) -> None:
+def _set_value(variable: ContextVar[object], value: tuple[object, ...]) -> None:
     if value:
         variable.set(*value)
 
 
-def _of_exception(error: BaseException) -> Any:
+def _of_exception(error: BaseException) -> Reduced | None:
     """Without a call of its class where that has a constructor of its own, which may want other arguments."""
     kind = type(error)
     if kind.__reduce_ex__ is not object.__reduce_ex__ or any(
         isinstance(vars(base).get("__reduce__"), FunctionType) for base in kind.__mro__
     ):
-        return NotImplemented
-    reduce: Any = error.__reduce__
+        return None
+    reduce: Callable[[], Any] = error.__reduce__
     _, args, *state = reduce()
     return put_together, (kind, args, {}), *(state or (None,)), None, None, _set_attributes
 
 
-def put_together(cls: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+def put_together(cls: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]) -> BaseException:
     """An exception, made without a call of its class."""
     error = cls.__new__(cls, *args)
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
@@ -286,10 +303,10 @@ def guesses(kind: type) -> bool:
     return not issubclass(kind, type) and all(_looked_up(kind, name) is vars(object)[name] for name in names)
 
 
-def _of_guessing(obj: Any) -> Any:
+def _of_guessing(obj: object) -> Reduced:
     kind = type(obj)
-    given: tuple[Any, ...] = ()
-    named: dict[str, Any] = {}
+    given: tuple[object, ...] = ()
+    named: dict[str, object] = {}
     if (of_both := _looked_up(kind, "__getnewargs_ex__")) is not None:
         given, named = of_both(obj)
     elif (of_given := _looked_up(kind, "__getnewargs__")) is not None:
@@ -297,11 +314,11 @@ def _of_guessing(obj: Any) -> Any:
     own = _looked_up(kind, "__getstate__")
     state = _plain_state(obj) if own is vars(object)["__getstate__"] else own(obj)
     items = list.__iter__(obj) if isinstance(obj, list) else None
-    entries: Any = iter(dict.items(obj)) if isinstance(obj, dict) else None
+    entries = iter(dict.items(obj)) if isinstance(obj, dict) else None
     return _made_again, (kind, given, named), state, items, entries, _set_state
 
 
-def _plain_state(obj: Any) -> tuple[Any, dict[str, Any]]:
+def _plain_state(obj: object) -> tuple[object, dict[str, object]]:
     """Its attributes, and those in slots."""
     try:
         attributes = object.__getattribute__(obj, "__dict__")
@@ -322,14 +339,14 @@ class _Slotted:
     __slots__ = ("slot",)
 
 
-_SLOT: Any = type(vars(_Slotted)["slot"])
+_SLOT = type(vars(_Slotted)["slot"])
 
 
-def _made_again(kind: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _made_again(kind: Any, given: tuple[object, ...], named: dict[str, object]) -> object:
     return kind.__new__(kind, *given, **named)
 
 
-def _set_state(obj: Any, state: Any) -> None:
+def _set_state(obj: object, state: object) -> None:
     own = _looked_up(type(obj), "__setstate__")
     attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
     if own is not None:
@@ -341,18 +358,18 @@ def _set_state(obj: Any, state: Any) -> None:
         object.__setattr__(obj, name, value)
 
 
-def _as_pickle_does(_: Any) -> Any:
-    return NotImplemented
+def _as_pickle_does(_: object) -> None:
+    return None
 
 
-_REDUCERS: dict[type, Callable[[Any], Any]] = {
+_REDUCERS: dict[type, Callable[[Any], Reduced | None]] = {
     torch.Tensor: _as_pickle_does,
     np.ndarray: _as_pickle_does,
     weakref.ReferenceType: _of_reference,
     weakref.WeakMethod: _of_weak_method,
     weakref.WeakSet: _of_weak_set,
-    weakref.WeakValueDictionary: _of_weak_dict,
-    weakref.WeakKeyDictionary: _of_weak_dict,
+    weakref.WeakValueDictionary: _of_weak_values,
+    weakref.WeakKeyDictionary: _of_weak_keys,
     torch.UntypedStorage: _of_storage,
     torch.TypedStorage: _of_typed_storage,
     torch.finfo: _of_limits,

@@ -10,12 +10,14 @@ import pickle
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
 from headrace.failures import NOWHERE, Origin, PackedError
@@ -55,11 +57,13 @@ class Pickled:
         return b"".join(self.pieces)
 
 
+T = TypeVar("T")
+
 PickledPart = Pickled | Buffer
 """Of what is carried: first a pickle, then the buffers that belong to it."""
 
 
-def pack(value: Any) -> list[PickledPart]:
+def pack(value: object) -> list[PickledPart]:
     """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
     buffers: list[pickle.PickleBuffer] = []
     out = Pickled()
@@ -67,7 +71,7 @@ def pack(value: Any) -> list[PickledPart]:
     return [out, *(b.raw() for b in buffers)]
 
 
-def pack_for_workers(value: Any, descriptors: list[int], modules: set[str] | None = None) -> list[Buffer]:
+def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | None = None) -> list[Buffer]:
     """`value` for `write` and `unpack_in_worker`; what is mapped in this process is mapped by workers too.
 
     Functions and classes of modules that a worker could not import go by value, from now on. Such are modules that were
@@ -100,7 +104,7 @@ def pack_for_workers(value: Any, descriptors: list[int], modules: set[str] | Non
         raise
 
 
-def _dumped(value: Any, descriptors: list[int]) -> tuple[OutwardPacker, list[Buffer], bool]:
+def _dumped(value: object, descriptors: list[int]) -> tuple[OutwardPacker, list[Buffer], bool]:
     """The parts, and whether nothing was mapped meanwhile that should have been told."""
     mappings = _mappings(descriptors)
     buffers: list[pickle.PickleBuffer] = []
@@ -118,7 +122,7 @@ def _mappings(descriptors: list[int]) -> Mappings | None:
     return Mappings(descriptors) if mappings_are_known() else None
 
 
-def why_not_for_workers(value: Any) -> Exception | None:
+def why_not_for_workers(value: object) -> Exception | None:
     """What an attempt at `pack_for_workers` raises."""
     descriptors: list[int] = []
     try:
@@ -130,7 +134,7 @@ def why_not_for_workers(value: Any) -> Exception | None:
     return None
 
 
-def reduced_for_workers(value: Any) -> Any:
+def reduced_for_workers(value: object) -> Any:
     """What is pickled for a value that is sent to workers, as `__reduce_ex__` gives it.
 
     Raises:
@@ -165,8 +169,8 @@ def _is_importable(name: str) -> bool:
     """Whether a fresh process with our sys.path would find the same module."""
     if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
         return True
-    place: Any = None
-    spec: Any = None
+    place: Sequence[str] | None = None
+    spec: ModuleSpec | None = None
     for depth in range(name.count(".") + 1):
         part = ".".join(name.split(".")[: depth + 1])
         found = (finder.find_spec(part, place) for finder in sys.meta_path if hasattr(finder, "find_spec"))
@@ -194,7 +198,7 @@ def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
     return tuple(len(p) for p in parts)
 
 
-def unpack(source: Any, lengths: Sequence[int], *, copy: bool) -> Any:
+def unpack(source: memoryview | NDArray[np.uint8], lengths: Sequence[int], *, copy: bool) -> Any:
     """The value that `pack` and `write` put there.
 
     Args:
@@ -206,7 +210,7 @@ def unpack(source: Any, lengths: Sequence[int], *, copy: bool) -> Any:
     return pickle.loads(memoryview(data), buffers=[bytearray(piece) for piece in pieces] if copy else pieces)
 
 
-def _pieces(source: Any, lengths: Sequence[int]) -> list[Any]:
+def _pieces(source: memoryview | NDArray[np.uint8], lengths: Sequence[int]) -> list[Any]:
     pieces, offset = [], 0
     for length in lengths:
         pieces.append(source[offset : offset + length])
@@ -239,13 +243,14 @@ def unpack_in_worker(source: memoryview, lengths: Sequence[int], descriptors: Se
     return value
 
 
-def copied(value: Any) -> Any:
+def copied(value: T) -> T:
     """`value` as a worker would have it; in this process."""
     descriptors: list[int] = []
     parts = pack_for_workers(value, descriptors)
     target = memoryview(bytearray(packed_size(parts)))
     try:
-        return unpack_in_worker(target, write(parts, target), descriptors)
+        made: T = unpack_in_worker(target, write(parts, target), descriptors)
+        return made
     finally:
         close_all(descriptors)
 
@@ -264,7 +269,7 @@ def _module(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def pack_bytes(value: Any) -> bytes:
+def pack_bytes(value: object) -> bytes:
     """`value` as one string of bytes, for things that are small or sent once."""
     parts = pack(value)
     target = bytearray(packed_size(parts))
@@ -314,14 +319,14 @@ class _Parts:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         error = self._error
         args = tuple(value if _packs(value) else repr(value) for value in error.args)
         state = {name: value for name, value in error.__dict__.items() if _packs(value)}
         return put_together, (type(error), args, state)
 
 
-def _packs(value: Any) -> bool:
+def _packs(value: object) -> bool:
     try:
         unpack_bytes(pack_bytes(value))
     except Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import context, heap  # noqa: F401 (which tells how its memory travels)
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.synchronize import SemLock
@@ -22,8 +22,8 @@ from headrace.torch_compat.views import extent
 
 _SEMAPHORE_BYTES = 32  # of glibc's sem_t
 _OF_OURS = {"torch", "builtins", "functools", "socket"}
-_CData: Any = ctypes.c_char.__mro__[-2]
-_own_forms: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+_CData = ctypes.c_char.__mro__[-2]
+_own_forms: dict[type, Callable[[object], tuple[object, ...]]] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
 
 class _Child:
@@ -60,15 +60,14 @@ def spawning(descriptors: list[int]) -> Iterator[None]:
         context.set_spawning_popen(before)
 
 
-def form_of(value: Any, mappings: Mappings | None) -> tuple[Any, ...] | None:
+def form_of(value: object, mappings: Mappings | None) -> tuple[object, ...] | None:
     """How a value of multiprocessing's is pickled that needs more than `spawning`; None: it does not.
 
     Raises:
         CannotCarryError: it is a lock that only a fork can hand on.
     """
     if _has_own_form(type(value)):
-        form: tuple[Any, ...] = _own_forms[type(value)](value)
-        return form
+        return _own_forms[type(value)](value)
     if isinstance(value, SemLock) and value._semlock.name is None and mappings is not None:  # type: ignore[attr-defined]
         return _form_of_nameless(value, mappings)
     return None
@@ -82,7 +81,7 @@ def _has_own_form(kind: type) -> bool:
     return kind in _own_forms and kind.__module__.partition(".")[0] not in _OF_OURS and not issubclass(kind, _CData)
 
 
-def _form_of_nameless(lock: Any, mappings: Mappings) -> tuple[Any, ...]:
+def _form_of_nameless(lock: Any, mappings: Mappings) -> tuple[object, ...]:
     """Of contexts that fork, multiprocessing removes the names of semaphores; their memory is still there."""
     made = lock._semlock
     try:
@@ -97,9 +96,10 @@ def _form_of_nameless(lock: Any, mappings: Mappings) -> tuple[Any, ...]:
     return _lock, (type(lock), extent(made.handle, _SEMAPHORE_BYTES, lock), made.kind, made.maxvalue)
 
 
-def _lock(cls: Any, memory: memoryview, kind: int, most: int) -> Any:
-    lock = cls.__new__(cls)
+def _lock(cls: type[SemLock], memory: memoryview, kind: int, most: int) -> SemLock:
+    lock: Any = cls.__new__(cls)
     lock.__setstate__((address_of(memory), kind, most, None))
     lock._memory = memory  # it goes unmapped with it
     lock._is_fork_ctx = True
-    return lock
+    made: SemLock = lock
+    return made

@@ -13,23 +13,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
 from headrace.torch_compat.mappings import Mapped, Mappings, address_of
 from headrace.types import Buffer
 
-_Form = tuple[Any, ...]
+_Form = tuple[object, ...]
+_Numbers = tuple[int, ...]
 _COMPARED_AT_MOST = 64  # views with gaps, one by one
 _WORK_AT_MOST = 10_000  # steps, for the question whether two of them have bytes in common
 
-Gaps = dict[PickleBuffer, Any]
+Gaps = dict[PickleBuffer, NDArray[np.generic]]
 """Of the buffers with gaps: an array of the elements, of bytes without a meaning."""
 
 
 class _Bytes:
     """Memory at an address, for numpy."""
 
-    def __init__(self, address: int, size: int, owner: Any, *, is_writable: bool = True) -> None:
+    def __init__(self, address: int, size: int, owner: object, *, is_writable: bool = True) -> None:
         self.owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -39,10 +41,10 @@ class _Bytes:
         }
 
 
-def extent(address: int, size: int, owner: Any, *, is_writable: bool = True) -> PickleBuffer:
+def extent(address: int, size: int, owner: object, *, is_writable: bool = True) -> PickleBuffer:
     """The bytes at an address, which keep their owner alive."""
-    memory: Any = np.asarray(_Bytes(address, size, owner, is_writable=is_writable))
-    return PickleBuffer(memory)
+    memory = np.asarray(_Bytes(address, size, owner, is_writable=is_writable))
+    return PickleBuffer(memory.data)
 
 
 def _reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, int]:
@@ -52,17 +54,17 @@ def _reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple
 
 
 def _buffer(
-    address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, owner: Any, gaps: Gaps, writable: bool
+    address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, owner: object, gaps: Gaps, writable: bool
 ) -> PickleBuffer:
     before, after = _reach(shape, strides, itemsize)
     memory = extent(address - before, before + after, owner, is_writable=writable)
-    elements: Any = np.ndarray(shape, f"V{itemsize}", memory.raw(), before, strides)
+    elements: NDArray[np.generic] = np.ndarray(shape, f"V{itemsize}", memory.raw(), before, strides)
     if elements.nbytes < before + after:
         gaps[memory] = elements
     return memory
 
 
-def form_of_array(array: Any, gaps: Gaps, mappings: Mappings | None) -> _Form | None:
+def form_of_array(array: NDArray[np.generic], gaps: Gaps, mappings: Mappings | None) -> _Form | None:
     """How an array is pickled; None: numpy does it, as one buffer or object by object, or its class.
 
     Raises:
@@ -89,17 +91,25 @@ def form_of_array(array: Any, gaps: Gaps, mappings: Mappings | None) -> _Form | 
     return _array_of_class, (*form, cls, attributes)
 
 
-def _array(memory: Any, dtype: Any, shape: Any, strides: Any) -> Any:
+def _array(memory: memoryview, dtype: np.dtype[np.generic], shape: _Numbers, strides: _Numbers) -> NDArray[np.generic]:
     before, after = _reach(shape, strides, dtype.itemsize)
     if len(memory) < before + after:  # it came without its gaps
         return np.ndarray(shape, dtype, memory)
     return np.ndarray(shape, dtype, memory, before, strides)
 
 
-def _array_of_class(memory: Any, dtype: Any, shape: Any, strides: Any, cls: Any, attributes: dict[str, Any]) -> Any:
+def _array_of_class(
+    memory: memoryview,
+    dtype: np.dtype[np.generic],
+    shape: _Numbers,
+    strides: _Numbers,
+    cls: type[NDArray[np.generic]],
+    attributes: dict[str, object],
+) -> NDArray[np.generic]:
     array = _array(memory, dtype, shape, strides)
     if issubclass(cls, np.memmap):  # whose base is what `flush` is asked of
-        start, whole = array.__array_interface__["data"][0] - address_of(memory.obj), memory.obj
+        whole: Any = memory.obj
+        start = array.__array_interface__["data"][0] - address_of(whole)
         array = np.ndarray.__new__(cls, shape, dtype, whole, start, array.strides)
         array.flags.writeable = not memory.readonly
         attributes["_mmap"] = whole
@@ -118,7 +128,9 @@ def form_of_tensor(tensor: torch.Tensor, gaps: Gaps) -> _Form:
     return _tensor, (memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
 
 
-def _tensor(memory: Any, dtype: torch.dtype, shape: Any, stride: Any, requires_grad: bool) -> torch.Tensor:
+def _tensor(
+    memory: memoryview, dtype: torch.dtype, shape: _Numbers, stride: _Numbers, requires_grad: bool
+) -> torch.Tensor:
     flat = torch.frombuffer(memory, dtype=dtype)
     whole = sum(_reach(shape, stride, 1))
     tensor = flat.view(shape) if len(flat) < whole else flat.as_strided(shape, stride)
@@ -175,7 +187,7 @@ def _overlapping(begins: Sequence[int], pieces: Sequence[memoryview]) -> list[li
     return sorted(sorted(group) for group in groups)
 
 
-def _are_one(views: Sequence[Any], size: int) -> bool:
+def _are_one(views: Sequence[memoryview | NDArray[np.generic]], size: int) -> bool:
     """Whether views have bytes in common, or the memory that they reach over is no more than they are by themselves."""
     if len(views) == 1:
         return False
@@ -188,6 +200,6 @@ def _are_one(views: Sequence[Any], size: int) -> bool:
         return True
 
 
-def _without_gaps(elements: Any) -> memoryview:
-    flat: Any = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
-    return memoryview(flat)
+def _without_gaps(elements: NDArray[np.generic]) -> memoryview:
+    flat = np.ascontiguousarray(elements).reshape(-1).view(np.uint8)
+    return flat.data

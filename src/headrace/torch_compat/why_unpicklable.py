@@ -6,12 +6,14 @@ import dis
 import enum
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
 from headrace.torch_compat import serialize
@@ -20,13 +22,13 @@ _MOST_LOOKED_AT = 100_000
 _DEEPEST = 100
 _LONGEST = 240
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes)
-_Part = tuple[str, Any]
+_Part = tuple[str, object]
 
 
 FORK = 'or give multiprocessing_context="fork"'
 
 
-def cannot_carry(error: BaseException, values: Mapping[str, Any], offer: str = FORK) -> CannotCarryError:
+def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str = FORK) -> CannotCarryError:
     """The error to raise when what workers need did not pickle; it is a TypeError.
 
     Args:
@@ -45,7 +47,7 @@ def cannot_carry(error: BaseException, values: Mapping[str, Any], offer: str = F
     )
 
 
-def why_not(value: Any, name: str) -> str | None:
+def why_not(value: object, name: str) -> str | None:
     """Which part of `value` cannot be pickled, such as "dataset.transforms[2].log (a _io.BufferedReader)".
 
     None if all of it can. What it takes is some attempts at pickling `value`, and as many looks at its parts as there
@@ -59,7 +61,7 @@ def why_not(value: Any, name: str) -> str | None:
     return None if found is None else found[0]
 
 
-def _found(value: Any, name: str) -> tuple[str, Exception] | None:
+def _found(value: object, name: str) -> tuple[str, Exception] | None:
     """The same, with what is raised when that part alone is sent."""
     error = _why_not_carried(value)
     if error is None:
@@ -72,16 +74,16 @@ def _found(value: Any, name: str) -> tuple[str, Exception] | None:
     return f"{path} (a {home}{kind.__qualname__})", _why_not_carried(fault) or error
 
 
-def _why_not_carried(value: Any) -> Exception | None:
+def _why_not_carried(value: object) -> Exception | None:
     return None if type(value) in _SIMPLE else serialize.why_not_for_workers(value)
 
 
 class _Search:
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # the values themselves too, so that no other one gets the id of one of them
+        self._seen: dict[int, object] = {}  # the values themselves too, so that no other one gets the id of one of them
         self._failing: set[int] = set()
 
-    def fault(self, value: Any, path: str, depth: int = 0) -> tuple[str, Any] | None:
+    def fault(self, value: object, path: str, depth: int = 0) -> tuple[str, object] | None:
         """The innermost part of `value` that fails by itself; None if it fails only for what was met before.
 
         Objects that know one another all fail for the lock that one of them holds.
@@ -106,70 +108,14 @@ class _Search:
         return (path, value) if fails_by_itself else None
 
 
-def _parts(value: Any, path: str) -> Iterator[_Part]:
+def _parts(value: object, path: str) -> Iterator[_Part]:
     """What is pickled when `value` is, with the path to each."""
-    if type(value) is dict:
-        yield from _of_mapping(iter(value.items()), path)
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        yield from ((f"{path}.{name}", part) for name, part in zip(value._fields, value, strict=False))
-    elif type(value) in (list, tuple):
-        yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
-    elif type(value) in (set, frozenset):
-        yield from ((f"{path}.<element>", part) for part in value)
-    elif isinstance(value, functools.partial):
-        yield f"{path}.func", value.func
-        yield from _parts(value.args, f"{path}.args")
-        yield from _parts(value.keywords, f"{path}.keywords")
-    elif isinstance(value, MethodType):
-        yield f"{path}.__self__", value.__self__
-        yield f"{path}.__func__", value.__func__
-    elif isinstance(value, FunctionType):
-        yield from _of_function(value, path)
-    elif isinstance(value, property):
-        yield from ((f"{path}.{name}", getattr(value, name)) for name in ("fget", "fset", "fdel"))
-    elif isinstance(value, staticmethod | classmethod):
-        yield f"{path}.__func__", value.__func__
-    elif isinstance(value, functools._lru_cache_wrapper):
-        yield f"{path}.__wrapped__", value.__wrapped__
-    elif isinstance(value, weakref.ReferenceType):
-        yield f"{path}()", value()
-    elif isinstance(value, enum.EnumType):
-        members: dict[str, Any] = dict(value.__members__)
-        yield from _of_attributes({name: member.value for name, member in members.items()}, path)
-    elif isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            yield from ((f"{path}.flat[{number}]", part) for number, part in enumerate(value.flat))
-    elif isinstance(value, torch.Tensor):
-        yield from _of_attributes(vars(value), path)
-    elif isinstance(value, type):
-        yield from _of_attributes({k: v for k, v in vars(value).items() if k not in {"__dict__", "__weakref__"}}, path)
-        yield from ((f"{path}.<base {base.__qualname__}>", base) for base in value.__bases__)
-    else:
-        yield from _of_object(value, path)
+    kind = type(value)
+    yield from (_PARTS_OF_EXACTLY.get(kind) or _parts_of.dispatch(kind))(value, path)
 
 
-def _of_function(function: FunctionType, path: str) -> Iterator[_Part]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield f"{path}.<variable {name}>", cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
-        yield f"{path}.<global {name}>", function.__globals__[name]
-    for number, default in enumerate(function.__defaults__ or ()):
-        yield f"{path}.<default {number}>", default
-    for name, default in (function.__kwdefaults__ or {}).items():
-        yield f"{path}.<default {name}>", default
-    yield from _of_attributes(function.__dict__, path)
-
-
-def _global_names(code: CodeType) -> set[str]:
-    """The global names that a function and those inside it use."""
-    own = {i.argval for i in dis.get_instructions(code) if i.opname.endswith("_GLOBAL")}
-    return own.union(*(_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
-
-
-def _of_object(value: Any, path: str) -> Iterator[_Part]:
+@functools.singledispatch
+def _parts_of(value: object, path: str) -> Iterator[_Part]:
     """The parts that the way in which it is pickled gives: a `__getstate__` of its own may leave out what hinders."""
     try:
         reduced = serialize.reduced_for_workers(value)
@@ -186,7 +132,7 @@ def _of_object(value: Any, path: str) -> Iterator[_Part]:
             elif part is not None:
                 yield f"{path}.<state>", part
     yield from ((f"{path}[{number}]", part) for number, part in enumerate(items or ()))
-    yield from _of_mapping(entries or iter(()), path)
+    yield from _of_entries(entries or iter(()), path)
     for number, part in enumerate((function, *args)):
         if part is type(value):
             yield f"type({path})", part
@@ -194,13 +140,121 @@ def _of_object(value: Any, path: str) -> Iterator[_Part]:
             yield f"{path}.<argument {number - 1}>", part
 
 
-def _of_attributes(attributes: dict[Any, Any], path: str) -> Iterator[_Part]:
+@_parts_of.register(tuple)
+def _of_named_tuple(value: tuple[object, ...], path: str) -> Iterator[_Part]:
+    if hasattr(value, "_fields"):
+        yield from ((f"{path}.{name}", part) for name, part in zip(value._fields, value, strict=False))
+    else:
+        yield from _parts_of.dispatch(object)(value, path)
+
+
+@_parts_of.register(functools.partial)
+def _of_partial(value: functools.partial[object], path: str) -> Iterator[_Part]:
+    yield f"{path}.func", value.func
+    yield from _parts(value.args, f"{path}.args")
+    yield from _parts(value.keywords, f"{path}.keywords")
+
+
+@_parts_of.register(MethodType)
+def _of_method(value: MethodType, path: str) -> Iterator[_Part]:
+    yield f"{path}.__self__", value.__self__
+    yield f"{path}.__func__", value.__func__
+
+
+@_parts_of.register(FunctionType)
+def _of_function(function: FunctionType, path: str) -> Iterator[_Part]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}.<variable {name}>", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
+        yield f"{path}.<global {name}>", function.__globals__[name]
+    for number, default in enumerate(function.__defaults__ or ()):
+        yield f"{path}.<default {number}>", default
+    for name, default in (function.__kwdefaults__ or {}).items():
+        yield f"{path}.<default {name}>", default
+    yield from _of_attributes(function.__dict__, path)
+
+
+@_parts_of.register(property)
+def _of_property(value: property, path: str) -> Iterator[_Part]:
+    yield from ((f"{path}.{name}", getattr(value, name)) for name in ("fget", "fset", "fdel"))
+
+
+@_parts_of.register(staticmethod)
+@_parts_of.register(classmethod)
+def _of_plain_method(value: staticmethod[..., object] | classmethod[object, ..., object], path: str) -> Iterator[_Part]:
+    yield f"{path}.__func__", value.__func__
+
+
+@_parts_of.register(functools._lru_cache_wrapper)
+def _of_cache(value: functools._lru_cache_wrapper[object], path: str) -> Iterator[_Part]:
+    yield f"{path}.__wrapped__", value.__wrapped__
+
+
+@_parts_of.register(weakref.ReferenceType)
+def _of_reference(value: weakref.ReferenceType[object], path: str) -> Iterator[_Part]:
+    yield f"{path}()", value()
+
+
+@_parts_of.register(np.ndarray)
+def _of_array(value: NDArray[np.generic], path: str) -> Iterator[_Part]:
+    if value.dtype.hasobject:
+        yield from ((f"{path}.flat[{number}]", part) for number, part in enumerate(value.flat))
+
+
+@_parts_of.register(torch.Tensor)
+def _of_tensor(value: torch.Tensor, path: str) -> Iterator[_Part]:
+    yield from _of_attributes(vars(value), path)
+
+
+@_parts_of.register(type)
+def _of_class(value: type, path: str) -> Iterator[_Part]:
+    yield from _of_attributes({k: v for k, v in vars(value).items() if k not in {"__dict__", "__weakref__"}}, path)
+    yield from ((f"{path}.<base {base.__qualname__}>", base) for base in value.__bases__)
+
+
+@_parts_of.register(enum.EnumType)
+def _of_enum(value: type[enum.Enum], path: str) -> Iterator[_Part]:
+    yield from _of_attributes({name: member.value for name, member in value.__members__.items()}, path)
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """The global names that a function and those inside it use."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname.endswith("_GLOBAL")}
+    return own.union(*(_global_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)))
+
+
+def _of_attributes(attributes: Mapping[Any, object], path: str) -> Iterator[_Part]:
     for name, part in attributes.items():
         yield (f"{path}.{name}" if isinstance(name, str) and name.isidentifier() else f"{path}.<state>[{name!r}]"), part
 
 
-def _of_mapping(entries: Iterator[tuple[Any, Any]], path: str) -> Iterator[_Part]:
+def _of_entries(entries: Iterator[tuple[object, object]], path: str) -> Iterator[_Part]:
     for key, part in entries:
         short = repr(key) if isinstance(key, str | int) and len(repr(key)) < 60 else f"<{type(key).__qualname__}>"
         yield f"{path}[{short}]", part
         yield f"{path}.<key {short}>", key
+
+
+def _of_dict(value: dict[object, object], path: str) -> Iterator[_Part]:
+    yield from _of_entries(iter(value.items()), path)
+
+
+def _of_sequence(value: Sequence[object], path: str) -> Iterator[_Part]:
+    yield from ((f"{path}[{number}]", part) for number, part in enumerate(value))
+
+
+def _of_set(value: AbstractSet[object], path: str) -> Iterator[_Part]:
+    yield from ((f"{path}.<element>", part) for part in value)
+
+
+_PARTS_OF_EXACTLY: dict[type, Callable[[Any, str], Iterator[_Part]]] = {
+    dict: _of_dict,
+    list: _of_sequence,
+    tuple: _of_sequence,
+    set: _of_set,
+    frozenset: _of_set,
+}
+"""Of types whose subclasses pickle in ways of their own."""

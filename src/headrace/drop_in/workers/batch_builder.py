@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,10 +66,10 @@ class BatchBuilder:
         self._failure: Result | None = None
         self._shared: PackedStates | None = None  # stands for the state of a data set that this worker has no copy of
         self._has_begun = False  # what is done once has not failed
-        self._index: Any = None
+        self._index: object = None
         self._are_small = False  # the last samples were, so that they are not worth writing one by one
         self._spec: Spec | None = None
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[object] | None = None
         self._is_over = self._has_reported_end = False
         self._made = 0
         self._collates_plainly = config.collate_fn is default_collate
@@ -212,7 +212,7 @@ class BatchBuilder:
 
     # Samples.
 
-    def _one(self, key: Any) -> Any:
+    def _one(self, key: object) -> object:
         if self._iterator is None:
             self._progress[0] = 0
             return _item(self._dataset, key)
@@ -222,7 +222,7 @@ class BatchBuilder:
             self._is_over = True
             raise _Ended from None
 
-    def _samples(self, index: Any) -> Iterator[Any]:
+    def _samples(self, index: Iterable[object]) -> Iterator[object]:
         dataset, progress = self._dataset, self._progress
         if self._iterator is not None:
             for _ in index:
@@ -240,14 +240,14 @@ class BatchBuilder:
                 self._check_process()
                 yield sample
 
-    def _fetched(self, index: Any) -> Any:
+    def _fetched(self, index: Sequence[object]) -> object:
         """What the collate function is given: a list of samples, or whatever `__getitems__` gives."""
         if self._iterator is not None:
             return self._complete(list(self._samples(index)), index)
         dataset, progress = self._dataset, self._progress
         if getattr(dataset, "__getitems__", None):
             return _items(dataset, index)
-        samples: list[Any] = []
+        samples: list[object] = []
         key, forks = None, self._original.forks
         try:
             for k, key in enumerate(index):
@@ -261,7 +261,7 @@ class BatchBuilder:
 
     # Batches.
 
-    def _collate(self, samples: Any) -> Any:
+    def _collate(self, samples: object) -> object:
         self._progress[0] = -1
         self._check_process()
         began = time.perf_counter_ns()
@@ -273,7 +273,7 @@ class BatchBuilder:
         finally:
             self._progress[2] += time.perf_counter_ns() - began
 
-    def _into_slots(self, index: Any) -> Result:
+    def _into_slots(self, index: Sequence[object]) -> Result:
         """Each sample straight into its place in the batch, if they are large and of one form."""
         if self._iterator is None and getattr(self._dataset, "__getitems__", None):
             items = _items(self._dataset, index)
@@ -302,20 +302,20 @@ class BatchBuilder:
             raise _Ended
         return "slots", segment, slots.count, capacity, slots.columns
 
-    def _complete(self, samples: list[Any], index: Any) -> list[Any]:
+    def _complete(self, samples: list[object], index: Sequence[object]) -> list[object]:
         """The samples of a batch, if it is one: an iterable data set may have ended before."""
         if self._iterator is not None and (not samples or (self._config.drop_last and len(samples) < len(index))):
             raise _Ended
         return samples
 
-    def _spec_of(self, sample: Any) -> Spec | None:
+    def _spec_of(self, sample: object) -> Spec | None:
         if self._spec is None or not self._spec.fits(sample):
             self._spec = None if _is_small([sample]) else Spec.of(sample)
             if self._spec is not None:
                 self._tell_spec(self._spec.dumps())
         return self._spec
 
-    def _pack(self, batch: Any) -> Result:
+    def _pack(self, batch: object) -> Result:
         self._original.check("collate_fn")
         if self._table is not None:
             return "object", self._table.put(batch)
@@ -334,29 +334,29 @@ class BatchBuilder:
         return "packed", segment, serialize.write(parts, view)
 
 
-def _needs_a_copy(dataset: Any) -> bool:
+def _needs_a_copy(dataset: object) -> bool:
     return isinstance(dataset, IterDataPipe | MapDataPipe) or is_stateful(dataset)
 
 
-def _item(dataset: Any, key: Any) -> Any:
+def _item(dataset: Any, key: object) -> object:
     try:
         return dataset[key]
     except StopIteration as error:
         raise _stopped(key) from error
 
 
-def _stopped(key: Any) -> RuntimeError:
+def _stopped(key: object) -> RuntimeError:
     return RuntimeError(f"dataset[{key!r}] raised StopIteration")
 
 
-def _items(dataset: Any, keys: Sequence[Any]) -> Any:
+def _items(dataset: Any, keys: Sequence[object]) -> object:
     try:
         return dataset.__getitems__(keys)
     except StopIteration as error:
         raise RuntimeError(f"dataset.__getitems__({keys!r:.200}) raised StopIteration") from error
 
 
-def _is_small(samples: Any) -> bool:
+def _is_small(samples: object) -> bool:
     """Whether samples are like these of so few bytes, or come in such a way, that they are better collated by torch."""
     if type(samples) is not list or not samples or type(samples[0]) in (int, float, bool, str, bytes):
         return True

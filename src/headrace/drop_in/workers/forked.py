@@ -124,7 +124,7 @@ class ForkServerStarter:
             raise cannot_carry(error, parts_of_job) from error
         self._segment = Segment.create(max(1, serialize.packed_size(parts)))
         lengths = serialize.write(parts, self._segment.view)
-        self.greeting: list[tuple[Any, Sequence[int]]] = [*in_groups(self._descriptors)]
+        self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(self._descriptors)]
         self.greeting.append((("job", self._segment.size, lengths), [self._segment.fd]))
         files = serialize.files_of(modules)
         self._fork_server = ForkServer.acquire(files)
@@ -209,7 +209,7 @@ class ForkServerStarter:
             except EOFError:
                 self._has_ended = True
 
-    def _send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+    def _send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         self.awaits_writing |= not self._wire.send(message, descriptors)
 
     def _take_in(self, message: dict[str, Any]) -> None:

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from headrace.failures import PackedError
 from headrace.torch_compat.errors import pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
 
-Result = tuple[Any, ...]
-"""What a worker answers, as it goes over the wire: a kind and its fields.
+SlotsResult = tuple[Literal["slots"], int, int, int, list[list[object]]]
+"""The segment's number, how many samples, how many slots, the columns that are not in slots."""
 
-* "slots": the segment's number, how many samples, how many slots, the columns that are not in slots
-* "packed": the segment's number, the lengths of the pickle and its buffers there
-* "inline": the pickle and its buffers themselves
-* "object": the batch itself, which has stayed in the process
-* "error": an exception; "died": one that is no Exception, by which torch's worker would have died
-* "end": the worker's data set has no more samples
-"""
+PackedResult = tuple[Literal["packed"], int, tuple[int, ...]]
+"""The segment's number, the lengths of the pickle and its buffers there."""
+
+InlineResult = tuple[Literal["inline"], list[bytes]]
+"""The pickle and its buffers themselves."""
+
+ObjectResult = tuple[Literal["object"], object]
+"""The batch itself, which has stayed in the process."""
+
+ErrorResult = tuple[Literal["error", "died"], PackedError]
+"""An exception; "died" is one that is no Exception, by which torch's worker would have died."""
+
+EndResult = tuple[Literal["end"]]
+"""The worker's data set has no more samples."""
+
+Result = SlotsResult | PackedResult | InlineResult | ObjectResult | ErrorResult | EndResult
+"""What a worker answers, as it goes over the wire: a kind and its fields."""
+
+
+def segment_of(result: Result) -> int | None:
+    """The number of the segment that a batch lies in; None: it lies in none."""
+    return result[1] if result[0] == "slots" or result[0] == "packed" else None
 
 
 def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
     """The answer where a user's function has raised."""
-    kind = "error" if isinstance(error, Exception) else "died"
+    kind: Literal["error", "died"] = "error" if isinstance(error, Exception) else "died"
     return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
 
 
@@ -34,10 +50,10 @@ class WorkerConfig:
     dataset: Any
     is_iterable: bool
     auto_collation: bool
-    collate_fn: Callable[[Any], Any]
+    collate_fn: Callable[[Any], object]
     drop_last: bool
     base_seed: int
-    init_fn: Callable[[int], Any] | None
+    init_fn: Callable[[int], object] | None
     num_workers: int
     shared_seed: int | None
 

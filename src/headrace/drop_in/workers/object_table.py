@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any
 
 _shelf_numbers = itertools.count()
 
@@ -14,12 +13,12 @@ class ObjectTable:
 
     def __init__(self) -> None:
         self._number = next(_shelf_numbers)
-        self._objects: dict[int, Any] = {}
+        self._objects: dict[int, object] = {}
         self._places = itertools.count()
         self._is_closed = False
         _shelves[self._number] = self
 
-    def put(self, value: Any) -> Any:
+    def put(self, value: object) -> object:
         """What to pickle in its place: it is unpickled, once, as `value` itself."""
         place = next(self._places)
         self._objects[place] = value
@@ -27,7 +26,7 @@ class ObjectTable:
             self._objects.clear()
         return _ObjectRef(self._number, place)
 
-    def take(self, place: int) -> Any:
+    def take(self, place: int) -> object:
         """What was put there, which is not in the table any more."""
         return self._objects.pop(place)
 
@@ -44,9 +43,9 @@ class _ObjectRef:
     def __init__(self, table: int, place: int) -> None:
         self._table, self._place = table, place
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _taken, (self._table, self._place)
 
 
-def _taken(table: int, place: int) -> Any:
+def _taken(table: int, place: int) -> object:
     return _shelves[table].take(place)

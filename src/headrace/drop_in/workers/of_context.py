@@ -7,6 +7,7 @@ import socket
 import time
 import warnings
 import weakref
+from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
 
@@ -30,7 +31,7 @@ class ContextStarter:
 
     def __init__(self, context: Any, config: WorkerConfig) -> None:
         self._context, self._config = context, config
-        self._started: list[Any] = []
+        self._started: list[BaseProcess] = []
         self._owner = os.getpid()
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:

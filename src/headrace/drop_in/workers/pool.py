@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, segment_of
 from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord, death, is_plain
-from headrace.drop_in.workers.starter import WorkerStarter
+from headrace.drop_in.workers.starter import WorkerHandle, WorkerStarter
 from headrace.drop_in.workers.worker_main import WORDS
 from headrace.errors import OptionError
 from headrace.memory import Segment
@@ -86,7 +86,7 @@ class TorchWorkerPool:
             raise
 
     @property
-    def handles(self) -> list[Any]:
+    def handles(self) -> list[WorkerHandle | None]:
         """The workers, with the face of multiprocessing's processes."""
         return [worker.handle for worker in self._workers]
 
@@ -95,7 +95,7 @@ class TorchWorkerPool:
         descriptor: int = self._selector.fileno()
         return descriptor
 
-    def send(self, batch: int, number: int, index: Any) -> None:
+    def send(self, batch: int, number: int, index: object) -> None:
         """Have worker `number` make a batch."""
         with self._lock:
             if self._is_closed:
@@ -341,7 +341,9 @@ class TorchWorkerPool:
                 self._tell(worker, ("segment", *place), [task.place.fd])
         self._tell(worker, ("make", serial, task.index, place))
 
-    def _tell(self, worker: WorkerRecord, message: Any, descriptors: Any = (), *, are_kept: bool = False) -> None:
+    def _tell(
+        self, worker: WorkerRecord, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False
+    ) -> None:
         if worker.wire is None or worker.wire.send(message, descriptors, are_kept=are_kept):
             return
         if not worker.awaits_writing:
@@ -410,7 +412,7 @@ class TorchWorkerPool:
         if is_known(state[0]):
             worker.start = Start(*state)
         worker.idle_deaths = 0
-        used = result[1] if result[0] in ("slots", "packed") else None
+        used = segment_of(result)
         made, worker.made = worker.made, None
         if made is not None and made.number != used:  # an error came after it
             self.places.unused(made, worker.number, is_too_small=False)
@@ -450,8 +452,8 @@ class TorchWorkerPool:
 
     def drop(self, made: MadeBatch) -> None:
         """Let go of a batch that nobody wants any more."""
-        if made.result[0] in ("slots", "packed"):
-            self.places.give_back(made.result[1])
+        if (segment := segment_of(made.result)) is not None:
+            self.places.give_back(segment)
 
     # Deaths.
 
@@ -506,6 +508,7 @@ class TorchWorkerPool:
         if self._config.is_iterable and worker.is_mourned:
             return ("end",)
         worker.is_mourned = True
+        assert worker.failure is not None
         return "died", worker.failure
 
     def _part_with(self, worker: WorkerRecord) -> None:

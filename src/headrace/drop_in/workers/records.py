@@ -75,7 +75,7 @@ def death(pid: int | None, code: int | None, how: str, batch: int | None = None)
     )
 
 
-def is_plain(index: Any) -> bool:
+def is_plain(index: object) -> bool:
     """Whether an index is the same object in every process: numbers and text, and lists of them."""
     if isinstance(index, list):
         return len(set(map(type, index)) - _PLAIN) == 0

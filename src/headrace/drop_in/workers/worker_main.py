@@ -126,7 +126,7 @@ class BatchServer:
     def _on_forget(self, number: int) -> None:
         self._segments.pop(number, None)
 
-    def _on_make(self, task: int, index: Any, place: tuple[int, ...] | None) -> None:
+    def _on_make(self, task: int, index: object, place: tuple[int, ...] | None) -> None:
         if self._words[0]:  # nobody waits for it any more
             raise EOFError
         self._words[self._first_word] = task

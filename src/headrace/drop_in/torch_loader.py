@@ -1,0 +1,26 @@
+"""What the torch regime sees of a loader: torch's own, and the options of ours that it knows."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+import torch.utils.data
+
+from headrace.work.executor import Executor
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class TorchLoader(torch.utils.data.DataLoader[T_co]):
+    """A loader with the options of ours; `headrace.DataLoader` says what each means."""
+
+    seed: int | None
+    memory_budget: int | str
+    workers: Literal["process", "thread"] | Executor
+    economic: bool
+    num_batch_workers: int | None
+    num_workers_batches: int | None
+    snapshot_every_n_steps: int | None
+    fallback: Literal["fork", "error"]
+    device: torch.device | str | int | None

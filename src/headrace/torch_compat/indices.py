@@ -1,0 +1,200 @@
+"""What a sampler gives, and how it is gone on with from the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import GeneratorType
+from typing import NamedTuple, TypedDict
+
+import torch
+from torch.utils.data import BatchSampler
+
+from headrace.failures import PackedError
+from headrace.torch_compat import serialize
+from headrace.torch_compat.draws import StateSource, decoded, encoded
+from headrace.torch_compat.stateful import States, failed, is_stateful, load
+
+
+class SamplerState(TypedDict):
+    """How a sampler is gone on with: text and numbers, but for its own states."""
+
+    batches: int
+    samples: int | None
+    is_over: bool
+    start: list[str | None]
+    states: States | None
+
+
+class _Kept(NamedTuple):
+    drawn: int
+    states: States | PackedError | None  # bytes stand for states that could not be had
+    is_over: bool
+
+
+class Indices:
+    """What a sampler gives in one epoch; and what is needed to have it go on after any of the last of them.
+
+    Where neither the sampler nor its iterator is stateful that is a number, and the state of the generator from which
+    the order was drawn. torch's own BatchSampler is looked through.
+
+    Args:
+        sampler: the loader's batch sampler or sampler.
+        opened: `iter` of it.
+        source: where it draws random numbers.
+        before: the state of `source` before `iter` was called.
+        every: says after how many indices a stateful sampler is asked for its state; 0: only before the first, at the
+            end, and by `after`.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[object],
+        opened: Iterator[object] | None,
+        source: StateSource,
+        before: torch.Tensor | None,
+        every: Callable[[], int],
+    ) -> None:
+        self._source, self._every = source, every
+        self._batches = sampler if type(sampler) is BatchSampler else None
+        self._sampler = sampler if self._batches is None else self._batches.sampler
+        self._iterator = opened if self._batches is None else None  # as lazily as torch
+        draws_later = self._batches is not None or isinstance(opened, GeneratorType)
+        self._before = None if draws_later else before
+        self._first: torch.Tensor | None = None  # the source's state when the first one was drawn
+        self._waiting: deque[object] = deque()
+        self._kept: deque[_Kept] = deque()
+        self._end: States | PackedError | None = None  # the states after the end
+        self._is_over = False
+        self.drawn = 0
+
+    @classmethod
+    def resumed(
+        cls, sampler: Iterable[object], source: StateSource, loaded: SamplerState, every: Callable[[], int]
+    ) -> Indices:
+        """Those that come after the ones of which `told` was made."""
+        before, first = (None if text is None else decoded(text) for text in loaded["start"])
+        states = copy.deepcopy(loaded["states"])
+        batches = sampler if type(sampler) is BatchSampler else None
+        load(sampler if batches is None else batches.sampler, states, "sampler")
+        with source.kept() if states is not None else _drawing(source, before):
+            opened = iter(sampler) if batches is None else None
+        indices = cls(sampler, opened, source, None, every)
+        indices._before, indices._first = before, first
+        with source.kept() if states is not None else _drawing(source, first):
+            indices._go_to(loaded, states)
+        return indices
+
+    def _go_to(self, loaded: SamplerState, states: States | None) -> None:
+        self.drawn, self._is_over = loaded["batches"], loaded["is_over"]
+        if states is not None:
+            if self.drawn or "iterator" in states:  # otherwise what opening it draws is still to be drawn
+                self._open()
+            load(self._iterator, states, "iterator")
+            self._kept.append(_Kept(self.drawn, copy.deepcopy(loaded["states"]), self._is_over))
+        elif self._first is not None:
+            count = self.drawn if loaded["samples"] is None or self._batches is None else loaded["samples"]
+            next(itertools.islice(self._open(), count, count), None)
+            with contextlib.suppress(StopIteration):  # the order is drawn with the first, also where that comes later
+                self._waiting.append(self._draw())
+
+    def __iter__(self) -> Indices:
+        return self
+
+    def __next__(self) -> object:
+        if self._waiting:
+            index = self._waiting.popleft()
+        elif self._first is None:
+            self._first = self._source.now()
+            with self._source.drawing():
+                self._open()
+                self._keep()
+                index = self._draw()
+        else:
+            index = self._draw()
+        self.drawn += 1
+        every = self._every()
+        if every and self.drawn % every == 0:
+            self._keep()
+        return index
+
+    def _open(self) -> Iterator[object]:
+        if self._iterator is None:
+            self._iterator = iter(self._sampler)
+        return self._iterator
+
+    def _draw(self) -> object:
+        try:
+            if self._is_over:  # the last batch was a short one
+                raise StopIteration
+            if self._batches is None:
+                return next(self._open())
+            size = self._batches.batch_size
+            batch = list(itertools.islice(self._open(), size))
+            self._is_over = len(batch) < size
+            if not batch or (self._is_over and self._batches.drop_last):
+                raise StopIteration
+        except StopIteration:
+            self._is_over = True
+            if self._end is None:  # asked for more once again, the sampler may be in the next epoch
+                self._end = self._states()  # what it carries on into that
+            raise
+        return batch
+
+    def _states(self) -> States | PackedError | None:
+        things = {"sampler": self._sampler, "iterator": self._iterator}
+        if self._iterator is self._sampler:
+            del things["sampler"]
+        try:
+            states: States = {name: thing.state_dict() for name, thing in things.items() if is_stateful(thing)}
+            return copy.deepcopy(states) or None
+        except Exception as error:  # indices come whether a state can be had or not
+            return failed(error, "raised where the state of the sampler was asked for")
+
+    def _keep(self) -> None:
+        states = self._states()
+        if states is not None:
+            self._kept.append(_Kept(self.drawn, states, self._is_over))
+
+    def until(self, number: int) -> list[tuple[int, object]]:
+        """The next ones, with their numbers, up to the one with this number."""
+        return [(self.drawn - 1, index) for index in itertools.islice(self, max(0, number - self.drawn))]
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether there are states of earlier times."""
+        return len(self._kept) > 1
+
+    def forget(self, drawn: int) -> None:
+        """Nobody will ask how it was before so many were drawn."""
+        while len(self._kept) > 1 and self._kept[1].drawn <= drawn:
+            self._kept.popleft()
+
+    def after(self, drawn: int, *, is_finished: bool) -> SamplerState:
+        """How to go on after `drawn` of them, or some before: text and numbers, but for the sampler's own states."""
+        known = next((kept for kept in reversed(self._kept) if kept.drawn <= drawn), None)
+        if is_finished:
+            known = _Kept(drawn, self._end, False)
+        elif known is None:
+            known = _Kept(drawn, self._states() if self._first is None else None, False)
+        elif known.drawn < drawn == self.drawn:
+            known = _Kept(drawn, self._states(), self._is_over)
+        drawn, states, is_over = known
+        if isinstance(states, PackedError):
+            raise serialize.unpack_error(states)
+        start = (None, None) if is_finished or states is not None else (self._before, self._first)
+        return {
+            "batches": drawn,
+            "samples": None if self._batches is None else drawn * self._batches.batch_size,
+            "is_over": is_over,
+            "start": [None if state is None else encoded(state) for state in start],
+            "states": copy.deepcopy(states),
+        }
+
+
+def _drawing(source: StateSource, at: torch.Tensor | None) -> contextlib.AbstractContextManager[None]:
+    """What is drawn within was drawn once already, from there; None: it was not."""
+    return contextlib.nullcontext() if at is None else source.drawing(at)
