@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio.to_thread
 import torch
@@ -16,9 +15,10 @@ from headrace import resolve
 from headrace.datasets.base import Operators
 from headrace.datasets.iterating import made_by
 from headrace.datasets.stream import Stream
+from headrace.deliver.loops import Closing, asyncio_loop
 from headrace.drop_in.in_thread import InThread
 from headrace.drop_in.regime import Torch
-from headrace.drop_in.torch_loader import TorchLoader
+from headrace.drop_in.torch_loader import T_co, TorchLoader
 from headrace.errors import OptionError
 from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.observe.report import report, verdict
@@ -34,12 +34,10 @@ from headrace.work.executor import Executor
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-T_co = TypeVar("T_co", covariant=True)
-
 _LONGEST_DATA_TEXT = 200
 
 
-class DataLoader(TorchLoader[T_co]):
+class DataLoader(TorchLoader[T_co], Closing):
     """Batches of a data set, for `for` and for `async for`.
 
     It takes torch's arguments by torch's names. What happens behind it follows from the data set: torch's own, and all
@@ -213,29 +211,15 @@ class DataLoader(TorchLoader[T_co]):
             resolve.check_torch(self)
             self._behind: Torch | Streaming = Torch(self)
             return
-        if multiprocessing_context is not None or persistent_workers:
-            name = "persistent_workers" if persistent_workers else "multiprocessing_context"
-            raise OptionError(
-                f"{name} is for data sets of torch's; workers of {type(dataset).__name__} are the loader's"
-            )
-        for name, value in (
-            ("economic", economic),
-            ("num_batch_workers", num_batch_workers),
-            ("num_workers_batches", num_workers_batches),
-        ):
-            if value:
-                raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
-        if fallback != "fork":
-            raise OptionError(f"fallback={fallback!r} is for data sets of torch's: workers of others are never forked")
-        if snapshot_every_n_steps is not None:
-            raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
-        if prefetch_factor is not None and prefetch_factor < 0:
-            raise ValueError("prefetch_factor option should be non-negative")
+        resolve.check_ours(
+            self,
+            type(dataset).__name__,
+            multiprocessing_context=multiprocessing_context,
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+        )
         if sampler is not None or batch_sampler is not None:
             order = order_of(dataset, sampler, batch_sampler)
-            if order is None:
-                name, value = ("sampler", sampler) if batch_sampler is None else ("batch_sampler", batch_sampler)
-                raise OptionError(f"{name}={value!r} is not supported for {type(dataset).__name__}; use its operators")
             shuffle = order.shuffle
             batch_size = order.batch_size or batch_size
             drop_last = drop_last if order.drop_last is None else order.drop_last
@@ -250,24 +234,12 @@ class DataLoader(TorchLoader[T_co]):
         if drop_last:
             stream = stream.without_short_batches()
         self.prefetch_factor = prefetch_factor
-        resolved = resolve.resolve(self, stream.pipeline())
-        self._behind = Streaming(
-            dataset,
-            stream,
-            resolved,
-            workers=workers,
-            ranks=partial(
-                find_ranks,
-                rank=rank,
-                world_size=world_size,
-                device_mesh=device_mesh,
-                data_dims=data_dims,
-                ranks=ranks,
-            )
-            if shard
-            else Ranks,
-            name=f"enumerate(DataLoader)#{type(self).__name__}.__next__",
+        find = partial(
+            find_ranks, rank=rank, world_size=world_size, device_mesh=device_mesh, data_dims=data_dims, ranks=ranks
         )
+        name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
+        resolved = resolve.resolve(self, stream.pipeline())
+        self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=find if shard else Ranks, name=name)
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)
@@ -288,7 +260,7 @@ class DataLoader(TorchLoader[T_co]):
         self._holder = Holder()
         if self.regime == "torch" and self.num_workers == 0:
             return InThread(self.__iter__)
-        iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, _running_loop())
+        iterator: Any = iter(self) if self.regime == "torch" else self._behind.iterate(self, asyncio_loop())
         return aiter(iterator)
 
     def _get_iterator(self) -> Any:
@@ -309,18 +281,6 @@ class DataLoader(TorchLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _iterator=None, _holder=Holder(), _instead=None)
         self._behind = Torch(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -428,22 +388,10 @@ class DataLoader(TorchLoader[T_co]):
         await anyio.to_thread.run_sync(self.close)
 
 
-def _of_singles(stream: Stream) -> DataLoader[object]:
-    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is)
-
-
 def _as_it_is(sample: object) -> object:
     return sample
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop of an `async for`; None where that is not asyncio's."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
-
-made_by(_of_singles)
+made_by(lambda stream: DataLoader(stream, batch_size=None, collate_fn=_as_it_is))
 
 _OWN = ("_holder", "_instead")  # what a copy has of its own

@@ -94,6 +94,31 @@ def check_torch(loader: Any) -> None:
     _check_economic(loader, kind)
 
 
+def check_ours(
+    loader: Any, kind: str, *, multiprocessing_context: object, persistent_workers: bool, prefetch_factor: int | None
+) -> None:
+    """The arguments of a loader over a data set of ours that are for torch's alone.
+
+    Raises:
+        OptionError: one of them was given.
+        ValueError: `prefetch_factor` is negative.
+    """
+    if multiprocessing_context is not None or persistent_workers:
+        name = "persistent_workers" if persistent_workers else "multiprocessing_context"
+        raise OptionError(f"{name} is for data sets of torch's; workers of {kind} are the loader's")
+    for name in ("economic", "num_batch_workers", "num_workers_batches"):
+        if value := getattr(loader, name):
+            raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
+    if loader.fallback != "fork":
+        raise OptionError(
+            f"fallback={loader.fallback!r} is for data sets of torch's: workers of others are never forked"
+        )
+    if loader.snapshot_every_n_steps is not None:
+        raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
+    if prefetch_factor is not None and prefetch_factor < 0:
+        raise ValueError("prefetch_factor option should be non-negative")
+
+
 def _check_economic(loader: Any, kind: str) -> None:
     names = ("num_batch_workers", "num_workers_batches", "seed")
     given = {name: value for name in names if (value := getattr(loader, name)) is not None}

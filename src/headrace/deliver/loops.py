@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Self
 
 import anyio
 
@@ -35,3 +36,35 @@ def running_loop() -> object:
         from trio.lowlevel import current_trio_token
 
         return current_trio_token()
+
+
+def asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs, where that is asyncio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class Closing:
+    """What is closed behind a `with`, or an `async with`."""
+
+    def close(self) -> None:
+        """End it."""
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        """As `close`, without blocking the caller's loop."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

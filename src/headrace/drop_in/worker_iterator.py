@@ -26,8 +26,8 @@ from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.iterator import BatchOpener
 from headrace.deliver.loops import TaskLock
 from headrace.deliver.slabs import Views
-from headrace.delivery import Delivery
 from headrace.drop_in.counts import LoaderCounts
+from headrace.drop_in.opening import bytes_of, opened
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import Starting
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
@@ -36,11 +36,8 @@ from headrace.drop_in.workers.messages import Start, WorkerConfig
 from headrace.drop_in.workers.pool import LOST, TorchWorkerPool
 from headrace.drop_in.workers.records import MadeBatch
 from headrace.drop_in.workers.starter import WorkerHandle
-from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError, StateMismatchError
+from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
 from headrace.processes.stopped import PATIENCE
-from headrace.torch_compat import serialize
-from headrace.torch_compat.errors import unpack_error
-from headrace.torch_compat.spec import Spec
 from headrace.torch_compat.stateful import PackedStates, is_stateful
 
 
@@ -216,7 +213,7 @@ class WorkerIterator(ResumableIterator):
                 given += 1
             finally:
                 self._receive_from(made, given)
-                self._clock.got(self._samples_of(made), _bytes_of(made))
+                self._clock.got(self._samples_of(made), bytes_of(made))
             return value
 
     def _samples_of(self, made: MadeBatch) -> int:
@@ -263,7 +260,7 @@ class WorkerIterator(ResumableIterator):
             del self._under_way[due]
             made = self._arrived.pop(due)
             self._staged.append(made)
-            self._ahead.put(functools.partial(_open, self._opener, made))
+            self._ahead.put(functools.partial(opened, self._opener, made))
         return bool(self._staged)
 
     def _taken(self) -> tuple[Callable[[], Any], MadeBatch]:
@@ -369,38 +366,3 @@ def _ask_now(reference: weakref.ref[WorkerIterator]) -> list[tuple[PackedStates 
 def _end(pool: TorchWorkerPool, ahead: Ahead) -> None:
     ahead.close()
     pool.close()
-
-
-def _bytes_of(made: MadeBatch) -> int:
-    result = made.result
-    if result[0] == "inline":
-        return sum(map(len, result[1]))
-    if result[0] == "packed":
-        return sum(result[2])
-    return _spec_of(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
-
-
-_spec_of = functools.lru_cache(64)(Spec.loads)
-
-
-def _open(opener: BatchOpener, made: MadeBatch) -> object:
-    """The batch that a worker has made, or the exception that it has told instead."""
-    result = made.result
-    if result[0] == "inline":
-        return serialize.unpack_parts(result[1])
-    if result[0] == "object":
-        return result[1]
-    if result[0] == "packed":
-        _, segment, lengths = result
-        return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
-    if result[0] == "slots":
-        _, segment, count, capacity, columns = result
-        where = Delivery(
-            made.batch, count, 0, "slots", segment, columns=tuple(columns), capacity=capacity, blob=made.spec
-        )
-        return opener.open(where)
-    assert result[0] != "end"
-    error = unpack_error(result[1])
-    if isinstance(error, StateMismatchError) and isinstance(error.__cause__, StateMismatchError):
-        error.field = error.__cause__.field
-    raise error

@@ -56,11 +56,14 @@ class SamplerOrder(NamedTuple):
     drop_last: bool | None
 
 
-def order_of(dataset: object, sampler: object, batch_sampler: object) -> SamplerOrder | None:
-    """What these samplers say of a data set that a plan orders; None where only they know their order.
+def order_of(dataset: object, sampler: object, batch_sampler: object) -> SamplerOrder:
+    """What these samplers say of a data set that a plan orders.
 
     Frameworks that make a loader anew hand back its sampler, or one that goes through the data set from its first
     sample to its last, and may wrap either into a batch sampler.
+
+    Raises:
+        OptionError: only they know their order.
     """
     inner = sampler if batch_sampler is None else batch_sampler
     while hasattr(inner, "sampler"):
@@ -70,7 +73,8 @@ def order_of(dataset: object, sampler: object, batch_sampler: object) -> Sampler
     elif isinstance(inner, SequentialSampler) and inner.data_source is dataset:
         shuffle = False
     else:
-        return None
+        name, value = ("sampler", sampler) if batch_sampler is None else ("batch_sampler", batch_sampler)
+        raise OptionError(f"{name}={value!r} is not supported for {type(dataset).__name__}; use its operators")
     if batch_sampler is None:
         return SamplerOrder(shuffle, None, None)
     return SamplerOrder(shuffle, getattr(batch_sampler, "batch_size", None), getattr(batch_sampler, "drop_last", None))
