@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch.utils.data
+from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.errors import OptionError
-from headrace.holding import OfAccelerate
 from headrace.loader import DataLoader
 
 log = logging.getLogger("headrace")
@@ -169,9 +169,7 @@ def _state_of_shard(place: weakref.ref[_Prepared], base: DataLoader[object]) -> 
     if _processes_of_accelerate() > 1 and type(prepared).__name__ == "DataLoaderDispatcher":
         return _no_state("one process reads for all, by dispatch_batches, and the others know nothing of its place")
     state = _state_of(base)
-    holder = base._holder
-    epoch = holder.next_epoch if isinstance(holder, OfAccelerate) else prepared.iteration
-    return {**state, "iteration": epoch}
+    return {**state, "iteration": base._holder.next_epoch(prepared.iteration)}
 
 
 def _have_shard_go_on(place: weakref.ref[_Prepared], base: DataLoader[object], state: Mapping[str, object]) -> None:
@@ -207,7 +205,7 @@ def _update_nothing() -> None:
 
 def _made_by_torch(loader: torch.utils.data.DataLoader[object]) -> tuple[str, ...]:
     """Attributes that follow from others, and are refused beside those."""
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    if loader._dataset_kind == _DatasetKind.Iterable:
         return "sampler", "batch_sampler"
     return ("batch_sampler",) if loader.batch_sampler is None else ("sampler", "batch_size", "drop_last")
 

@@ -40,6 +40,14 @@ class Holder:
         """
         return HeldBatches()
 
+    def next_epoch(self, counted: object) -> object:
+        """The number of the epoch that a state goes on with, as Accelerate counts them.
+
+        Args:
+            counted: what it has counted so far.
+        """
+        return counted
+
 
 class Unknown(Holder):
     """A loop of a framework that takes batches ahead, in a release where nobody knows how many it holds.
@@ -129,9 +137,8 @@ class OfAccelerate(Holder):
         """Whether it is as those that were tried."""
         return hasattr(shard, "iteration") and hasattr(shard, "end_of_dataloader")
 
-    @property
-    def next_epoch(self) -> int:
-        """The number of the epoch that a state goes on with."""
+    def next_epoch(self, counted: object) -> object:
+        del counted
         shard = self._shard()
         return self.begun + (shard is not None and bool(shard.end_of_dataloader))
 

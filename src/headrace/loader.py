@@ -19,7 +19,6 @@ from headrace.deliver.loops import Closing, asyncio_loop
 from headrace.drop_in.in_thread import InThread
 from headrace.drop_in.regime import Torch
 from headrace.drop_in.torch_loader import T_co, TorchLoader
-from headrace.errors import OptionError
 from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
@@ -305,8 +304,6 @@ class DataLoader(TorchLoader[T_co], Closing):
     @property
     def position(self) -> Position:
         """How far the trainer is in the epoch: (batch, samples, global_samples); other data sets than torch's only."""
-        if not isinstance(self._behind, Streaming):
-            raise OptionError("position is for headrace's data sets: of torch's, the sampler knows it")
         return self._behind.position
 
     def skip(self, batches: int) -> None:
@@ -316,8 +313,6 @@ class DataLoader(TorchLoader[T_co], Closing):
             LoaderBusyError: an iterator is in use.
             OptionError: the data set is torch's.
         """
-        if not isinstance(self._behind, Streaming):
-            raise OptionError("skip is for headrace's data sets; of torch's, take batches and leave them")
         self._behind.skip(batches)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:

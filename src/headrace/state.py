@@ -47,16 +47,25 @@ class Fingerprint:
     order: tuple[str, ...]
     steps: tuple[str, ...]
 
+    def pack(self) -> dict[str, object]:
+        """As JSON."""
+        return {
+            "seed": self.seed,
+            "data": self.data,
+            "count": self.count,
+            "order": list(self.order),
+            "steps": list(self.steps),
+        }
+
     def compare(self, state: Mapping[str, object]) -> None:
         """Compare with those of a state.
 
         Raises:
             StateMismatchError: one is another; it is named.
         """
+        facts = self.pack()
         for name in ("data", "count", "order", "steps", "seed"):
-            mine, saved = getattr(self, name), state.get(name)
-            if isinstance(mine, tuple):
-                mine = list(mine)
+            mine, saved = facts[name], state.get(name)
             if saved != mine:
                 raise StateMismatchError(f"{_MEANING[name]}: the state has {saved!r}, this loader {mine!r}", field=name)
 
@@ -148,11 +157,7 @@ class State:
             "version": VERSION,
             "regime": "headrace",
             "order_version": ORDER_VERSION,
-            "seed": facts.seed,
-            "data": facts.data,
-            "count": facts.count,
-            "order": list(facts.order),
-            "steps": list(facts.steps),
+            **facts.pack(),
             "epoch": self.epoch,
             "position": self.cursor.position,
             "end": self.end,

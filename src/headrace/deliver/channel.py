@@ -38,7 +38,7 @@ class _End:
 
 class _ChannelState:
     def __init__(self, depth: int, post: Callable[..., None], arrived: Wakeup) -> None:
-        self.messages: deque[Any] = deque()
+        self.messages: deque[tuple[Any, _End | None]] = deque()
         # The receiver's: who sends may be held by frames of the user's that wait for the garbage collector, and a
         # descriptor must not wait with them.
         self.arrived = weakref.ref(arrived)
@@ -83,10 +83,10 @@ class ThreadSender:
     def _end(self, blob: bytes | None) -> None:
         if not self._is_ended:
             self._is_ended = True
-            self._push(_End(blob))
+            self._push(None, _End(blob))
 
-    def _push(self, message: object) -> None:
-        self._shared.messages.append(message)
+    def _push(self, message: object, end: _End | None = None) -> None:
+        self._shared.messages.append((message, end))
         arrived = self._shared.arrived()
         if arrived is not None:
             arrived.set()
@@ -107,14 +107,14 @@ class ThreadReceiver:
             self._arrived.set()  # for all who wait, however many
             raise anyio.ClosedResourceError
         try:
-            message = shared.messages.popleft()
+            message, end = shared.messages.popleft()
         except IndexError:
             raise anyio.WouldBlock from None
-        if isinstance(message, _End):
-            shared.messages.append(_End(None))  # the end stays the end, a failure is told once
+        if end is not None:
+            shared.messages.append((None, _End(None)))  # the end stays the end, a failure is told once
             self._arrived.set()
-            if message.blob is not None:
-                raise ChannelFailedError(message.blob)
+            if end.blob is not None:
+                raise ChannelFailedError(end.blob)
             raise anyio.EndOfStream
         self._received += 1
         if shared.depth:
@@ -144,7 +144,7 @@ def _drained(shared: _ChannelState) -> list[Any]:
     with contextlib.suppress(IndexError):
         while True:
             left.append(shared.messages.popleft())
-    return [message for message in left if not isinstance(message, _End)]
+    return [message for message, end in left if end is None]
 
 
 def thread_channel(depth: int, post: Callable[..., None]) -> tuple[ThreadSender, ThreadReceiver]:

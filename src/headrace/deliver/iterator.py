@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -90,13 +90,6 @@ async def readable(descriptor: int, timeout_s: float) -> None:
         raise RuntimeError(f"DataLoader timed out after {timeout_s} seconds")
 
 
-class _Failed:
-    """Stands in the place of a batch that was peeked at and is an error."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
     """Who follows an iterator.
@@ -151,14 +144,14 @@ class BatchIterator(Generic[B]):
         self._timeout_s, self._pid = timeout_s, os.getpid()
         self._receiver, self._opener, self._ahead = receiver, opener, ahead
         self._staged: deque[Delivery] = deque()  # those whose batches wait for `next`
-        self._over: Exception | None = None  # what comes after the last of those
+        self._over: Callable[[BatchIterator[B]], NoReturn] | None = None  # called after the last of those
         self._exhausted = watch.exhausted
         self._meters, self._name = meters, watch.name
         self._end = weakref.finalize(self, end)
         self._end.atexit = False
         self._lock, self._beginning = threading.Lock(), threading.Lock()
         self._tasks_lock = TaskLock()
-        self._peeked: list[tuple[B | _Failed, Delivery]] = []
+        self._peeked: list[tuple[Any, Exception | None, Delivery]] = []
         self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
         self.before: Callable[[], None] | None = None
@@ -217,10 +210,9 @@ class BatchIterator(Generic[B]):
                 self._next()
             finally:
                 self._is_peeking = False
-        made = self._peeked[0][0]
-        if isinstance(made, _Failed):
-            raise made.error
-        return made
+        made, failure, _ = self._peeked[0]
+        batch: B = _opened(made, failure)
+        return batch
 
     def state_dict(self) -> dict[str, object]:
         """The state of the loader after the batches that this has given so far.
@@ -292,14 +284,14 @@ class BatchIterator(Generic[B]):
         elif self._over is None:
             raise anyio.WouldBlock
         else:
-            self._end_with(self._over)
+            self._over(self)
         now = time.perf_counter()
         self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
-        made: B | _Failed
+        made, failure = None, None
         try:
             made = batch()
         except Exception as error:
-            made = _Failed(error)
+            failure = error
         except BaseException:  # such as an interrupt: that batch is gone
             self._failed(delivery)
             raise
@@ -310,20 +302,15 @@ class BatchIterator(Generic[B]):
             self._given(delivery)
             raise anyio.WouldBlock
         if self._is_peeking:
-            self._peeked.append((made, delivery))  # an error is told again, in its place
-        return self._taken(made, delivery)
+            self._peeked.append((made, failure, delivery))  # an error is told again, in its place
+        return self._taken(made, failure, delivery)
 
-    def _taken(self, made: B | _Failed, delivery: Delivery) -> B:
+    def _taken(self, made: Any, failure: Exception | None, delivery: Delivery) -> B:
         """A batch as it is given on; an error is raised."""
-        if self._is_peeking:
-            pass
-        elif isinstance(made, _Failed):
-            self._failed(delivery)
-        else:
-            self._given(delivery)
-        if isinstance(made, _Failed):
-            raise made.error
-        return made
+        if not self._is_peeking:
+            (self._given if failure is None else self._failed)(delivery)
+        batch: B = _opened(made, failure)
+        return batch
 
     def _failed(self, delivery: Delivery) -> None:
         if self._progress is not None:
@@ -352,8 +339,14 @@ class BatchIterator(Generic[B]):
                 delivery = self._receiver.receive_nowait()
             except anyio.WouldBlock:
                 return
-            except Exception as error:
-                self._over = error
+            except anyio.EndOfStream:
+                self._over = BatchIterator._finish
+            except anyio.ClosedResourceError:
+                self._over = _refuse
+            except anyio.BrokenResourceError as error:
+                self._over = partial(_break_off, error)
+            except ChannelFailedError as error:
+                self._over = partial(_fail, error.blob)
             else:
                 self._staged.append(delivery)
                 self._ahead.put(partial(self._opener.open, delivery))
@@ -362,27 +355,44 @@ class BatchIterator(Generic[B]):
         """What to wait on until the next batch may be ready."""
         return self._ahead.fileno() if self._staged else self._receiver.fileno()
 
-    def _end_with(self, over: Exception) -> NoReturn:
-        """Say what has come instead of a batch."""
-        if isinstance(over, anyio.EndOfStream):
-            if self._is_peeking:  # nobody was told that it is over
-                raise StopIteration
-            self._is_exhausted = True
-            self._ahead.drain()
-            self._end()
-            self._use_up()
-            if self._progress is not None:
-                self._progress.end()
+    def _finish(self) -> NoReturn:
+        """All batches have been given."""
+        if self._is_peeking:  # nobody was told that it is over
             raise StopIteration
-        if isinstance(over, anyio.ClosedResourceError):
-            raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
-        if isinstance(over, anyio.BrokenResourceError):
-            raise LoaderClosedError("the loader's engine has ended without a word") from over
-        assert isinstance(over, ChannelFailedError)
-        self._is_exhausted = True  # nothing more comes; but the epoch was not used up
+        self._is_exhausted = True
+        self._ahead.drain()
         self._end()
-        failure = unpack_error(PackedError(over.blob))
-        raise failure from failure.__cause__
+        self._use_up()
+        if self._progress is not None:
+            self._progress.end()
+        raise StopIteration
+
+
+def _fail(blob: bytes, iterator: BatchIterator[B]) -> NoReturn:
+    """The engine has failed: nothing more comes, but the epoch was not used up."""
+    iterator._is_exhausted = True
+    iterator._end()
+    failure = unpack_error(PackedError(blob))
+    raise failure from failure.__cause__
+
+
+def _refuse(iterator: BatchIterator[B]) -> NoReturn:
+    del iterator
+    raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
+
+
+def _break_off(error: Exception, iterator: BatchIterator[B]) -> NoReturn:
+    del iterator
+    raise LoaderClosedError("the loader's engine has ended without a word") from error
+
+
+def _opened(made: B, failure: Exception | None) -> B:
+    if failure is None:
+        return made
+    try:
+        raise failure
+    finally:
+        del failure  # its traceback has this frame: what they hold would wait for a garbage collection
 
 
 def _raise(error: BaseException) -> NoReturn:

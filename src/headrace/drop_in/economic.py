@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _sharding_worker_init_fn, default_collate
+from torch.utils.data.dataloader import default_collate
 
 from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
 from headrace.deliver.slabs import Views
@@ -33,6 +32,7 @@ from headrace.scheduler.recipe import BatchSpec, Learned
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
 from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.datapipes import with_sharding
 from headrace.work.keyed import Begin, Get, OfOne, get_many, pack_in_process, pack_in_thread
 
 
@@ -305,9 +305,8 @@ class _Opener(BatchOpener):
 
 def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[object], economy: Economy) -> Chain:
     """What workers do: get samples by their keys, and collate them."""
-    dataset, collate, init = iterator._dataset, iterator._collate_fn, loader.worker_init_fn
-    if isinstance(dataset, IterDataPipe | MapDataPipe):
-        init = functools.partial(_sharding_worker_init_fn, init, iterator._world_size, iterator._rank)
+    dataset, collate = iterator._dataset, iterator._collate_fn
+    init = with_sharding(loader.worker_init_fn, dataset, iterator._world_size, iterator._rank)
     if not iterator._auto_collation:
         collate = OfOne(collate)
     elif collate is default_collate:

@@ -22,7 +22,7 @@ from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
 from headrace.torch_compat.draws import decoded
-from headrace.torch_compat.stateful import chain_of
+from headrace.torch_compat.stateful import chain_of, parts_of
 
 _FIELDS = (
     *("is_map", "economic", "num_workers", "batch_size", "epoch", "count", "sampler_type", "sampler_length"),
@@ -164,9 +164,9 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     except (TypeError, ValueError) as error:
         raise StateMismatchError(f"beyond: {state['beyond']!r:.50} are no ranges", field="beyond") from error
     starts = (None, None) if state["sampler"] is None else state["sampler"]["start"]
-    if not isinstance(state["generators"], list | tuple):
+    if not _is_row(state["generators"]):
         raise StateMismatchError(f"generators: {state['generators']!r:.50} is no list", field="generators")
-    if not isinstance(starts, list | tuple) or len(starts) != 2:
+    if not _is_row(starts) or len(starts) != 2:
         raise StateMismatchError(f"sampler: {starts!r:.50} is no start", field="sampler")
     for text in state["generators"]:
         decoded(text)
@@ -177,12 +177,16 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     return whole
 
 
+def _is_row(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
 def common(loader: DataLoader[object]) -> LoaderState:
     """What a state says of a loader, besides how far it is."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
-    ranks = next((part for part in chain_of(sampler) if isinstance(part, DistributedSampler)), None)
-    random = next((part for part in chain_of(sampler) if isinstance(part, RandomSampler | WeightedRandomSampler)), None)
+    ranks = next(parts_of(sampler, (DistributedSampler,)), None)
+    random = next(parts_of(sampler, (RandomSampler, WeightedRandomSampler)), None)
     return {
         "version": VERSION,
         "regime": "torch",
@@ -212,8 +216,7 @@ def _count_of(dataset: Any) -> int | None:
 
 def _length_of(sampler: object) -> int | None:
     """How many indices a sampler of torch's gives, or a list of them, or the one inside it."""
-    lengths = (_count_of(part) for part in chain_of(sampler) if isinstance(part, _KNOWN_LENGTHS))
-    return next(lengths, None)
+    return next(map(_count_of, parts_of(sampler, _KNOWN_LENGTHS)), None)
 
 
 def _has_generator(sampler: object) -> bool:
@@ -243,5 +246,5 @@ def _inmost_batches(sampler: object) -> object:
 def epoch_of(loader: DataLoader[object]) -> int | None:
     """The last number that a sampler was given which knows epochs; None where none does."""
     samplers = (sampler for sampler in chain_of(loader._index_sampler) if hasattr(sampler, "set_epoch"))
-    epochs = (getattr(sampler, "epoch", None) for sampler in samplers)
-    return next((epoch for epoch in epochs if isinstance(epoch, int)), None)
+    epochs = (_number(sampler, "epoch") for sampler in samplers)
+    return next((epoch for epoch in epochs if epoch is not None), None)

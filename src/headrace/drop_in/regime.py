@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import torch.utils.data
+from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
@@ -38,7 +38,7 @@ class Torch:
         self.options = {name: getattr(loader, name) for name in ("prefetch_factor", "workers", "economic")}
         self._samplers = [part for part in chain_of(loader._index_sampler) if hasattr(part, "set_epoch")]
         self._snapshots = SnapshotBook(loader)
-        way = "__iter__" if isinstance(loader.dataset, torch.utils.data.IterableDataset) else "__getitem__"
+        way = "__iter__" if loader._dataset_kind == _DatasetKind.Iterable else "__getitem__"
         self._counts = LoaderCounts(f"{type(loader.dataset).__name__}.{way}", loader.num_workers)
         self._starting = Starting()
         self._made: ResumableIterator | None = None  # an iterator that nobody has asked for yet
@@ -159,6 +159,14 @@ class Torch:
             self._economy.epoch = epoch
         for sampler in self._samplers:
             sampler.set_epoch(epoch)
+
+    @property
+    def position(self) -> NoReturn:
+        raise OptionError("position is for headrace's data sets: of torch's, the sampler knows it")
+
+    def skip(self, batches: int) -> NoReturn:
+        del batches
+        raise OptionError("skip is for headrace's data sets; of torch's, take batches and leave them")
 
     def peek(self) -> NoReturn:
         raise OptionError("peek is for headrace's data sets: of torch's, a batch that was made is consumed")

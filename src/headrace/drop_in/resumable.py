@@ -6,13 +6,13 @@ import functools
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.drop_in.loaded import common, epoch_of
 from headrace.drop_in.state import RunPoint, RunProgress, SnapshotBook, StateDict, WorkerSnapshot, copy_of
 from headrace.errors import StateMismatchError
+from headrace.torch_compat.datapipes import seeded
 from headrace.torch_compat.indices import Indices
 from headrace.torch_compat.stateful import is_stateful
 
@@ -57,10 +57,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             super().__init__(loader)
         if was_drawn and loaded is not None:
             self._base_seed, self._shared_seed = loaded["base_seed"], loaded["shared_seed"]
-            if isinstance(self._dataset, IterDataPipe):
-                generator = torch.Generator()
-                generator.manual_seed(self._shared_seed or 0)
-                self._dataset = apply_random_seed(self._dataset, generator)
+            self._dataset = seeded(self._dataset, self._shared_seed)
         self._common["base_seed"], self._common["shared_seed"] = int(self._base_seed), self._shared_seed
         self._open_data()
 

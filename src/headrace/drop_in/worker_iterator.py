@@ -19,8 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
-from torch.utils.data.dataloader import _DatasetKind, _sharding_worker_init_fn
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
 from headrace.deliver.iterator import BatchOpener
@@ -38,6 +38,7 @@ from headrace.drop_in.workers.records import MadeBatch
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError
 from headrace.processes.stopped import PATIENCE
+from headrace.torch_compat.datapipes import with_sharding
 from headrace.torch_compat.stateful import PackedStates, is_stateful
 
 
@@ -61,9 +62,7 @@ class WorkerIterator(ResumableIterator):
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if self._prefetch_factor <= 0:
             raise LateOptionError(f"prefetch_factor must be greater than 0, and is {self._prefetch_factor}")
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        init_fn = with_sharding(loader.worker_init_fn, self._dataset, self._world_size, self._rank)
         config = WorkerConfig(
             dataset=self._dataset,
             is_iterable=self._dataset_kind == _DatasetKind.Iterable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import traceback
 from dataclasses import replace
@@ -21,22 +22,40 @@ def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE
     Args:
         where: as in "in DataLoader worker process 0".
     """
-    if not isinstance(error, Exception):
+    if is_death(error):
         return serialize.pack_error(_end(error), origin)
     return serialize.pack_error(error, replace(origin, caught=_caught_text(error, where)))
 
 
+def is_death(error: BaseException) -> bool:
+    """Whether it ends a worker of torch's: what is no Exception, such as a KeyboardInterrupt or SystemExit."""
+    return not isinstance(error, Exception)
+
+
+@functools.singledispatch
+def _exit_code(error: BaseException) -> int:
+    """That of a worker of torch's that it ends."""
+    del error
+    return 1
+
+
+@_exit_code.register(SystemExit)
+def _code_of_exit(error: SystemExit) -> int:
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
+@_exit_code.register(KeyboardInterrupt)
+def _code_of_interrupt(error: KeyboardInterrupt) -> int:
+    del error
+    return 0
+
+
 def _end(error: BaseException) -> WorkerDiedError:
-    """What is no Exception, such as a KeyboardInterrupt or SystemExit; the worker itself lives on."""
-    code = 1
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    elif isinstance(error, KeyboardInterrupt):
-        code = 0
+    """The death of torch's worker; ours lives on."""
     died = WorkerDiedError(
         f"DataLoader worker (pid(s) {os.getpid()}) exited unexpectedly: {error!r} was raised in it",
         pid=os.getpid(),
-        exitcode=code,
+        exitcode=_exit_code(error),
     )
     died.__cause__ = error
     return died

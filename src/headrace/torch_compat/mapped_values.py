@@ -7,8 +7,9 @@ Arrays are in `views`.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.shared_memory import SharedMemory
 from typing import Any
 
@@ -32,19 +33,14 @@ def form_of(value: object, mappings: Mappings) -> _Form | None:
     Raises:
         CannotCarryError: its memory is shared, and there is no way to share it with a worker.
     """
-    if isinstance(value, torch.UntypedStorage):
-        return _form_of_storage(value, mappings)
-    if isinstance(value, torch.storage.TypedStorage):
-        untyped = value._untyped_storage
-        return None if _form_of_storage(untyped, mappings) is None else (typed_storage, (untyped, value.dtype))
-    if type(value) is memoryview:
-        return _form_of_view(value, mappings)
-    if isinstance(value, _CData):
-        return _form_of_ctype(value, mappings)
-    if type(value) is mmap.mmap:
-        return _form_of_mapping(value, mappings)
-    if type(value) is SharedMemory:
-        return _form_of_shared_memory(value)
+    kind = type(value)
+    return (_FORMS_OF_EXACTLY.get(kind) or _form_of_kind.dispatch(kind))(value, mappings)
+
+
+@functools.singledispatch
+def _form_of_kind(value: object, mappings: Mappings) -> _Form | None:
+    """The same, of instances of a class and of those derived from it."""
+    del value, mappings
     return None
 
 
@@ -78,6 +74,7 @@ def _tensor(
     return tensor.requires_grad_(requires_grad)
 
 
+@_form_of_kind.register(torch.UntypedStorage)
 def _form_of_storage(storage: torch.UntypedStorage, mappings: Mappings) -> _Form | None:
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
@@ -95,6 +92,12 @@ def _storage(memory: memoryview) -> torch.UntypedStorage:
     if memory.readonly:  # torch warns of what it has no word for, and the trainer's tensor is no better
         memory = extent(address_of(memory), len(memory), memory).raw()
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+@_form_of_kind.register(torch.storage.TypedStorage)
+def _form_of_typed_storage(storage: torch.storage.TypedStorage, mappings: Mappings) -> _Form | None:
+    untyped = storage._untyped_storage
+    return None if _form_of_storage(untyped, mappings) is None else (typed_storage, (untyped, storage.dtype))
 
 
 # Others.
@@ -117,6 +120,7 @@ def _form_of_mapping(value: mmap.mmap, mappings: Mappings) -> _Form | None:
     return None if mapped is None else (mapping, (mapped, value.tell()))
 
 
+@_form_of_kind.register(_CData)
 def _form_of_ctype(value: Any, mappings: Mappings) -> _Form | None:
     address, size = ctypes.addressof(value), ctypes.sizeof(value)
     if mappings.find(address, size) is None and not isinstance(value, ctypes.Array):
@@ -136,8 +140,9 @@ def _ctype(memory: memoryview, kind: Any, lengths: Sequence[int]) -> object:
     return kind.from_buffer(memory)
 
 
-def _form_of_shared_memory(value: SharedMemory) -> _Form | None:
+def _form_of_shared_memory(value: SharedMemory, mappings: Mappings) -> _Form | None:
     """Not by its name, which may be gone by the time that a worker looks for it."""
+    del mappings
     return None if value.buf is None else (_shared_memory, (value.buf, value.name, value.size))
 
 
@@ -146,3 +151,11 @@ def _shared_memory(memory: memoryview, name: str, size: int) -> object:
     made._buf, made._size = memory, size
     made._name = "/" + name if SharedMemory._prepend_leading_slash else name  # type: ignore[attr-defined]
     return made
+
+
+_FORMS_OF_EXACTLY: dict[type, Callable[[Any, Mappings], _Form | None]] = {
+    memoryview: _form_of_view,
+    mmap.mmap: _form_of_mapping,
+    SharedMemory: _form_of_shared_memory,
+}
+"""Of types whose subclasses pickle in ways of their own."""

@@ -16,7 +16,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
 
 from headrace.torch_compat import mapped_values, reducers, spawning, views, without_maps
 from headrace.torch_compat.by_value import (
@@ -117,9 +116,6 @@ class OutwardPacker(Packer):
             self.modules.add(obj.__module__)
             if obj.__module__ in self._by_value and _has_its_name(obj):
                 self.named.append(obj)
-        if isinstance(obj, _DataPipeSerializationWrapper):
-            pipe: Any = obj
-            return type(obj), (pipe._datapipe,)  # which it would pickle by itself, and without what cloudpickle can do
         if type(obj) is FunctionType:
             return reduced_function(super().reducer_override(obj), obj, self._cells)
         found = self._form_of_memory(obj) or reducers.reduced(obj, is_by_name)

@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
 
 from headrace.torch_compat.by_value import modules_by_value
 
@@ -42,13 +43,13 @@ def reduced(obj: object, is_by_name: Callable[[Callable[..., object]], bool]) ->
         return reduce(obj)
     if obj is os.environ:
         return getattr, (os, "environ")
-    if isinstance(obj, functools.cached_property):
-        return _of_cached_property(obj)
-    if isinstance(obj, BaseException):
-        return _of_exception(obj)
-    if guesses(kind):
-        return _of_guessing(obj)
-    return None
+    return _of_kind.dispatch(kind)(obj)
+
+
+@functools.singledispatch
+def _of_kind(obj: object) -> Reduced | None:
+    """What is pickled for instances of a class, and of those derived from it."""
+    return _of_guessing(obj) if guesses(type(obj)) else None
 
 
 def is_ordinary(kind: type) -> bool:
@@ -84,6 +85,7 @@ def _cache(function: Callable[..., object], parameters: _CacheParameters) -> fun
 _OF_CACHES = {"__wrapped__", "cache_parameters"}
 
 
+@_of_kind.register(functools.cached_property)
 def _of_cached_property(found: functools.cached_property[object]) -> Reduced:
     """Without its lock, which Python 3.11 has: an unlocked one is as good."""
     attributes = {name: value for name, value in vars(found).items() if name != "lock"}
@@ -215,6 +217,11 @@ def _of_limits(found: torch.finfo | torch.iinfo) -> Reduced:
     return type(found), (getattr(torch, found.dtype),)
 
 
+@_of_kind.register(_DataPipeSerializationWrapper)
+def _of_wrapped_pipe(wrapper: Any) -> Reduced:
+    return type(wrapper), (wrapper._datapipe,)  # which it would pickle by itself, and without what cloudpickle can do
+
+
 # Python's.
 
 
@@ -261,6 +268,7 @@ def _set_value(variable: ContextVar[object], value: tuple[object, ...]) -> None:
         variable.set(*value)
 
 
+@_of_kind.register(BaseException)
 def _of_exception(error: BaseException) -> Reduced | None:
     """Without a call of its class where that has a constructor of its own, which may want other arguments."""
     kind = type(error)
@@ -346,9 +354,14 @@ def _made_again(kind: Any, given: tuple[object, ...], named: dict[str, object]) 
     return kind.__new__(kind, *given, **named)
 
 
+def parts_of_state(state: Any) -> tuple[Any, Any]:
+    """Of what `__getstate__` gives: the attributes, or whatever it is, and those in slots; None where there are none."""
+    return state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+
+
 def _set_state(obj: object, state: object) -> None:
     own = _looked_up(type(obj), "__setstate__")
-    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    attributes, slots = parts_of_state(state)
     if own is not None:
         own(obj, attributes if slots == {} else state)
         return

@@ -344,8 +344,8 @@ def _as_error(signal: BaseException) -> RuntimeError:
 
 def unpack_error(packed: PackedError) -> BaseException:
     """The exception of `pack_error`; its cause shows the traceback it had."""
+    error: BaseException
     error, notes, text = unpack_bytes(packed.blob)
-    assert isinstance(error, BaseException)
     have = getattr(error, "__notes__", [])
     for note in notes:
         if note not in have:

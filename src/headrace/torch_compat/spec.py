@@ -163,8 +163,7 @@ class Spec:
     @staticmethod
     def loads(blob: bytes) -> Spec:
         """The spec of `dumps`."""
-        spec = cloudpickle.loads(blob)
-        assert isinstance(spec, Spec)
+        spec: Spec = cloudpickle.loads(blob)
         return spec
 
     def fits(self, sample: object) -> bool:

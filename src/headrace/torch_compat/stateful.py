@@ -102,3 +102,8 @@ def chain_of(sampler: object) -> Iterator[Any]:
         yield sampler
         inner = getattr(sampler, "sampler", None)
         sampler = getattr(sampler, "batch_sampler", None) if inner is None else inner
+
+
+def parts_of(sampler: object, kinds: tuple[type, ...]) -> Iterator[Any]:
+    """Those in the chain of a sampler that are of some kinds."""
+    return (part for part in chain_of(sampler) if isinstance(part, kinds))

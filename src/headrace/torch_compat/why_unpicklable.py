@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
-from headrace.torch_compat import serialize
+from headrace.torch_compat import reducers, serialize
 
 _MOST_LOOKED_AT = 100_000
 _DEEPEST = 100
@@ -124,13 +124,11 @@ def _parts_of(value: object, path: str) -> Iterator[_Part]:
     if not isinstance(reduced, tuple):
         return
     function, args, state, items, entries = (*reduced, None, None, None)[:5]
-    if state is not None:
-        states = state if isinstance(state, tuple) and len(state) == 2 else (state,)
-        for part in states:
-            if isinstance(part, dict):
-                yield from _of_attributes(part, path)
-            elif part is not None:
-                yield f"{path}.<state>", part
+    for part in reducers.parts_of_state(state):
+        if isinstance(part, dict):
+            yield from _of_attributes(part, path)
+        elif part is not None:
+            yield f"{path}.<state>", part
     yield from ((f"{path}[{number}]", part) for number, part in enumerate(items or ()))
     yield from _of_entries(entries or iter(()), path)
     for number, part in enumerate((function, *args)):

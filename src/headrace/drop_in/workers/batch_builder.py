@@ -8,16 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data._utils.collate import default_collate
-from torch.utils.data.graph_settings import apply_random_seed
 
 from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.datapipes import is_iterated_pipe, is_pipe, seeded
 from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
@@ -81,7 +79,7 @@ class BatchBuilder:
         if self._has_begun:
             self._failure = None
             with self._kept_error():
-                self._seed_pipes(shared_seed)
+                self._dataset = seeded(self._dataset, shared_seed)
                 self._open()
 
     def make(self, index: Any) -> Result:
@@ -134,7 +132,8 @@ class BatchBuilder:
                 self._copy_dataset()
             set_info = worker_info.set_in_process if self._table is None else worker_info.set_in_thread
             set_info(self._number, config.num_workers, config.base_seed, self._dataset)
-            if self._seed_pipes(config.shared_seed):
+            if is_iterated_pipe(self._dataset):
+                self._dataset = seeded(self._dataset, config.shared_seed)
                 set_info(self._number, config.num_workers, config.base_seed, self._dataset)
             begin_sample(config.base_seed, self._number, everywhere=False)  # for `hr.rng()`
             if config.init_fn is not None:
@@ -150,7 +149,7 @@ class BatchBuilder:
         try:
             self._dataset = serialize.copied(self._dataset)
         except Exception as error:
-            if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+            if is_pipe(self._dataset):
                 raise
             note = (
                 "the data set cannot be copied for each thread: all use the one there is, and it has no state for each"
@@ -171,14 +170,6 @@ class BatchBuilder:
                     self._collate(self._fetched(index) if self._config.auto_collation else self._one(index))
         if start.is_finished:
             self._open()
-
-    def _seed_pipes(self, shared_seed: int | None) -> bool:
-        if not isinstance(self._dataset, IterDataPipe):
-            return False
-        generator = torch.Generator()
-        generator.manual_seed(shared_seed or 0)
-        self._dataset = apply_random_seed(self._dataset, generator)
-        return True
 
     def _open(self) -> None:
         self._is_over = self._has_reported_end = False
@@ -335,7 +326,7 @@ class BatchBuilder:
 
 
 def _needs_a_copy(dataset: object) -> bool:
-    return isinstance(dataset, IterDataPipe | MapDataPipe) or is_stateful(dataset)
+    return is_pipe(dataset) or is_stateful(dataset)
 
 
 def _item(dataset: Any, key: object) -> object:

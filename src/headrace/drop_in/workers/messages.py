@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.failures import PackedError
-from headrace.torch_compat.errors import pack_worker_error
+from headrace.torch_compat import serialize
+from headrace.torch_compat.errors import is_death, pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
 
 SlotsResult = tuple[Literal["slots"], int, int, int, list[list[object]]]
@@ -39,8 +40,22 @@ def segment_of(result: Result) -> int | None:
 
 def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
     """The answer where a user's function has raised."""
-    kind: Literal["error", "died"] = "error" if isinstance(error, Exception) else "died"
+    kind: Literal["error", "died"] = "died" if is_death(error) else "error"
     return kind, pack_worker_error(error, f"in DataLoader worker {'thread' if in_thread else 'process'} {number}")
+
+
+def packed_index(index: object) -> object:
+    """A batch's index as it goes over the wire: what is not the same object in every process as bytes."""
+    kinds = set(map(type, index)) if isinstance(index, list) else {type(index)}
+    return index if kinds <= _PLAIN else serialize.pack_bytes(index)
+
+
+def unpacked_index(packed: object) -> Any:
+    """The index of `packed_index`."""
+    return serialize.unpack_bytes(packed) if isinstance(packed, bytes) else packed
+
+
+_PLAIN = {int, str, float, bool, type(None)}  # and lists of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, segment_of
-from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord, death, is_plain
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, packed_index, segment_of, unpacked_index
+from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord, death
 from headrace.drop_in.workers.starter import WorkerHandle, WorkerStarter
 from headrace.drop_in.workers.worker_main import WORDS
 from headrace.errors import OptionError
 from headrace.memory import Segment
 from headrace.processes.stopped import PATIENCE, Watch
 from headrace.processes.wire import PolledWire
-from headrace.torch_compat import serialize
 from headrace.torch_compat.stateful import PackedStates, failed, is_known
 from headrace.wakeup import Wakeup
 from headrace.work.messages import DEATHS, exit_text
@@ -101,7 +100,7 @@ class TorchWorkerPool:
             if self._is_closed:
                 return
             worker = self._workers[number]
-            task = BatchTask(batch, self._epoch, index if is_plain(index) else serialize.pack_bytes(index))
+            task = BatchTask(batch, self._epoch, packed_index(index))
             if worker.failure is not None:
                 self._answer(worker, task, self._death_of(worker))
                 return
@@ -536,7 +535,7 @@ class TorchWorkerPool:
             return
         del lost[serial]
         self._leave_place(worker, task)
-        index = serialize.unpack_bytes(task.index) if isinstance(task.index, bytes) else task.index
+        index = unpacked_index(task.index)
         which = f"batch {task.batch}, before or after its samples {index!r:.100}"
         if sample >= 0:
             key = list(index)[sample] if self._config.auto_collation else index

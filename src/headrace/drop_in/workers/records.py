@@ -73,13 +73,3 @@ def death(pid: int | None, code: int | None, how: str, batch: int | None = None)
             batch=batch,
         )
     )
-
-
-def is_plain(index: object) -> bool:
-    """Whether an index is the same object in every process: numbers and text, and lists of them."""
-    if isinstance(index, list):
-        return len(set(map(type, index)) - _PLAIN) == 0
-    return type(index) in _PLAIN
-
-
-_PLAIN = {int, str, float, bool, type(None)}

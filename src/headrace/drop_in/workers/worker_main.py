@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.drop_in.workers.batch_builder import BatchBuilder
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by
+from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by, unpacked_index
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
@@ -137,7 +137,7 @@ class BatchServer:
         else:
             self._given = place
             began = time.perf_counter_ns()
-            result = self._builder.make(serialize.unpack_bytes(index) if isinstance(index, bytes) else index)
+            result = self._builder.make(unpacked_index(index))
             self._words[self._first_word + 2] += time.perf_counter_ns() - began
         self._words[self._first_word] = 0
         state = None if self._builder is None else self._builder.state_after(result, self._every)

@@ -1,0 +1,38 @@
+"""What torch's loader does for data sets that are its DataPipes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _sharding_worker_init_fn
+from torch.utils.data.graph_settings import apply_random_seed
+
+
+def is_pipe(dataset: object) -> bool:
+    """Whether a data set is one; each worker, and each thread, has a copy of its own to shard."""
+    return isinstance(dataset, IterDataPipe | MapDataPipe)
+
+
+def is_iterated_pipe(dataset: object) -> TypeGuard[IterDataPipe[object]]:
+    """Whether a data set is one that draws random numbers from a seed of its own."""
+    return isinstance(dataset, IterDataPipe)
+
+
+def seeded(dataset: object, shared_seed: int | None) -> Any:
+    """A data set, with pipes that draw from a seed which all workers share, if it is one that is iterated over."""
+    if not is_iterated_pipe(dataset):
+        return dataset
+    generator = torch.Generator()
+    generator.manual_seed(shared_seed or 0)
+    return apply_random_seed(dataset, generator)
+
+
+def with_sharding(
+    init_fn: Callable[[int], object] | None, dataset: object, world_size: int, rank: int
+) -> Callable[[int], object] | None:
+    """A `worker_init_fn` that has each worker of each rank read its share of a pipe, too."""
+    return functools.partial(_sharding_worker_init_fn, init_fn, world_size, rank) if is_pipe(dataset) else init_fn
