@@ -32,8 +32,9 @@ from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.starting import Starting
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.torch_loader import TorchLoader
+from headrace.drop_in.workers.copy_states import LOST
 from headrace.drop_in.workers.messages import Start, WorkerConfig
-from headrace.drop_in.workers.pool import LOST, TorchWorkerPool
+from headrace.drop_in.workers.pool import TorchWorkerPool
 from headrace.drop_in.workers.records import MadeBatch
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.errors import LateOptionError, LoaderClosedError, NotReady, OptionError

@@ -355,7 +355,7 @@ def _made_again(kind: Any, given: tuple[object, ...], named: dict[str, object]) 
 
 
 def parts_of_state(state: Any) -> tuple[Any, Any]:
-    """Of what `__getstate__` gives: the attributes, or whatever it is, and those in slots; None where there are none."""
+    """What `__getstate__` gives: the attributes, or whatever it is, and those in slots; None where there are none."""
     return state if isinstance(state, tuple) and len(state) == 2 else (state, None)
 
 

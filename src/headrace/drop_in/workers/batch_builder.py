@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data._utils.collate import default_collate
 
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by
+from headrace.drop_in.workers.messages import Result, Start, StateAfter, WorkerConfig, failed_by
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
@@ -111,7 +111,7 @@ class BatchBuilder:
             return self._shared
         return packed_states(self._dataset, self._iterator) if self._failure is None and self.is_stateful else None
 
-    def state_after(self, result: Result, every: int) -> tuple[PackedStates | None, bool] | None:
+    def state_after(self, result: Result, every: int) -> StateAfter | None:
         """What is to be told with a result: the states, and whether the data set is over; None: nothing.
 
         Args:

@@ -70,6 +70,13 @@ class BatchMemory:
         else:
             self._free[worker].append(segment)
 
+    def left(self, place: Segment | None, worker: int, *, is_too_small: bool) -> None:
+        """A batch has no use for what `free_for` gave."""
+        if place is None:
+            self.settled()
+        else:
+            self.unused(place, worker, is_too_small=is_too_small)
+
     def give_back(self, number: int) -> None:
         """The trainer has no view of it any more. From any thread, also inside a collection of garbage."""
         self._returned.append(number)

@@ -58,6 +58,12 @@ def unpacked_index(packed: object) -> Any:
 _PLAIN = {int, str, float, bool, type(None)}  # and lists of them
 
 
+StateAfter = tuple[PackedStates | None, bool]
+"""What may be told with a result: the states of a worker's copy of the data set afterwards, and whether it is over."""
+
+UNTOLD: StateAfter = (None, False)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """What the workers of one iterator are told; the names are those of torch's loader."""

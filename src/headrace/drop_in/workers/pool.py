@@ -9,35 +9,30 @@ import contextlib
 import itertools
 import logging
 import os
-import selectors
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.drop_in.workers.batch_memory import BatchMemory
-from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, packed_index, segment_of, unpacked_index
-from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord, death
+from headrace.drop_in.workers.copy_states import Answers, StateQuestion, answer_for_lost
+from headrace.drop_in.workers.deaths import Death, judge
+from headrace.drop_in.workers.events import PoolEvents
+from headrace.drop_in.workers.link import WorkerLink
+from headrace.drop_in.workers.messages import UNTOLD, Result, Start, StateAfter, WorkerConfig, packed_index, segment_of
+from headrace.drop_in.workers.progress import COLLATE_NS, MADE_NS, START_NS, WorkerProgress
+from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord
 from headrace.drop_in.workers.starter import WorkerHandle, WorkerStarter
-from headrace.drop_in.workers.worker_main import WORDS
-from headrace.errors import OptionError
 from headrace.memory import Segment
-from headrace.processes.stopped import PATIENCE, Watch
-from headrace.processes.wire import PolledWire
-from headrace.torch_compat.stateful import PackedStates, failed, is_known
-from headrace.wakeup import Wakeup
-from headrace.work.messages import DEATHS, exit_text
+from headrace.processes.stopped import Watch
+from headrace.torch_compat.stateful import PackedStates
+from headrace.work.messages import exit_text
 
-LOST = (
-    "the workers have ended, and with them what their copies of the data set carry from one epoch into the next: "
-    "ask for a state before close()"
-)
 _STOPPED = "; it was stopped while it was waited for, and so it was killed"
 _END_S = 1.0  # how long the end of a worker is waited for that has closed its socket
 log = logging.getLogger("headrace")
-
-_States = list[tuple[PackedStates | None] | None]  # of each worker, where it is known
 
 
 class TorchWorkerPool:
@@ -59,24 +54,20 @@ class TorchWorkerPool:
         self._config, self._starter = config, starter
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._selector = selectors.DefaultSelector()
-        self._wakeup = Wakeup()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+        self._events = PoolEvents(starter)
         self._inbox: deque[MadeBatch] = deque()
         self._epoch = self.every = 0
-        self._is_receiving = self._is_closed = False
+        self._is_closed = False
         self._watcher = Watch()
-        self._listened_to = -1, 0  # the starter's descriptor, and what for
         self._serials = itertools.count(1)
         self._workers = [WorkerRecord(number) for number in range(config.num_workers)]
-        self.begun: _States = [None] * config.num_workers
+        self.begun: Answers = [None] * config.num_workers
         self.closing: Callable[[], None] | None = None
         self._deaths = 0
-        self._states: _States = []  # in what state they are when they were asked
-        self._question: tuple[str, _States] | None = None  # that is open, and the answers so far
+        self._states: Answers = []  # in what state they are when they were asked
+        self._question: StateQuestion | None = None  # that is open
         self.places = BatchMemory(config.num_workers, limit, self._forget)
-        self._words = Segment.create(8 * (1 + WORDS * config.num_workers))
-        self._numbers = self._words.view.cast("q")
+        self._progress = WorkerProgress(config.num_workers)
         try:
             for worker in self._workers:
                 self._start(worker)
@@ -91,8 +82,7 @@ class TorchWorkerPool:
 
     def fileno(self) -> int:
         """What to wait on until there may be something to receive; `PATIENCE.each_s` long, for `receive` to look."""
-        descriptor: int = self._selector.fileno()
-        return descriptor
+        return self._events.fileno()
 
     def send(self, batch: int, number: int, index: object) -> None:
         """Have worker `number` make a batch."""
@@ -117,12 +107,8 @@ class TorchWorkerPool:
         if not self._inbox:
             if self._is_closed:
                 raise EOFError
-            self._is_receiving = True
-            try:
+            with self._events:
                 self._wait(timeout_s)
-            finally:
-                self._is_receiving = False
-                self._close_selector()
         return self._inbox.popleft() if self._inbox else None
 
     def keep_states(self, every: int) -> None:
@@ -130,56 +116,47 @@ class TorchWorkerPool:
         with self._lock:
             self.every = every
             for worker in self._workers:
-                self._tell(worker, ("every", every))
+                worker.tell(("every", every))
 
     def go_on(self, starts: Sequence[Start]) -> None:
         """Have each worker go on somewhere; before the first batch is sent."""
         with self._lock:
             for worker, start in zip(self._workers, starts, strict=True):
                 worker.start = start
-                self._tell(worker, ("start", self._epoch, start))
+                worker.tell(("start", self._epoch, start))
 
     def ask_begun(self) -> None:
         """Wait until `begun` is known of all workers that can still tell."""
         self._ask("begin", self.begun)
 
-    def ask_now(self) -> _States:
+    def ask_now(self) -> Answers:
         """The states of all workers' copies of the data set, when they have made all that was sent."""
         self._states = [None] * len(self._workers)
         self._ask("tell", self._states)
         return self._states
 
-    def _ask(self, question: str, answers: _States) -> None:
+    def _ask(self, name: str, answers: Answers) -> None:
         """Ask workers what is not known of them, and wait as long as they can still answer.
 
         Who cannot, and had a state to lose, is answered for by the error that it is lost.
         """
         with self._lock:
-            self._question = question, answers
-            asked = [worker for worker in self._workers if answers[worker.number] is None]
+            self._question = question = StateQuestion(name, answers)
+            asked = question.unanswered(self._workers)
             for worker in asked:
                 self._put_question(worker)
-        self._is_receiving = True
         try:
-            while not self._is_closed and any(answers[worker.number] is None and worker.wire for worker in asked):
-                self._wait(None)
+            with self._events:
+                while not self._is_closed and any(worker.link for worker in question.unanswered(asked)):
+                    self._wait(None)
         finally:
             self._question = None
-            self._is_receiving = False
-            self._close_selector()
-        self._answer_for_lost(answers)
-
-    def _answer_for_lost(self, answers: _States) -> None:
-        for worker in self._workers:
-            if answers[worker.number] is None and worker.start is not None:
-                answers[worker.number] = (failed(OptionError(LOST), "raised where the state was asked for"),)
+        answer_for_lost(self._workers, answers)
 
     def _put_question(self, worker: WorkerRecord) -> None:
         """Ask a worker what everybody is asked at the time; also one that has taken the place of another."""
-        if self._question is not None:
-            question, answers = self._question
-            if answers[worker.number] is None:
-                self._tell(worker, (question,))
+        if self._question is not None and self._question.unanswered([worker]):
+            worker.tell((self._question.name,))
 
     def reset(self, shared_seed: int | None) -> None:
         """Have the workers begin another epoch.
@@ -193,25 +170,20 @@ class TorchWorkerPool:
             while self._inbox:
                 self.drop(self._inbox.popleft())
             for worker in self._workers:
-                if worker.wire is None:
+                if worker.link is None:
                     worker.failure, worker.is_mourned, worker.start, worker.idle_deaths = None, False, None, 0
                     self._start(worker)
-                self._tell(worker, ("reset", shared_seed, self._epoch))
+                worker.tell(("reset", shared_seed, self._epoch))
 
     def _mourn_idle(self) -> None:
         """Hear of workers that have ended since somebody waited for them: what they had is of no use any more."""
-        while not self._is_closed and self._selector.select(0):
+        while not self._is_closed and self._events.wait(0):
             self._wait(0)
 
     def counted(self) -> dict[str, int]:
         """Nanoseconds that all workers together have spent so far in each step, and how many of them have died."""
-        made = collate = start = 0
         with self._lock:
-            for number in range(len(self._workers)):
-                first = 1 + WORDS * number
-                made += self._numbers[first + 2]
-                collate += self._numbers[first + 3]
-                start += self._numbers[first + 4]
+            made, collate, start = map(self._progress.spent_ns, (MADE_NS, COLLATE_NS, START_NS))
         return {"samples": max(0, made - collate), "collate": collate, "start": start, "deaths": self._deaths}
 
     def close(self) -> None:
@@ -220,34 +192,29 @@ class TorchWorkerPool:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._answer_for_lost(self.begun)
+            answer_for_lost(self._workers, self.begun)
         if self._pid == os.getpid():
-            self._numbers[0] = True
+            self._progress.have_all_end()
         if self.closing is not None:
             self.closing()
         for worker in self._workers:
-            if worker.wire is not None:
-                worker.wire.close()
-            if worker.sentinel >= 0:
-                os.close(worker.sentinel)
-                worker.sentinel = -1
+            if worker.link is not None:
+                worker.link.close()
         self._starter.close()
         self.places.close()
-        self._words.close()
-        self._wakeup.set()
-        self._close_selector()
+        self._progress.close()
+        self._events.close()
 
     def _wait(self, timeout_s: float | None) -> None:
         """Take in what comes, or has come after that time; it may be over before."""
-        each_s = PATIENCE.each_s
-        events = self._selector.select(each_s if timeout_s is None else min(timeout_s, each_s))
+        events = self._events.wait(timeout_s)
         if not events:
             self._look()
-        for key, _ in events:
+        for handle in events:
             with self._lock:
                 if self._is_closed:
                     return
-                key.data()
+                handle()
 
     def _look(self) -> None:
         """Nothing has come for a while: put others in the place of those that were stopped."""
@@ -255,77 +222,39 @@ class TorchWorkerPool:
             if self._is_closed:
                 return
             is_asked = self._question is not None
-            owing = {
-                worker.handle.pid: worker
-                for worker in self._workers
-                if worker.handle and worker.handle.sentinel >= 0 and worker.wire and (worker.tasks or is_asked)
-            }
+            owing = {worker.handle.pid: worker for worker in self._workers if worker.handle and worker.owes(is_asked)}
             for pid in self._watcher.look(pid for pid in owing if pid is not None):
                 owing[pid].how = _STOPPED
                 self._on_death(owing[pid])
             for handle in self._starter.look():
                 for worker in self._workers:
-                    if worker.handle is handle and worker.wire is not None:
-                        self._part_with(worker)
+                    if worker.handle is handle and worker.link is not None:
+                        worker.part()
                         self._begin_again(worker)
-
-    def _close_selector(self) -> None:
-        """Of a pool that was closed, as soon as nobody waits there any more."""
-        if self._is_closed and not self._is_receiving:
-            self._selector.close()
 
     # Starting.
 
     def _start(self, worker: WorkerRecord) -> None:
         worker.handle, sock = self._starter.start(worker.number, worker.starts)
-        self._listen()
+        self._events.listen_to_starter(self._on_news)
         worker.starts += 1
         worker.known, worker.spec, worker.made = set(), b"", None
-        worker.wire = PolledWire(sock)
-        worker.awaits_writing = False
-        self._selector.register(sock, selectors.EVENT_READ, self._on_event_of(worker, self._on_readable))
-        self._tell(worker, ("words", self._words.size, 1 + WORDS * worker.number), [self._words.fd])
+        readable, ended = partial(self._on_readable, worker), partial(self._on_death, worker)
+        worker.link = WorkerLink(sock, self._events.selector, readable, ended)
+        worker.tell(*self._progress.place_of(worker.number))
         for message, descriptors in self._starter.greeting:
-            self._tell(worker, message, descriptors, are_kept=True)
+            worker.tell(message, descriptors, are_kept=True)
         if self.every:
-            self._tell(worker, ("every", self.every))
+            worker.tell(("every", self.every))
         if self._epoch or worker.start is not None:
-            self._tell(worker, ("start", self._epoch, worker.start))
-        self._watch(worker)
-
-    def _on_event_of(self, worker: WorkerRecord, do: Callable[[WorkerRecord], None]) -> Callable[[], None]:
-        """What to call at an event: of one death two may tell at once, and by the second the worker is another."""
-        wire = worker.wire
-        return lambda: do(worker) if worker.wire is wire else None
-
-    def _watch(self, worker: WorkerRecord) -> None:
-        """Hear of its end also where somebody else holds its socket open."""
-        if (
-            worker.sentinel < 0
-            and worker.wire is not None
-            and worker.handle is not None
-            and worker.handle.sentinel >= 0
-        ):
-            worker.sentinel = os.dup(worker.handle.sentinel)
-            ended = self._on_event_of(worker, self._on_death)
-            self._selector.register(worker.sentinel, selectors.EVENT_READ, ended)
-
-    def _listen(self) -> None:
-        """Hear of news from whoever starts workers, and of room for what it could not be told yet."""
-        fd = self._starter.fileno()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._starter.awaits_writing else 0)
-        if (fd, events) != self._listened_to:
-            if self._listened_to[0] >= 0:
-                self._selector.unregister(self._listened_to[0])
-            if fd >= 0:
-                self._selector.register(fd, events, self._on_news)
-            self._listened_to = fd, events
+            worker.tell(("start", self._epoch, worker.start))
+        worker.watch()
 
     def _on_news(self) -> None:
         self._starter.pump()
-        self._listen()
+        self._events.listen_to_starter(self._on_news)
         for worker in self._workers:
-            self._watch(worker)
+            worker.watch()
 
     # Sending.
 
@@ -335,46 +264,24 @@ class TorchWorkerPool:
         place = None
         if task.place is not None:
             place = task.place.number, task.place.size
-            if task.place.number not in worker.known:
-                worker.known.add(task.place.number)
-                self._tell(worker, ("segment", *place), [task.place.fd])
-        self._tell(worker, ("make", serial, task.index, place))
-
-    def _tell(
-        self, worker: WorkerRecord, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False
-    ) -> None:
-        if worker.wire is None or worker.wire.send(message, descriptors, are_kept=are_kept):
-            return
-        if not worker.awaits_writing:
-            worker.awaits_writing = True
-            both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(worker.wire, both, self._on_event_of(worker, self._on_writable))
-
-    def _on_writable(self, worker: WorkerRecord) -> None:
-        assert worker.wire is not None
-        if worker.wire.flush():
-            worker.awaits_writing = False
-            readable = self._on_event_of(worker, self._on_readable)
-            self._selector.modify(worker.wire, selectors.EVENT_READ, readable)
-        self._on_readable(worker)
+            worker.show(task.place)
+        worker.tell(("make", serial, task.index, place))
 
     def _forget(self, number: int) -> None:
         for worker in self._workers:
-            if number in worker.known:
-                worker.known.discard(number)
-                self._tell(worker, ("forget", number))
+            worker.forget(number)
 
     # Receiving.
 
     def _on_readable(self, worker: WorkerRecord) -> None:
-        assert worker.wire is not None
+        assert worker.link is not None
         try:
-            self._take_in(worker, worker.wire.receive())
+            self._take_in(worker, worker.link.receive())
         except EOFError:
             self._on_death(worker)
 
     def _take_in(self, worker: WorkerRecord, messages: list[Any]) -> None:
-        assert worker.wire is not None
+        assert worker.link is not None
         for kind, *rest in messages:
             if kind == "made":
                 self._on_made(worker, *rest)
@@ -386,30 +293,25 @@ class TorchWorkerPool:
                 self._on_states(worker, *rest)
             else:
                 number, size = rest
-                worker.made = Segment(number, worker.wire.take_descriptor(), size)
+                worker.made = Segment(number, worker.link.take_descriptor(), size)
                 self.places.add(worker.made)
                 worker.known.add(number)
 
     def _on_begun(self, worker: WorkerRecord, epoch: int, blob: PackedStates | None) -> None:
         if epoch == self._epoch:
             self.begun[worker.number] = self.begun[worker.number] or (blob,)
-        if is_known(blob):
-            worker.start = Start(blob)
+        worker.goes_on_from(blob)
 
     def _on_states(self, worker: WorkerRecord, blob: PackedStates | None) -> None:
         self._states[worker.number] = (blob,)
-        if is_known(blob):
-            worker.start = Start(blob)
+        worker.goes_on_from(blob)
 
-    def _on_made(
-        self, worker: WorkerRecord, serial: int, result: Result, state: tuple[PackedStates | None, bool] = (None, False)
-    ) -> None:
+    def _on_made(self, worker: WorkerRecord, serial: int, result: Result, state: StateAfter = UNTOLD) -> None:
         task = worker.tasks.pop(serial, None)
         if task is None:
             self._on_second_answer(worker, serial)
             return
-        if is_known(state[0]):
-            worker.start = Start(*state)
+        worker.goes_on_from(*state)
         worker.idle_deaths = 0
         used = segment_of(result)
         made, worker.made = worker.made, None
@@ -430,19 +332,10 @@ class TorchWorkerPool:
 
     def _leave_place(self, worker: WorkerRecord, task: BatchTask, *, is_too_small: bool = False) -> None:
         """The task has no use for the place that it was given, or for the right to make one."""
-        if task.place is None:
-            self.places.settled()
-        else:
-            self.places.unused(task.place, worker.number, is_too_small=is_too_small)
-        task.place = None
+        place, task.place = task.place, None
+        self.places.left(place, worker.number, is_too_small=is_too_small)
 
-    def _answer(
-        self,
-        worker: WorkerRecord,
-        task: BatchTask,
-        result: Result,
-        state: tuple[PackedStates | None, bool] = (None, False),
-    ) -> None:
+    def _answer(self, worker: WorkerRecord, task: BatchTask, result: Result, state: StateAfter = UNTOLD) -> None:
         made = MadeBatch(task.batch, worker.number, result, worker.spec, *state)
         if task.epoch == self._epoch:
             self._inbox.append(made)
@@ -457,31 +350,25 @@ class TorchWorkerPool:
     # Deaths.
 
     def _on_death(self, worker: WorkerRecord) -> None:
-        assert worker.wire is not None
+        assert worker.link is not None
         assert worker.handle is not None
         self._deaths += 1
         with contextlib.suppress(EOFError):  # what it has sent before counts
-            while messages := worker.wire.receive():
+            while messages := worker.link.receive():
                 self._take_in(worker, messages)
         worker.handle.kill()  # it may have closed its socket only
         worker.handle.join(_END_S)
         pid, code = worker.handle.pid, worker.handle.exitcode
         how, worker.how = worker.how, ""
-        self._part_with(worker)
-        first = 1 + WORDS * worker.number
-        running, sample = self._numbers[first], self._numbers[first + 1]
-        self._numbers[first], self._numbers[first + 1] = 0, -1
-        lost = worker.tasks
-        if self._config.is_iterable:
-            worker.failure = death(pid, code, f"{how}; its place in the data set is lost with it")
-        elif running in lost:
-            self._count_death(worker, lost, running, sample, pid, code)
-        else:
-            worker.idle_deaths += 1
-            if worker.idle_deaths >= DEATHS:
-                worker.failure = death(pid, code, f"{how}; {DEATHS} did so before they made a batch")
+        worker.part()
+        given_up = judge(worker, Death(pid, code, how), self._config, *self._progress.taken(worker.number))
+        if given_up is not None:
+            serial, error = given_up
+            task = worker.tasks.pop(serial)
+            self._leave_place(worker, task)
+            self._answer(worker, task, ("died", error))
         if worker.failure is not None:
-            worker.tasks = {}
+            lost, worker.tasks = worker.tasks, {}
             for task in lost.values():
                 self._leave_place(worker, task)
                 self._answer(worker, task, self._death_of(worker))
@@ -509,35 +396,3 @@ class TorchWorkerPool:
         worker.is_mourned = True
         assert worker.failure is not None
         return "died", worker.failure
-
-    def _part_with(self, worker: WorkerRecord) -> None:
-        assert worker.wire is not None
-        self._selector.unregister(worker.wire)
-        worker.wire.close()
-        worker.wire = None
-        if worker.sentinel >= 0:
-            self._selector.unregister(worker.sentinel)
-            os.close(worker.sentinel)
-            worker.sentinel = -1
-
-    def _count_death(
-        self,
-        worker: WorkerRecord,
-        lost: dict[int, BatchTask],
-        serial: int,
-        sample: int,
-        pid: int | None,
-        code: int | None,
-    ) -> None:
-        task = lost[serial]
-        task.deaths[sample] = task.deaths.get(sample, 0) + 1
-        if task.deaths[sample] < DEATHS:
-            return
-        del lost[serial]
-        self._leave_place(worker, task)
-        index = unpacked_index(task.index)
-        which = f"batch {task.batch}, before or after its samples {index!r:.100}"
-        if sample >= 0:
-            key = list(index)[sample] if self._config.auto_collation else index
-            which = f"sample {key!r:.100} of batch {task.batch}"
-        self._answer(worker, task, ("died", death(pid, code, f"; {DEATHS} did so, all on {which}", task.batch)))

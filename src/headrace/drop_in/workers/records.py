@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.drop_in.workers.link import WorkerLink
 from headrace.drop_in.workers.messages import Result, Start
 from headrace.drop_in.workers.starter import WorkerHandle
-from headrace.errors import WorkerDiedError
 from headrace.failures import PackedError
 from headrace.memory import Segment
-from headrace.processes.wire import PolledWire
-from headrace.torch_compat import serialize
-from headrace.torch_compat.stateful import PackedStates
-from headrace.work.messages import exit_text
+from headrace.torch_compat.stateful import PackedStates, is_known
 
 
 @dataclass(slots=True)
@@ -35,8 +33,7 @@ class WorkerRecord:
         self.starts = 0
         self.idle_deaths = 0  # one after the other, in no batch
         self.handle: WorkerHandle | None = None
-        self.wire: PolledWire | None = None
-        self.sentinel = -1
+        self.link: WorkerLink | None = None
         self.known: set[int] = set()  # segments that it has mapped
         self.tasks: dict[int, BatchTask] = {}  # in the order in which it works on them
         self.spec = b""
@@ -45,7 +42,44 @@ class WorkerRecord:
         self.failure: PackedError | None = None  # why it is not started again
         self.is_mourned = False  # that was told
         self.how = ""  # it came to its end, where that is known besides its exit code
-        self.awaits_writing = False
+
+    def tell(self, message: object, descriptors: Sequence[int] = (), *, are_kept: bool = False) -> None:
+        """Send it a message, if there is anybody to send it to."""
+        if self.link is not None:
+            self.link.send(message, descriptors, are_kept=are_kept)
+
+    def show(self, segment: Segment) -> None:
+        """Have it map a segment, unless it has."""
+        if segment.number not in self.known:
+            self.known.add(segment.number)
+            self.tell(("segment", segment.number, segment.size), [segment.fd])
+
+    def forget(self, number: int) -> None:
+        """Have it unmap a segment."""
+        if number in self.known:
+            self.known.discard(number)
+            self.tell(("forget", number))
+
+    def goes_on_from(self, blob: PackedStates | None, is_over: bool = False) -> None:
+        """Have another one in its place go on from a state, if there is one."""
+        if is_known(blob):
+            self.start = Start(blob, is_over)
+
+    def owes(self, is_asked: bool) -> bool:
+        """Whether it runs, and is waited for."""
+        runs = self.handle is not None and self.handle.sentinel >= 0 and self.link is not None
+        return runs and (bool(self.tasks) or is_asked)
+
+    def watch(self) -> None:
+        """Hear of its end also where somebody else holds its socket open."""
+        if self.link is not None and self.handle is not None:
+            self.link.watch(self.handle.sentinel)
+
+    def part(self) -> None:
+        """It has ended, or will not begin."""
+        assert self.link is not None
+        self.link.part()
+        self.link = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +95,3 @@ class MadeBatch:
     spec: bytes
     blob: PackedStates | None = None
     is_over: bool = False
-
-
-def death(pid: int | None, code: int | None, how: str, batch: int | None = None) -> PackedError:
-    """The error of a worker's death, packed."""
-    return serialize.pack_error(
-        WorkerDiedError(
-            f"DataLoader worker (pid(s) {pid}) exited unexpectedly ({exit_text(code)}){how}",
-            pid=pid or 0,
-            exitcode=code,
-            batch=batch,
-        )
-    )

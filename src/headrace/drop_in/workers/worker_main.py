@@ -15,13 +15,11 @@ from typing import Any
 from headrace.drop_in.workers.batch_builder import BatchBuilder
 from headrace.drop_in.workers.messages import Result, Start, WorkerConfig, failed_by, unpacked_index
 from headrace.drop_in.workers.object_table import ObjectTable
+from headrace.drop_in.workers.progress import MADE_NS, SAMPLE, START_NS, TASK, WORDS
 from headrace.memory import Segment, close_all, keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
 from headrace.torch_compat import serialize
 
-# Of shared memory for each worker: the task it is at, the index of the sample in it, and nanoseconds that it has spent
-# so far in making batches, in the collate function among that, and in beginning.
-WORDS = 5
 _SEGMENTS_AT_MOST = 2**20  # that one worker makes, for their numbers to be its own
 
 
@@ -90,7 +88,7 @@ class BatchServer:
 
         began = time.perf_counter_ns()
         self._guarded(load)
-        self._words[self._first_word + 4] += time.perf_counter_ns() - began
+        self._words[self._first_word + START_NS] += time.perf_counter_ns() - began
         close_all(self._descriptors)
 
     def _on_start(self, epoch: int, start: Start | None) -> None:
@@ -129,7 +127,7 @@ class BatchServer:
     def _on_make(self, task: int, index: object, place: tuple[int, ...] | None) -> None:
         if self._words[0]:  # nobody waits for it any more
             raise EOFError
-        self._words[self._first_word] = task
+        self._words[self._first_word + TASK] = task
         self._begin_once()
         if self._builder is None:
             assert self._refusal is not None
@@ -138,8 +136,8 @@ class BatchServer:
             self._given = place
             began = time.perf_counter_ns()
             result = self._builder.make(unpacked_index(index))
-            self._words[self._first_word + 2] += time.perf_counter_ns() - began
-        self._words[self._first_word] = 0
+            self._words[self._first_word + MADE_NS] += time.perf_counter_ns() - began
+        self._words[self._first_word + TASK] = 0
         state = None if self._builder is None else self._builder.state_after(result, self._every)
         self._wire.send(("made", task, result) if state is None else ("made", task, result, state))
 
@@ -149,7 +147,7 @@ class BatchServer:
         if self._builder is None and self._refusal is None:
             began = time.perf_counter_ns()
             self._guarded(self._begin)
-            self._words[self._first_word + 4] += time.perf_counter_ns() - began
+            self._words[self._first_word + START_NS] += time.perf_counter_ns() - began
 
     def _begin(self) -> None:
         assert self._config is not None
@@ -159,7 +157,7 @@ class BatchServer:
             table=self._table,
             place=self._place,
             tell_spec=lambda spec: self._wire.send(("spec", spec)),
-            progress=self._words[self._first_word + 1 :],
+            progress=self._words[self._first_word + SAMPLE :],
             start=self._start,
         )
         self._tell_start()
