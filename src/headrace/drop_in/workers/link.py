@@ -11,7 +11,7 @@ from typing import Any
 from headrace.processes.wire import PolledWire
 
 
-class WorkerLink:
+class PoolLink:
     """The trainer's end: its socket, and what tells that the worker has ended.
 
     Args:

@@ -20,7 +20,7 @@ from headrace.drop_in.workers.batch_memory import BatchMemory
 from headrace.drop_in.workers.copy_states import Answers, StateQuestion, answer_for_lost
 from headrace.drop_in.workers.deaths import Death, judge
 from headrace.drop_in.workers.events import PoolEvents
-from headrace.drop_in.workers.link import WorkerLink
+from headrace.drop_in.workers.link import PoolLink
 from headrace.drop_in.workers.messages import UNTOLD, Result, Start, StateAfter, WorkerConfig, packed_index, segment_of
 from headrace.drop_in.workers.progress import COLLATE_NS, MADE_NS, START_NS, WorkerProgress
 from headrace.drop_in.workers.records import BatchTask, MadeBatch, WorkerRecord
@@ -240,7 +240,7 @@ class TorchWorkerPool:
         worker.starts += 1
         worker.known, worker.spec, worker.made = set(), b"", None
         readable, ended = partial(self._on_readable, worker), partial(self._on_death, worker)
-        worker.link = WorkerLink(sock, self._events.selector, readable, ended)
+        worker.link = PoolLink(sock, self._events.selector, readable, ended)
         worker.tell(*self._progress.place_of(worker.number))
         for message, descriptors in self._starter.greeting:
             worker.tell(message, descriptors, are_kept=True)

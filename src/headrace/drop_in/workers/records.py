@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.drop_in.workers.link import WorkerLink
+from headrace.drop_in.workers.link import PoolLink
 from headrace.drop_in.workers.messages import Result, Start
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.failures import PackedError
@@ -33,7 +33,7 @@ class WorkerRecord:
         self.starts = 0
         self.idle_deaths = 0  # one after the other, in no batch
         self.handle: WorkerHandle | None = None
-        self.link: WorkerLink | None = None
+        self.link: PoolLink | None = None
         self.known: set[int] = set()  # segments that it has mapped
         self.tasks: dict[int, BatchTask] = {}  # in the order in which it works on them
         self.spec = b""
