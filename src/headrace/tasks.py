@@ -56,6 +56,11 @@ class Finish(Enum):
         """Whether another stage follows: what is made is no batch's own yet."""
         return self in (Finish.SAMPLES, Finish.GROUP)
 
+    @property
+    def is_of_made(self) -> bool:
+        """Whether it is all that is left to do for a batch whose samples have been made by other tasks."""
+        return self in (Finish.COLLATE, Finish.CHECK)
+
 
 @dataclass(slots=True, eq=False)
 class Task:

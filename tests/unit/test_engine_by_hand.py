@@ -261,9 +261,8 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
         shares_objects=shares_objects,
         shares_memory=shares_objects or draw(st.booleans()),
         breaks=draw(st.booleans()),
+        collations=draw(st.sampled_from([None, 1])),
     )
-    if setup.budget == ROOMY:
-        setup.collations = draw(st.sampled_from([None, 1]))
     if not setup.keeps_count and world.deadly and world.policy is not None:
         world.policy = SkipPolicy(world.policy.decide, None, None)  # deaths at parts of one sample count as one
     if not setup.keeps_count:

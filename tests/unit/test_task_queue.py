@@ -350,31 +350,56 @@ def test_tasks_go_by_batch_and_searches_go_first() -> None:
     asyncio.run(main())
 
 
-def test_task_of_earlier_samples_is_given_while_later_ones_are_held_whichever_was_asked_for_first() -> None:
-    """It may be what room is waited for: asynchronous steps before it end in any order."""
+def given_while_held(held: Task, *others: Task) -> list[int]:
+    """The positions of the tasks that the only worker is given while it holds what it has made for the first one."""
 
-    async def main() -> None:
+    async def main() -> list[int]:
         executor = Scripted()
         queue = TaskQueue(1, executor, LoaderMeters())
         await queue.open()
-        tasks = [Task(1, 0, 0, Finish.SAMPLES, [CountedPart([0])], position) for position in (1, 2, 0)]
-        running = [asyncio.ensure_future(queue.run(tasks[0]))]
+        running = [asyncio.ensure_future(queue.run(held))]
         await asyncio.sleep(0)
         executor.waiting[0].set_result(None)
-        for _ in range(3):
+        for _ in range(5):  # turns of the loop
             await asyncio.sleep(0)
         (link,) = executor.links
         link.answer(next(iter(link.asked)), "held")
-        running += [asyncio.ensure_future(queue.run(task)) for task in tasks[1:]]
+        running += [asyncio.ensure_future(queue.run(task)) for task in others]
         for _ in range(3):
             await asyncio.sleep(0)
-        assert link.positions() == [0]
+        given = link.positions()
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await queue.close()
+        return given
 
-    asyncio.run(main())
+    return asyncio.run(main())
+
+
+def task(finish: Finish, batch: int, position: int) -> Task:
+    return Task(1, 0, batch, finish, [CountedPart([0])], position)
+
+
+def test_task_of_earlier_samples_is_given_while_later_ones_are_held_whichever_was_asked_for_first() -> None:
+    """It may be what room is waited for: asynchronous steps before it end in any order."""
+    held, *others = (task(Finish.SAMPLES, 0, position) for position in (1, 2, 0))
+    assert given_while_held(held, *others) == [0]
+
+
+@pytest.mark.parametrize("finish", [Finish.COLLATE, Finish.CHECK])
+def test_batch_whose_samples_are_made_is_collated_while_earlier_samples_are_held(finish: Finish) -> None:
+    """It may have the only turn to be collated, which the batch needs that the held samples' room is waited for."""
+    held, later = task(Finish.SAMPLES, 3, 12), task(Finish.SAMPLES, 4, 16)
+    assert given_while_held(held, later, task(finish, 5, 20)) == [20]
+
+
+def test_no_later_batch_is_collated_while_one_is_held() -> None:
+    """Else a worker would keep ever more of them; but earlier ones are, and their samples are made."""
+    held, later = task(Finish.COLLATE, 3, 12), task(Finish.COLLATE, 5, 20)
+    assert given_while_held(held, later) == []
+    assert given_while_held(held, later, task(Finish.SAMPLES, 2, 8)) == [8]
+    assert given_while_held(held, later, task(Finish.COLLATE, 2, 8)) == [8]
 
 
 def test_who_waits_is_told_when_no_worker_can_be_started() -> None:

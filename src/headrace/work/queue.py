@@ -49,25 +49,31 @@ class _Worker:
         self.is_lost = False
         self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
         self.segments: set[int] = set()
-        self.held: dict[int, tuple[int, int]] = {}  # what it has made and has no place for: where in the order that is
+        self.held: dict[int, _Entry] = {}  # what it has made and has no place for
 
     def may_take(self, entry: _Entry) -> bool:
         """Whether it may be given this task now.
 
         What it holds, or will hold, is placed before it begins something else: nothing may come between the first
-        samples and their batch. Only older batches may, for those are what a place may have to wait for.
+        samples and their batch. Only what a place may have to wait for may: older batches; and while it holds no batch,
+        one whose samples have been made, for older ones may wait until that is collated.
         """
         if self.link is None or not self.link.is_open or len(self.tasks) >= self._at_once:
             return False
         if entry.task.finish is Finish.SCAN:
             return True
         will_hold = any(e.task.place is None for e in self.tasks.values())
-        return not will_hold and all(entry.at < held for held in self.held.values())
+        held = (e for e in self.held.values() if e.task.finish.is_of_made or not entry.task.finish.is_of_made)
+        return not will_hold and all(entry.at < e.at for e in held)
 
     @property
     def load(self) -> int:
         """How much it has to do before another task; finding samples takes much less time than making them."""
         return sum(1 if entry.task.finish is Finish.SCAN else 1 + 4 * entry.task.count for entry in self.tasks.values())
+
+
+_Ready = list[tuple[int, tuple[int, int], int, _Entry]]
+"""A heap of entries, by the order in which `may_take` compares them: if nobody may take the first, nobody any other."""
 
 
 class TaskQueue:
@@ -89,7 +95,7 @@ class TaskQueue:
         self._workers: dict[int, _Worker] = {}
         self._entries: dict[Task, _Entry] = {}
         self._numbers = itertools.count(1)
-        self._ready: list[tuple[int, tuple[int, int], int, _Entry]] = []
+        self._ready: tuple[_Ready, _Ready] = [], []  # tasks of batches whose samples have been made, and all others
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._is_closed = False
@@ -213,19 +219,26 @@ class TaskQueue:
                 entry.reply.set_exception(self._failure)
             return
         first = 0 if entry.task.finish is Finish.SCAN else 1
-        # By the same order in which `may_take` compares them: where nobody may take the first, nobody may take another.
-        heapq.heappush(self._ready, (first, entry.at, entry.number, entry))
+        made, others = self._ready
+        heapq.heappush(made if entry.task.finish.is_of_made else others, (first, entry.at, entry.number, entry))
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._ready:
-            entry = self._ready[0][3]
-            if not entry.is_abandoned:
-                able = [worker for worker in self._workers.values() if worker.may_take(entry)]
-                if not able:
-                    return
-                self._give(min(able, key=lambda worker: worker.load), entry)
-            heapq.heappop(self._ready)
+        while any(
+            self._hand_out_first(ready) for ready in sorted(filter(None, self._ready), key=lambda ready: ready[0])
+        ):
+            pass
+
+    def _hand_out_first(self, ready: _Ready) -> bool:
+        """Give the first of some tasks to a worker; whether any may take it."""
+        entry = ready[0][3]
+        if not entry.is_abandoned:
+            able = [worker for worker in self._workers.values() if worker.may_take(entry)]
+            if not able:
+                return False
+            self._give(min(able, key=lambda worker: worker.load), entry)
+        heapq.heappop(ready)
+        return True
 
     def _give(self, worker: _Worker, entry: _Entry) -> None:
         assert worker.link is not None
@@ -309,7 +322,7 @@ class TaskQueue:
                 self._release(entry)
         else:
             if reply.kind == "held":
-                worker.held[entry.number] = entry.at
+                worker.held[entry.number] = entry
             if reply.copies and entry.task.place is not None:
                 _write(entry.task.place, reply)
             entry.answer(reply)
