@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from headrace.datasets.iterating import Loads, made_by
+
 __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
@@ -185,3 +187,12 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+def _single_samples(stream: Stream) -> Loads:
+    from headrace.loader import single_samples  # torch is loaded with it, and not before
+
+    return single_samples(stream)
+
+
+made_by(_single_samples)

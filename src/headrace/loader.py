@@ -13,7 +13,6 @@ import torch.utils.data
 
 from headrace import resolve
 from headrace.datasets.base import Operators
-from headrace.datasets.iterating import made_by
 from headrace.datasets.stream import Stream
 from headrace.deliver.loops import Closing, asyncio_loop
 from headrace.drop_in.in_thread import InThread
@@ -383,10 +382,13 @@ class DataLoader(TorchLoader[T_co], Closing):
         await anyio.to_thread.run_sync(self.close)
 
 
+def single_samples(stream: Stream) -> DataLoader[Any]:
+    """What iterates over a stream by itself: its samples, one by one, as they are."""
+    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is)
+
+
 def _as_it_is(sample: object) -> object:
     return sample
 
-
-made_by(lambda stream: DataLoader(stream, batch_size=None, collate_fn=_as_it_is))
 
 _OWN = ("_holder", "_instead")  # what a copy has of its own

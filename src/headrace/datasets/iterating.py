@@ -1,8 +1,7 @@
-"""How a stream that is iterated by itself finds the loader, which lies above it: that one says so here."""
+"""How a stream that is iterated by itself finds the loader, which lies above it: the package says so here."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
@@ -25,6 +24,4 @@ def made_by(maker: Callable[[Any], Loads]) -> None:
 
 def loader_of(stream: Any) -> Loads:
     """A loader of single samples, as they are."""
-    if not _makers:
-        importlib.import_module("headrace.loader")  # torch is loaded with it, and not before
     return _makers[0](stream)
