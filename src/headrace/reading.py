@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.errors import StorageError
 from headrace.fetch import Reader
@@ -36,7 +35,7 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
         return await reader.read(url, start, stop)
 
 
-async def found(url: str, count: int | None, storage_options: Mapping[str, Any] | None) -> bytes | None:
+async def found(url: str, count: int | None, storage_options: Mapping[str, object] | None) -> bytes | None:
     """The first bytes of an object, or all of it; None where it cannot be read. No loader need run."""
     async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
         try:
@@ -53,7 +52,7 @@ class OwnReaders:
         closing: awaited before a reader of ours is closed, on its loop.
     """
 
-    def __init__(self, storage_options: Mapping[str, Any] | None, closing: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, storage_options: Mapping[str, object] | None, closing: Callable[[], Awaitable[None]]) -> None:
         self._storage_options, self._closing = dict(storage_options or {}), closing
         self._shared: dict[asyncio.AbstractEventLoop, _SharedReader] = {}
 

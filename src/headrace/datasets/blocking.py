@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def blocking(function: Callable[[], Any]) -> Any:
+def blocking(function: Callable[[], Coroutine[object, object, T]]) -> T:
     """Run a coroutine function to its end, also where a loop is running in this thread."""
-    result: list[Any] = []
+    result: list[T] = []
+    failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            result.append((asyncio.run(function()), None))
+            result.append(asyncio.run(function()))
         except BaseException as error:
-            result.append((None, error))
+            failed.append(error)
 
     thread = threading.Thread(target=run, name="headrace-blocking")
     thread.start()
     thread.join()
-    value, error = result[0]
-    if error is not None:
-        raise error
-    return value
+    if failed:
+        raise failed[0]
+    return result[0]

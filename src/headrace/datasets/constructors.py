@@ -24,7 +24,7 @@ def stream(
     format: str | None = None,  # noqa: A002 (the name that the field uses)
     index: str | os.PathLike[str] | Sequence[str] | None = "auto",
     limits: Limits = DEFAULTS,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     """The samples of shards, read while they are needed; nothing is downloaded first.
 
@@ -71,7 +71,7 @@ def with_built_index(stream: Stream) -> Stream:
     return Stream(with_index_built(stream.pipeline().source.data), stream.operators)
 
 
-def files(urls: Urls, *, storage_options: Mapping[str, Any] | None = None) -> Stream:
+def files(urls: Urls, *, storage_options: Mapping[str, object] | None = None) -> Stream:
     """One sample for each object, by random access: shuffled globally, with a length.
 
     Args:

@@ -16,7 +16,7 @@ from headrace.reading import read
 class Files(AsyncDataset):
     """One sample for each object: a dict with `__key__`, `__url__` and the object's bytes under its extension."""
 
-    def __init__(self, urls: tuple[str, ...], storage_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, urls: tuple[str, ...], storage_options: Mapping[str, object] | None = None) -> None:
         self.urls, self.storage_options = urls, storage_options
 
     def __len__(self) -> int:

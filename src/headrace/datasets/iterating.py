@@ -9,9 +9,9 @@ from typing import Any, Protocol
 class Loads(Protocol):
     """A loader."""
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __iter__(self) -> Iterator[object]: ...
 
-    def __aiter__(self) -> AsyncIterator[Any]: ...
+    def __aiter__(self) -> AsyncIterator[object]: ...
 
 
 _makers: list[Callable[[Any], Loads]] = []
@@ -22,6 +22,6 @@ def made_by(maker: Callable[[Any], Loads]) -> None:
     _makers[:] = [maker]
 
 
-def loader_of(stream: Any) -> Loads:
+def loader_of(stream: object) -> Loads:
     """A loader of single samples, as they are."""
     return _makers[0](stream)

@@ -19,21 +19,21 @@ class GivesMany:
         self.function = function
         self.__qualname__ = name_of(function)
 
-    def __call__(self, sample: Any) -> list[Any]:
+    def __call__(self, sample: object) -> list[object]:
         return _listed(self.function(sample), self.__qualname__)
 
 
 class AsyncGivesMany(GivesMany):
     """The same for a coroutine function, or for an asynchronous generator."""
 
-    async def __call__(self, sample: Any) -> list[Any]:  # type: ignore[override]
+    async def __call__(self, sample: object) -> list[object]:  # type: ignore[override]
         given = self.function(sample)
         if isinstance(given, AsyncIterator):
             return [one async for one in given]
         return _listed(await given, self.__qualname__)
 
 
-def gives_many(function: Callable[[Any], Any]) -> GivesMany:
+def gives_many(function: Callable[[Any], object]) -> GivesMany:
     """A function that gives many samples for one."""
     return AsyncGivesMany(function) if is_async(function) or _is_async_generator(function) else GivesMany(function)
 
@@ -46,7 +46,7 @@ class Unbatch:
         return [_sample(batch, number) for number in range(count)]
 
 
-def _listed(given: Any, name: str) -> list[Any]:
+def _listed(given: object, name: str) -> list[object]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise TypeError(
             f"{name} gave a {type(given).__name__}: a list of samples is needed, or an iterator; [] where none come"
@@ -54,7 +54,7 @@ def _listed(given: Any, name: str) -> list[Any]:
     return list(given)
 
 
-def _is_async_generator(function: Callable[..., Any]) -> bool:
+def _is_async_generator(function: Callable[..., object]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     called = getattr(type(function), "__call__", None)  # noqa: B004

@@ -40,7 +40,7 @@ class MixDataset(AsyncDataset):
         self.mixed = mixed
         self._is_named = is_named
         self._async_steps = [split_steps(pipeline.steps)[0] for pipeline in mixed.pipelines]
-        self._keys: list[Sequence[Any] | None] = [None] * len(mixed.names)
+        self._keys: list[Sequence[object] | None] = [None] * len(mixed.names)
 
     def __sample_source__(self) -> SampleSource:
         return MixSource(self)
@@ -49,7 +49,7 @@ class MixDataset(AsyncDataset):
         return self._firsts[-1]
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Mapping[str, object] | None:
         """Those that single objects are read with; shards that have others have readers of their own."""
         sources = sorted(self.mixed.sources, key=lambda source: not source.traits.objects)
         return next((source.storage_options for source in sources if source.has_store), None)
@@ -66,19 +66,20 @@ class MixDataset(AsyncDataset):
     def _firsts(self) -> list[int]:
         return [0, *np.cumsum([int(source.starts[-1]) for source in self.mixed.sources]).tolist()]
 
-    async def aget(self, key: int) -> Any:
+    async def aget(self, key: int) -> object:
         """(the number of its source, the sample), or the sample itself where it has its name."""
         key = range(len(self))[key]
         number = bisect.bisect_right(self._firsts, key) - 1
         name, source = self.mixed.names[number], self.mixed.sources[number]
-        inside: Any = key - self._firsts[number]
+        at = key - self._firsts[number]
+        inside: object = at
         text = f"source {name!r}"
         try:
             if not (source.traits.sharded or source.traits.by_number):
                 keys = self._keys[number]
                 if keys is None:
                     keys = self._keys[number] = source.data.keys()
-                inside = keys[inside]
+                inside = keys[at]
                 text += f", key {inside!r:.200}"
             sample = await source.aget(inside)
             for step in self._async_steps[number]:
@@ -121,13 +122,13 @@ class MixShards(IndexedShards):
     def __sample_source__(self) -> SampleSource:
         return MixShardSource(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return MixShards, (self.mixed,)
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         return await super().members(ordinal, chosen, self._wanted(ordinal) if wanted is None else wanted)
 
-    async def get(self, number: int, wanted: Wanted | None) -> dict[str, Any]:
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         ordinal, _ = self.index.locate(number)
         return await super().get(number, self._wanted(ordinal) if wanted is None else wanted)
 
@@ -173,7 +174,7 @@ class MixStep:
         return named(sample, self.names[number])
 
 
-def named(sample: Any, name: str) -> Any:
+def named(sample: object, name: str) -> object:
     """A sample that says which source it is of, if it is a dict."""
     return {**sample, "__source__": name} if isinstance(sample, dict) else sample
 
@@ -237,7 +238,7 @@ class MixSource(MixedSource, KeySource):
         self.data: MixDataset = data
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Mapping[str, object] | None:
         return self.data.storage_options
 
     @property

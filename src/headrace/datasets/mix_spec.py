@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class MixSpec:
         if isinstance(weights, Mapping):
             self._checked(weights)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return MixSpec, (dict(zip(self.names, self.streams, strict=True)), self._weights, self.until, self.step)
 
     @functools.cached_property
@@ -104,7 +103,7 @@ class MixSpec:
             shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
         return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step})"
 
-    def _checked(self, weights: Any, when: str = "") -> list[float]:
+    def _checked(self, weights: object, when: str = "") -> list[float]:
         """The weights in the order of the sources."""
         if not isinstance(weights, Mapping) or set(weights) != set(self.names):
             raise OptionError(

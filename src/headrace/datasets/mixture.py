@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.datasets.asynchronous import AsyncDataset
 from headrace.datasets.base import Operators
@@ -80,7 +79,7 @@ def mix(
     return Stream(source, (EachSample(Step("mix", "map", each, random, is_implied=True), names_source=is_naming),))
 
 
-def _check_arguments(streams: Any, weights: Any, by: Any, until: Any, step: Any) -> None:
+def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
     if by != "samples":
         raise OptionError(f"by={by!r}: 'samples' is what mixtures can go by")
     if until not in ("first", "all", "forever"):

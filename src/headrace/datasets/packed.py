@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Literal, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.errors import CannotCarryError
 
 T = TypeVar("T")
+N = TypeVar("N", bound=np.generic)
 T_co = TypeVar("T_co", covariant=True)
 _Kind = Literal["str", "bytes", "pickle"]
 _CHUNK = 2**14
@@ -68,7 +69,7 @@ class Packed(Sequence[T_co]):
         kind: _Kind,
         data: npt.NDArray[np.uint8],
         offsets: npt.NDArray[np.int64],
-        globals_: tuple[Any, ...] = (),
+        globals_: tuple[object, ...] = (),
     ) -> None:
         self._kind: _Kind = kind
         self._data = _read_only(data)
@@ -116,12 +117,12 @@ class Packed(Sequence[T_co]):
         more = f", and {len(self) - _SHOWN} more" if len(self) > _SHOWN else ""
         return f"packed([{shown}{more}])"
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Packed, (self._kind, self._data, self._offsets, self._globals)
 
     def _element(self, number: int) -> T_co:
         piece = self._bytes[self._ends[number] : self._ends[number + 1]]
-        value: Any
+        value: object
         if self._kind == "str":
             value = str(piece, "utf-8", "surrogatepass")
         elif self._kind == "bytes":
@@ -169,7 +170,7 @@ def _pack(source: Iterator[T], kind: _Kind | None) -> Packed[T]:
     return Packed(kind or "str", np.frombuffer(data, np.uint8), _offsets(lengths), tuple(pickler.globals))
 
 
-def _kind_of(elements: list[Any]) -> _Kind:
+def _kind_of(elements: Sequence[object]) -> _Kind:
     """Exact types only: an instance of a subclass has to come back as one."""
     types = set(map(type, elements))
     return "str" if types == {str} else "bytes" if types == {bytes} else "pickle"
@@ -182,7 +183,7 @@ def _offsets(lengths: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _read_only(array: npt.NDArray[N]) -> npt.NDArray[N]:
     array = np.require(array, requirements="A").view()  # a memoryview of numbers that are not aligned has no items
     array.flags.writeable = False
     return array
@@ -194,10 +195,10 @@ class _Pickler(pickle.Pickler):
     def __init__(self) -> None:
         self._out = io.BytesIO()
         super().__init__(self._out, protocol=5)
-        self.globals: list[Any] = []
+        self.globals: list[object] = []
         self._numbers: dict[int, int] = {}
 
-    def pickled(self, element: Any, index: int) -> bytes:
+    def pickled(self, element: object, index: int) -> bytes:
         try:
             plain = pickle.dumps(element, protocol=5)
         except Exception:  # classes and functions of a script, perhaps: below they need no name
@@ -215,7 +216,7 @@ class _Pickler(pickle.Pickler):
             ) from error
         return self._out.getvalue()
 
-    def persistent_id(self, value: Any) -> int | None:
+    def persistent_id(self, value: object) -> int | None:
         is_global = isinstance(value, type | FunctionType) or (
             isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType)
         )
@@ -228,9 +229,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, piece: memoryview, globals_: tuple[Any, ...]) -> None:
+    def __init__(self, piece: memoryview, globals_: tuple[object, ...]) -> None:
         super().__init__(io.BytesIO(piece))
         self._globals = globals_
 
-    def persistent_load(self, number: int) -> Any:
+    def persistent_load(self, number: int) -> object:
         return self._globals[number]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators import EachSample
@@ -22,13 +21,15 @@ from headrace.indexes.of_format import OwnTables
 from headrace.reading import found
 from headrace.tasks import Step
 
-Options = Mapping[str, Any] | None
+IndexAt = str | os.PathLike[str] | Sequence[str] | None
+Asks = Callable[[str, int | None], bytes | None]
+Options = Mapping[str, object] | None
 
 
 def shards_at(
     urls: tuple[str, ...],
     format_name: str | None,
-    index: Any,
+    index: IndexAt,
     limits: Limits,
     storage_options: Options,
 ) -> Shards | IndexedShards:
@@ -71,7 +72,7 @@ def with_index_built(source: Shards) -> IndexedShards:
 
 
 def _with_own_tables(
-    form: Format, entries: Sequence[ShardEntry], index: Any, limits: Limits, storage_options: Options
+    form: Format, entries: Sequence[ShardEntry], index: IndexAt, limits: Limits, storage_options: Options
 ) -> IndexedShards:
     if index not in ("auto", None):
         raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
@@ -84,7 +85,7 @@ def _with_own_tables(
 
 
 def _catalogue(
-    urls: tuple[str, ...], form: Format | None, asks: Any, limits: Limits
+    urls: tuple[str, ...], form: Format | None, asks: Asks, limits: Limits
 ) -> tuple[Format, list[ShardEntry]] | None:
     """(the format, the shards) of the folders, or catalogues, at `urls`; None where they are none.
 
@@ -113,7 +114,7 @@ def _catalogue(
     return None if form is None else (form, entries)
 
 
-def _sniffed(urls: tuple[str, ...], asks: Any) -> Format:
+def _sniffed(urls: tuple[str, ...], asks: Asks) -> Format:
     head = asks(urls[0], SNIFFED_BYTES)
     form = None if head is None else sniffed(urls[0], head)
     if form is None:
@@ -127,12 +128,11 @@ def _sniffed(urls: tuple[str, ...], asks: Any) -> Format:
 
 def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
     """The first bytes of an object, or all of it; None where it cannot be read."""
-    data: bytes | None = blocking(partial(found, url, count, storage_options))
-    return data
+    return blocking(partial(found, url, count, storage_options))
 
 
 def _index_of(
-    urls: tuple[str, ...], index: Any, form: Format, limits: Limits, storage_options: Options
+    urls: tuple[str, ...], index: IndexAt, form: Format, limits: Limits, storage_options: Options
 ) -> IndexFiles | None:
     if index is None:
         return None

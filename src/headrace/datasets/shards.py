@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Shards:
     """Shards in object storage, whose samples are found while they are read."""
 
     urls: tuple[str, ...]
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, object] | None = None
     limits: Limits = DEFAULTS
     format: Format = TAR
 
@@ -73,7 +73,7 @@ class IndexedShards(AsyncDataset):
         self,
         urls: tuple[str, ...],
         index: Index,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         limits: Limits = DEFAULTS,
         form: Format = TAR,
     ) -> None:
@@ -83,7 +83,7 @@ class IndexedShards(AsyncDataset):
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by their ids, which live as long
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format)
 
     def __sample_source__(self) -> SampleSource:
@@ -95,7 +95,7 @@ class IndexedShards(AsyncDataset):
         return int(self.index.starts[-1])
 
     def __getitem__(self, key: int) -> dict[str, Any]:
-        return cast("dict[str, Any]", blocking(partial(self.aget, key)))
+        return blocking(partial(self.aget, key))
 
     @property
     def has_members(self) -> bool:
@@ -121,7 +121,7 @@ class IndexedShards(AsyncDataset):
         """The mean size of a sample, with all its members; of the first shard where the index says it of each alone."""
         if self._sample_bytes is None:
             len(self)
-            self._sample_bytes = cast("float", blocking(self._mean_bytes))
+            self._sample_bytes = blocking(self._mean_bytes)
         return self._sample_bytes
 
     async def _mean_bytes(self) -> float:
@@ -235,7 +235,7 @@ class IndexedShards(AsyncDataset):
                 await self.aopen()
                 return await for_each(len(self.urls), one)
 
-        return cast("list[T]", blocking(all_of_them))
+        return blocking(all_of_them)
 
 
 class _Sharded(StoredSource):

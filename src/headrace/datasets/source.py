@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.plan import Order, Places, ShardOrder
 from headrace.producer import Producer
+from headrace.producers.members import Members
 from headrace.producers.shard_plan import Expected
 from headrace.producers.unpack import Unpacks
 from headrace.protocols import Opens
 from headrace.rows import Scanner
 from headrace.types import Ints
 
-KeepsKey = Callable[[str], Any]
+KeepsKey = Callable[[str], object]
 """Says of a sample's key whether it is wanted."""
 
 Wanted = tuple[frozenset[str], ...]
@@ -75,14 +76,14 @@ class EpochIO(Protocol):
 
     def keys(
         self,
-        data: Any,
-        get: Callable[[Any], Awaitable[Any]],
-        many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+        data: KeyedData,
+        get: Callable[[Any], Awaitable[object]],
+        many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> Producer:
         """One by one, or some at once, by the keys of `data`."""
         ...
 
-    def ranges(self, members: Callable[..., Awaitable[Any]]) -> Producer:
+    def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> Producer:
         """Shard by shard, where it is known where samples lie there."""
         ...
 
@@ -106,13 +107,21 @@ class EpochIO(Protocol):
         ...
 
 
+class KeyedData(Protocol):
+    """A data set whose samples are got by keys."""
+
+    def __len__(self) -> int: ...
+
+    def keys(self) -> Sequence[object]: ...
+
+
 class IteratedData(Opens, Protocol):
     """A data set that is iterated over."""
 
-    loop: Any
+    loop: Literal["engine", "caller"]
     ranks_by: RanksBy | None
 
-    def aiter(self) -> AsyncIterator[Any]: ...
+    def aiter(self) -> AsyncIterator[object]: ...
 
 
 class SampleSource(ABC):
@@ -139,7 +148,7 @@ class SampleSource(ABC):
         return ()
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Mapping[str, object] | None:
         return None
 
     @property
@@ -247,8 +256,8 @@ class StoredSource(SampleSource):
         return urls
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
-        options: Mapping[str, Any] | None = self.data.storage_options
+    def storage_options(self) -> Mapping[str, object] | None:
+        options: Mapping[str, object] | None = self.data.storage_options
         return options
 
 

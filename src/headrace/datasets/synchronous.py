@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.to_thread
 
@@ -12,6 +12,8 @@ from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
 from headrace.forks import called
 from headrace.running import running_reader, running_threads
+
+T = TypeVar("T")
 
 
 class FromMap(AsyncDataset):
@@ -23,7 +25,7 @@ class FromMap(AsyncDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    async def aget(self, key: Any) -> Any:
+    async def aget(self, key: object) -> object:
         get, threads = self.dataset.__getitem__, running_threads.get()
         sample, seconds = await anyio.to_thread.run_sync(_timed, get, key, limiter=threads)
         _count(self.dataset, "__getitem__", seconds)
@@ -33,14 +35,14 @@ class FromMap(AsyncDataset):
 class FromIterable(AsyncIterableDataset):
     """What `from_iterable` gives."""
 
-    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]], ranks_by: RanksBy | None) -> None:
+    def __init__(self, iterable: Iterable[object] | Callable[[], Iterable[object]], ranks_by: RanksBy | None) -> None:
         self.iterable, self.ranks_by = iterable, ranks_by
 
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self) -> Iterator[object]:
         iterable: Any = self.iterable
         return iter(iterable() if makes_one(iterable) else iterable)
 
-    async def aiter(self) -> AsyncIterator[Any]:
+    async def aiter(self) -> AsyncIterator[object]:
         end = object()
         samples = await anyio.to_thread.run_sync(called, self._opened)
         while True:
@@ -51,23 +53,23 @@ class FromIterable(AsyncIterableDataset):
             yield sample
 
 
-def makes_one(iterable: Any) -> bool:
+def makes_one(iterable: object) -> bool:
     """Whether this is no iterable, but a function, or a class, that makes one."""
     return callable(iterable) and (isinstance(iterable, type) or not hasattr(iterable, "__iter__"))
 
 
-def _timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
     """What a function gives, and for how long it kept its thread computing."""
     began = time.thread_time()
     return called(function, *args), time.thread_time() - began
 
 
-def _name(data: Any) -> str:
+def _name(data: object) -> str:
     """What a data set is called: a function, or a class, that makes one has a name of its own."""
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 
-def _count(data: Any, name: str, seconds: float) -> None:
+def _count(data: object, name: str, seconds: float) -> None:
     """A call in a thread has ended: the loader that is running is told."""
     reader = running_reader.get()
     if reader is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import anyio
 
@@ -40,9 +39,9 @@ class IterProducer:
 
     def __init__(
         self,
-        samples: Callable[[], AsyncIterator[Any]],
+        samples: Callable[[], AsyncIterator[object]],
         *,
-        snapshot: Callable[[], Any] | None,
+        snapshot: Callable[[], object] | None,
         take: int | None,
         buffer: ShuffleBuffer | None,
         begin: int,
@@ -57,10 +56,10 @@ class IterProducer:
         self._original = Original()
         self._expected = Expectation()
         self._number = 0  # of the next sample, from `begin` on, with those that are done
-        self._snapshots: deque[tuple[int, Any]] = deque()
-        self._waiting: list[Any] = []  # in the buffer
+        self._snapshots: deque[tuple[int, object]] = deque()
+        self._waiting: list[object] = []  # in the buffer
 
-    def mark(self, position: int) -> tuple[Any, int] | None:
+    def mark(self, position: int) -> tuple[object, int] | None:
         """The last snapshot before the sample with this number, and the number of the first sample after it."""
         while len(self._snapshots) > 1 and self._snapshots[1][0] <= position:
             self._snapshots.popleft()
@@ -98,9 +97,9 @@ class IterProducer:
         if self._snapshot is not None and not is_end:
             self._snapshots.append((self._number, self._snapshot()))
 
-    async def _some(self, iterator: AsyncIterator[Any], count: int, key: int) -> tuple[list[Any], bool]:
+    async def _some(self, iterator: AsyncIterator[object], count: int, key: int) -> tuple[list[object], bool]:
         """(the next samples, whether they are the last)."""
-        samples: list[Any] = []
+        samples: list[object] = []
         try:
             while len(samples) < count:
                 if self._take is not None and self._number >= self._take:
@@ -136,7 +135,7 @@ class IterProducer:
             self._done.popleft()
         return bool(self._done) and number >= self._done[0][0]
 
-    def _let_in(self, sample: Any, samples: list[Any], buffer: ShuffleBuffer) -> None:
+    def _let_in(self, sample: object, samples: list[object], buffer: ShuffleBuffer) -> None:
         slot = buffer.slot()
         if slot is None:
             self._waiting.append(sample)
@@ -144,7 +143,7 @@ class IterProducer:
             samples.append(self._waiting[slot])
             self._waiting[slot] = sample
 
-    def _last(self, samples: list[Any]) -> list[Any]:
+    def _last(self, samples: list[object]) -> list[object]:
         """Samples and all that still wait."""
         if self._buffer is None:
             return samples

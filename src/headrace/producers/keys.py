@@ -40,9 +40,9 @@ class KeyProducer:
     def __init__(
         self,
         count: int,
-        keys: Callable[[int, int], tuple[Sequence[Any], Sequence[int]]],
-        get: Callable[[Any], Awaitable[Any]],
-        get_many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+        keys: Callable[[int, int], tuple[Sequence[object], Sequence[int]]],
+        get: Callable[[object], Awaitable[object]],
+        get_many: Callable[[Sequence[object]], Awaitable[Sequence[object]]] | None,
         *,
         adaptive: AdaptiveConcurrency,
         batch_size: int,
@@ -207,7 +207,7 @@ class KeyProducer:
             if not chunk.missing:
                 self._put(flow, chunk)
 
-    async def _one(self, chunk: _Chunk, k: int) -> Any:
+    async def _one(self, chunk: _Chunk, k: int) -> object:
         try:
             sample = await self._get(chunk.keys[k])
             if PROCESS.forks != self._original.forks:
@@ -221,7 +221,7 @@ class KeyProducer:
             error.add_note(origin.note)
             return Failure(self._pack_error(error, origin))
 
-    async def _many(self, chunk: _Chunk) -> list[Any]:
+    async def _many(self, chunk: _Chunk) -> list[object]:
         assert self._get_many is not None
         try:
             samples = list(await self._get_many(chunk.keys))
@@ -240,13 +240,13 @@ class KeyProducer:
 
 
 class _Chunk:
-    def __init__(self, position: int, keys: Sequence[Any], positions: Sequence[int], charge: Charge) -> None:
+    def __init__(self, position: int, keys: Sequence[object], positions: Sequence[int], charge: Charge) -> None:
         self.position, self.keys, self.positions, self.charge = position, keys, positions, charge
-        self.samples: list[Any] = [_NOT_YET] * len(keys)
+        self.samples: list[object] = [_NOT_YET] * len(keys)
         self.missing = 0  # calls
         self.given = 0  # samples that were put before the others had come, because they end with
         self.failed: int | None = None  # one that failed: where it is, until it is put
-        self.getters: dict[int, asyncio.Task[Any]] = {}  # by the last call that each was in
+        self.getters: dict[int, asyncio.Task[object]] = {}  # by the last call that each was in
         self.let_go: set[int] = set()  # calls for whose samples nobody waits any more
 
 
@@ -257,12 +257,12 @@ class KeyFeed:
         part_of: keys as a part that workers can be given.
     """
 
-    def __init__(self, part_of: Callable[[list[Any]], Part]) -> None:
+    def __init__(self, part_of: Callable[[list[object]], Part]) -> None:
         self._part_of = part_of
-        self._batches: deque[list[Any] | None] = deque()
+        self._batches: deque[list[object] | None] = deque()
         self._arrived = asyncio.Event()
 
-    def add(self, keys: list[Any] | None) -> None:
+    def add(self, keys: list[object] | None) -> None:
         """The keys of the next batch, or None where there are no more; on the loop."""
         self._batches.append(keys)
         self._arrived.set()

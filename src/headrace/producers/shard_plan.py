@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.producers.unpack import Unpacks
@@ -44,9 +44,9 @@ class ResumeToken:
     window: int = 0
     failures: Sequence[int] = ()
 
-    def described(self) -> list[Any]:
+    def described(self) -> list[object]:
         """The mark as JSON."""
-        token: list[Any] = [self.shard, self.row, self.window]
+        token: list[object] = [self.shard, self.row, self.window]
         return [*token, list(self.failures)] if self.failures else token
 
 

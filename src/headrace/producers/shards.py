@@ -58,7 +58,7 @@ class ShardProducer:
         self._shard_starts: deque[tuple[int, int, int]] = deque([(0, begin.shard, begin.row)])
         self._window_starts: deque[tuple[int, int]] = deque([(0, begin.window)])
 
-    def mark(self, position: int) -> tuple[list[Any], int]:
+    def mark(self, position: int) -> tuple[list[object], int]:
         shards, windows = self._shard_starts, self._window_starts
         while len(windows) > 1 and windows[1][0] <= position:
             windows.popleft()

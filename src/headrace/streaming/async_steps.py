@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from headrace.cancelled import is_ours
@@ -14,7 +14,7 @@ from headrace.torch_compat import serialize
 from headrace.work.origins import note_origin
 
 
-async def apply(steps: Sequence[Step], sample: Any, position: int) -> list[Any]:
+async def apply(steps: Sequence[Step], sample: object, position: int) -> list[object]:
     """What becomes of a sample in asynchronous steps: itself, nothing, or many."""
     if isinstance(sample, Failure):
         return [sample]
@@ -37,9 +37,9 @@ async def apply(steps: Sequence[Step], sample: Any, position: int) -> list[Any]:
     return [sample]
 
 
-async def _each(steps: Sequence[Step], parts: Sequence[Any], position: int) -> list[Any]:
+async def _each(steps: Sequence[Step], parts: Sequence[object], position: int) -> list[object]:
     """Each of the samples that a step gave for one, through the steps behind it."""
-    running, made = running_sample.get(), list[Any]()
+    running, made = running_sample.get(), list[object]()
     for number, part in enumerate(parts):
         at = part_position(position, number, len(steps))
         if running is not None:
@@ -48,7 +48,7 @@ async def _each(steps: Sequence[Step], parts: Sequence[Any], position: int) -> l
     return made
 
 
-async def get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any) -> Any:
+async def get_through(get: Callable[[Any], Awaitable[object]], steps: Sequence[Step], key: object) -> object:
     sample = await get(key)
     for step in steps:
         try:
@@ -59,7 +59,9 @@ async def get_through(get: Callable[[Any], Any], steps: Sequence[Step], key: Any
     return sample
 
 
-async def iterate_through(samples: AsyncIterator[Any], steps: Sequence[Step], position: int) -> AsyncIterator[Any]:
+async def iterate_through(
+    samples: AsyncIterator[object], steps: Sequence[Step], position: int
+) -> AsyncIterator[object]:
     try:
         async for sample in samples:
             (made,) = await apply(steps, sample, position)  # one that fails does not end the others

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from typing import Any
 
 from headrace.cancelled import is_ours
 from headrace.datasets.source import IteratedData
@@ -16,17 +15,17 @@ from headrace.running import running_charge, running_reader
 _LOOK_S = 0.5  # how often it is seen whether that loop has been closed, which says nothing to anybody
 
 
-async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> AsyncIterator[Any]:
+async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:
     """The samples of `source.aiter()`, which runs on another loop.
 
     Raises:
         LoaderClosedError: that loop has ended before they have.
     """
     iterator = source.aiter()
-    asked: Future[Any] | None = None
+    asked: Future[object] | None = None
     is_lost = is_users = False
 
-    async def following() -> Any:
+    async def following() -> object:
         nonlocal is_lost, is_users
         leave()
         is_lost = getattr(iterator, "ag_frame", iterator) is None  # a generator that its loop has closed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Self
 
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.sharing import Asked, ShardInfo, running_shard
@@ -26,7 +26,7 @@ class Sharing:
         samples: makes an iterator over all that the data set gives here.
     """
 
-    def __init__(self, pipeline: Pipeline, plan: EpochPlan, samples: Callable[[], AsyncIterator[Any]]) -> None:
+    def __init__(self, pipeline: Pipeline, plan: EpochPlan, samples: Callable[[], AsyncIterator[object]]) -> None:
         source = pipeline.source
         self._source, self._plan, self._samples = source, plan, samples
         self._is_by_position = plan.world > 1 and source.ranks_by == "position"
@@ -39,7 +39,7 @@ class Sharing:
             )
             self._steps = Steps(Cursor.at(), count, steps.size, tail, plan.rank, plan.world)
 
-    def open(self, number: int, later: int = 0) -> AsyncIterator[Any]:
+    def open(self, number: int, later: int = 0) -> AsyncIterator[object]:
         """The samples of this rank.
 
         Args:
@@ -59,13 +59,13 @@ class Sharing:
 class _Around:
     """An iterator around another one, with the states of that."""
 
-    def __init__(self, samples: AsyncIterator[Any]) -> None:
+    def __init__(self, samples: AsyncIterator[object]) -> None:
         self._samples = samples
 
-    def __aiter__(self) -> Any:
+    def __aiter__(self) -> Self:
         return self
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name not in ("state_dict", "load_state_dict", "aclose"):
             raise AttributeError(name)
         return getattr(self._samples, name)
@@ -74,11 +74,11 @@ class _Around:
 class OfItself(_Around):
     """Samples of a data set that gives each rank its own, if it has asked which they are."""
 
-    def __init__(self, samples: AsyncIterator[Any], asked: Asked, name: str) -> None:
+    def __init__(self, samples: AsyncIterator[object], asked: Asked, name: str) -> None:
         super().__init__(samples)
         self._asked, self._name = asked, name
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> object:
         sample = await anext(self._samples)
         if not self._asked.is_asked:
             raise OptionError(
@@ -98,13 +98,13 @@ class AtPositions(_Around):
         key: of the random numbers that the data set draws: the same on all ranks.
     """
 
-    def __init__(self, samples: AsyncIterator[Any], steps: Steps, number: int, key: int) -> None:
+    def __init__(self, samples: AsyncIterator[object], steps: Steps, number: int, key: int) -> None:
         super().__init__(samples)
         self._steps, self._number, self._key = steps, number, key
         self._at = int(steps.positions(number - 1, number)[0]) + 1 if number else 0  # of the next one of all
         self._mine = list[int]()  # the next positions of this rank, in reverse
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> object:
         if not self._mine:
             stop = min(self._number + _AHEAD, self._steps.count)
             if stop == self._number:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
-from headrace.datasets.source import IteratedData, Wanted
+from headrace.datasets.source import IteratedData, KeyedData, Wanted
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
 from headrace.fetch.held import WatchedIterator
@@ -21,7 +21,7 @@ from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.indexed_shards import IndexedShardProducer
 from headrace.producers.iterated import IterProducer
 from headrace.producers.keys import KeyProducer
-from headrace.producers.members import Bounds
+from headrace.producers.members import Bounds, Members
 from headrace.producers.resumable import Resumable
 from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.producers.shards import ShardProducer
@@ -34,6 +34,7 @@ from headrace.streaming.epoch_plan import EpochPlan
 from headrace.streaming.sharing import Sharing
 from headrace.tasks import Step
 from headrace.torch_compat import serialize
+from headrace.types import Ints
 
 WINDOW_SAMPLES = 2048  # of shards without an index
 WINDOW_BYTES = 64 * 2**20
@@ -104,7 +105,7 @@ class _EpochIO:
 
     def iterated(self, data: IteratedData) -> IterProducer:
         plan, caller = self._plan, self._caller
-        samples: Callable[[], AsyncIterator[Any]] = data.aiter
+        samples: Callable[[], AsyncIterator[object]] = data.aiter
         if data.loop == "caller":
             if caller is None:
                 raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
@@ -114,8 +115,8 @@ class _EpochIO:
         resumable = Resumable(data, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
         meter, prefix = self._meter, self._prefix
 
-        def make() -> AsyncIterator[Any]:
-            opened: Any = resumable.open()  # now: snapshots are of what is open
+        def make() -> AsyncIterator[object]:
+            opened: AsyncIterator[object] = resumable.open()  # now: snapshots are of what is open
             if data.loop != "caller" and _is_users(data):
                 opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
             return opened if not prefix else iterate_through(opened, prefix, begin)
@@ -134,9 +135,9 @@ class _EpochIO:
 
     def keys(
         self,
-        data: Any,
-        get: Callable[[Any], Awaitable[Any]],
-        many: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None,
+        data: KeyedData,
+        get: Callable[[Any], Awaitable[object]],
+        many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
         plan, order, steps, planning = self._plan, self._plan.order, self._plan.steps, self._planning
         name = type(data).__name__
@@ -157,7 +158,7 @@ class _EpochIO:
 
         some_ahead = _Ahead(some, steps.count)
 
-        def keys_of(start: int, stop: int) -> tuple[list[Any], Sequence[int]]:
+        def keys_of(start: int, stop: int) -> tuple[list[object], Sequence[int]]:
             positions, numbers = some_ahead.at(start, stop)
             return [keys[k] for k in numbers], positions
 
@@ -172,7 +173,7 @@ class _EpochIO:
             pack_error=serialize.pack_error,
         )
 
-    def ranges(self, members: Callable[..., Awaitable[Any]]) -> IndexedShardProducer:
+    def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
         fetch, plan = self._settings.fetch, self._plan
         assert plan.order is not None
         assert self._planning is not None
@@ -247,7 +248,7 @@ def described_as_read(order: Ordering) -> list[str]:
     return order.described(text)
 
 
-def _is_users(source: Any) -> bool:
+def _is_users(source: object) -> bool:
     """Whether a data set's methods are the user's own."""
     return not type(source).__module__.startswith("headrace.")
 
