@@ -12,10 +12,16 @@ from headrace.errors import OptionError
 F = TypeVar("F")
 
 
-def is_async(function: Callable[..., object]) -> bool:
-    """Whether calling `function` gives a coroutine: then it runs on the event loop."""
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """The function itself, of which this is it with some arguments."""
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    """Whether calling `function` gives a coroutine: then it runs on the event loop."""
+    function = unwrapped(function)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(type(function), "__call__", None)  # noqa: B004
     )
@@ -23,8 +29,7 @@ def is_async(function: Callable[..., object]) -> bool:
 
 def name_of(function: Callable[..., object]) -> str:
     """What a function is called in errors and reports."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name.rpartition("<locals>.")[2]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.functions import is_async, name_of
+from headrace.functions import is_async, name_of, unwrapped
 
 
 class GivesMany:
@@ -41,9 +40,8 @@ def gives_many(function: Callable[[Any], object]) -> GivesMany:
 class Unbatch:
     """The samples of a batch: what `default_collate` has put together, taken apart again."""
 
-    def __call__(self, batch: Any) -> list[Any]:
-        count = _count(batch)
-        return [_sample(batch, number) for number in range(count)]
+    def __call__(self, batch: object) -> list[Any]:
+        return list(_samples(batch))
 
 
 def _listed(given: object, name: str) -> list[object]:
@@ -55,47 +53,42 @@ def _listed(given: object, name: str) -> list[object]:
 
 
 def _is_async_generator(function: Callable[..., object]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
+    function = unwrapped(function)
     called = getattr(type(function), "__call__", None)  # noqa: B004
     return inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(called)
 
 
-def _is_leaf(batch: Any) -> bool:
-    """Whether it is one field of all samples: an array, or texts."""
-    if isinstance(batch, np.ndarray) or hasattr(batch, "untyped_storage"):
-        return True
-    return isinstance(batch, Sequence) and bool(batch) and all(isinstance(one, str | bytes) for one in batch)
-
-
-def _fields(batch: Any) -> Iterable[Any]:
+def _samples(batch: Any) -> Sequence[Any]:
+    """What a batch, or a part of one, has of each sample."""
+    if _is_leaf(batch):
+        if not getattr(batch, "shape", (1,)):
+            raise ValueError("unbatch: a number is no batch; an array has a first dimension, which counts the samples")
+        leaf: Sequence[Any] = batch
+        return leaf
     if isinstance(batch, Mapping):
-        return batch.values()
+        return [dict(zip(batch, fields, strict=True)) for fields in _together(batch.values())]
     if isinstance(batch, list | tuple):
-        return batch
+        if hasattr(batch, "_fields"):
+            return [type(batch)(*fields) for fields in _together(batch)]
+        return list(_together(batch))
     raise TypeError(
         f"unbatch: a batch of type {type(batch).__name__} is not known; "
         "arrays, tensors, and dicts and tuples of them are; .flat_map(fn) takes apart what `fn` knows"
     )
 
 
-def _count(batch: Any) -> int:
-    if _is_leaf(batch):
-        if not getattr(batch, "shape", (1,)):
-            raise ValueError("unbatch: a number is no batch; an array has a first dimension, which counts the samples")
-        return len(batch)
-    counts = sorted({_count(field) for field in _fields(batch)})
+def _is_leaf(batch: object) -> bool:
+    """Whether it is one field of all samples: an array, or texts."""
+    if isinstance(batch, np.ndarray) or hasattr(batch, "untyped_storage"):
+        return True
+    return isinstance(batch, Sequence) and bool(batch) and all(isinstance(one, str | bytes) for one in batch)
+
+
+def _together(batches: Iterable[object]) -> Iterable[tuple[Any, ...]]:
+    """All fields of each sample."""
+    fields = [_samples(batch) for batch in batches]
+    counts = sorted(set(map(len, fields)))
     if len(counts) != 1:
         given = " and ".join(map(str, counts)) or "no"
         raise ValueError(f"unbatch: the fields of a batch must have as many samples each; these have {given}")
-    return counts[0]
-
-
-def _sample(batch: Any, number: int) -> Any:
-    if _is_leaf(batch):
-        return batch[number]
-    if isinstance(batch, Mapping):
-        return {name: _sample(field, number) for name, field in batch.items()}
-    if hasattr(batch, "_fields"):
-        return type(batch)(*(_sample(field, number) for field in batch))
-    return tuple(_sample(field, number) for field in batch)
+    return zip(*fields, strict=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from typing import NamedTuple
 import anyio
 import numpy as np
 
-from headrace.failures import ErrorPacker, Failure, first_of
+from headrace.failures import ErrorPacker, Failure
 from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
-from headrace.producers.members import Bounds, MemberReads, Members, PackedFailureError
-from headrace.producers.reading_ahead import Given, ReadingAhead, ReadsInto, Sends
+from headrace.producers.members import Bounds, MemberReads, Members
+from headrace.producers.reading_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.producers.shard_ranges import ShardRanges
 from headrace.protocols import Reads
 from headrace.types import Ints
@@ -81,7 +81,7 @@ class IndexedShardProducer:
         begun: deque[ReadWindow] = deque()
         held: list[Part] = []
 
-        def readers() -> Iterator[ReadsInto]:
+        def readers() -> Iterator[ReadsInto[Part]]:
             ordinal = 0
             for window in self._windows:
                 begun.append(window)
@@ -91,13 +91,13 @@ class IndexedShardProducer:
 
         ahead = ReadingAhead(readers(), lambda: _VISITS_AT_ONCE)
         try:
-            async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
+            async with anyio.create_task_group() as group, aclosing(ahead.readings(group)) as readings:
                 position, left = 0, 0
-                async for stream in streams:
+                async for reading in readings:
                     left = (left or len(begun[0].visits)) - 1
                     window = begun[0]
                     visit = window.visits[-1 - left]
-                    async for part in _complete(stream, len(visit.rows)):
+                    async for part in _complete(reading, len(visit.rows)):
                         if window.order is None:
                             flow.put(position, part)
                             position += part.count
@@ -114,9 +114,9 @@ class IndexedShardProducer:
                 part.release()
             ahead.release()
 
-    async def _read(self, flow: Flow, ordinal: int, visit: ShardVisit, send: Sends) -> None:
-        """Send the samples of a visit; what ends it early is sent behind them."""
-        async with send:
+    async def _read(self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part]) -> None:
+        """Give the samples of a visit."""
+        with closing(reading):
             ranges: ShardRanges | None = None
             try:
                 async with anyio.create_task_group() as group:
@@ -128,25 +128,22 @@ class IndexedShardProducer:
                     address, self._next_address = self._next_address, self._next_address + end
                     async with aclosing(reads.parts(address)) as parts:
                         async for part in parts:
-                            send.send_nowait(part)
+                            reading.put(part)
                     group.cancel_scope.cancel()
             except Exception as error:
-                first = first_of(error)
-                failed = first.failure if isinstance(first, PackedFailureError) else Failure(self._pack_error(first))
-                send.send_nowait(failed)
+                reading.fail(error, self._pack_error)
             finally:
                 if ranges is not None:
                     ranges.release()  # not before the last read has ended: it would write into what is others' by then
 
 
-async def _complete(stream: AsyncIterable[Given], count: int) -> AsyncIterator[Part]:
+async def _complete(reading: Reading[Part], count: int) -> AsyncIterator[Part]:
     """The parts of a visit of `count` samples; those that are missing at its end have failed like it."""
-    async for given in stream:
-        if isinstance(given, Failure):
-            yield ListPart([given] * count)
-            return
-        count -= given.count
-        yield given
+    async for part in reading:
+        count -= part.count
+        yield part
+    if reading.failure is not None:
+        yield ListPart([reading.failure] * count)
 
 
 def _put_in_order(flow: Flow, start: int, parts: Sequence[Part], order: Ints) -> None:

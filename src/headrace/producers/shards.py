@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any
 
@@ -12,11 +12,11 @@ import anyio
 import numpy as np
 
 from headrace.errors import OptionError, StateMismatchError, masked, not_as_indexed
-from headrace.failures import ErrorPacker, Failure, first_of
+from headrace.failures import ErrorPacker, Failure
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
-from headrace.producers.reading_ahead import ReadingAhead, ReadsInto, Sends
+from headrace.producers.reading_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.producers.shard_ranges import ShardRanges
 from headrace.producers.unpack import UNPACKED_MOST, Unpacks, unpacked
@@ -77,31 +77,36 @@ class ShardProducer:
         flow = Without(flow, self._done) if self._done else flow
         begun: deque[tuple[int, str]] = deque()
 
-        def readers() -> Iterator[ReadsInto]:
+        def readers() -> Iterator[ReadsInto[RawPart]]:
             for ordinal, url in self._shards:
                 begun.append((ordinal, url))
                 yield partial(self._read_shard, flow, ordinal, url)
 
         ahead = ReadingAhead(readers(), lambda: SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST)
         try:
-            async with anyio.create_task_group() as group, aclosing(ahead.streams(group)) as streams:
-                async for stream in streams:
+            async with anyio.create_task_group() as group, aclosing(ahead.readings(group)) as readings:
+                async for reading in readings:
                     (shard, url), skip = begun.popleft(), self._skip_rows
                     self._skip_rows = 0
                     if shard % self._in_round == 0:
                         self._flush(flow)
                         self._begin_round(flow, shard, url)
                     self._shard_starts.append((self._read, shard, skip))
-                    async for given in stream:
-                        part: Part = ListPart([given]) if isinstance(given, Failure) else given
-                        if isinstance(given, Failure):
-                            skip = 0  # no more comes, and it says why
-                        elif skip:
-                            skip, part = _without(part, skip)
-                        self._give(flow, part, shard, url)
-                        if self._take is not None and self._position >= self._take:
-                            group.cancel_scope.cancel()
-                            return
+                    async for part in reading:
+                        left = part
+                        if skip:
+                            skip, left = _without(part, skip)
+                        self._give(flow, left)
+                        if self._has_all:
+                            break
+                    if not self._has_all and reading.failure is not None:
+                        skip = 0  # no more comes, and it says why
+                        self._read += 1
+                        self._shard_starts.append((self._read, shard + 1, 0))  # it is no sample that comes again
+                        self._fail(flow, ListPart([reading.failure]), url)
+                    if self._has_all:
+                        group.cancel_scope.cancel()
+                        return
                     if skip:
                         raise _changed(f"{masked(url)} ends {skip} samples before the mark of the state, and did not")
             self._flush(flow)
@@ -110,10 +115,9 @@ class ShardProducer:
                 part.release()
             ahead.release()
 
-    async def _read_shard(self, flow: Flow, ordinal: int, url: str, send: Sends) -> None:
-        """Send the samples of a shard; what ends them early is sent in the place of the next one."""
-        failure: Failure | None = None
-        async with send:
+    async def _read_shard(self, flow: Flow, ordinal: int, url: str, reading: Reading[RawPart]) -> None:
+        """Give the samples of a shard; what ends them early stands in the place of the next one."""
+        with closing(reading):
             group = anyio.create_task_group()
             ranges: ShardRanges | None = None
             try:
@@ -124,15 +128,13 @@ class ShardProducer:
                     ranges = ShardRanges(
                         self._reader, flow, group, ordinal, url, version, are_packed=unpacks is not None
                     )
-                    failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, send)
+                    reading.failure = await self._scan_shard(flow, ranges, ordinal, url, unpacks, expected, reading)
                     group.cancel_scope.cancel()
             except Exception as error:
-                failure = Failure(self._pack_error(first_of(error)))
+                reading.fail(error, self._pack_error)
             finally:
                 if ranges is not None:
                     ranges.release()  # not before the last read has ended: it would write into what is others' by then
-            if failure is not None:
-                send.send_nowait(failure)
 
     async def _scan_shard(
         self,
@@ -142,7 +144,7 @@ class ShardProducer:
         url: str,
         unpacks: Unpacks | None,
         expected: Expected | None,
-        send: Sends,
+        reading: Reading[RawPart],
     ) -> Failure | None:
         scanner: Any = self._scanner(url)
         base, count, spans = 0, 0, dict[int, Lease]()
@@ -161,7 +163,7 @@ class ShardProducer:
                         return scanner
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
-                        send.send_nowait(
+                        reading.put(
                             RawPart(rows.shifted(base).as_read(), np.zeros(len(rows), np.int64), (masked(url),), leased)
                         )
                     count += len(rows)
@@ -210,12 +212,14 @@ class ShardProducer:
         self._next_address += size
         return address
 
-    def _give(self, flow: Flow, part: Part, shard: int, url: str) -> None:
+    @property
+    def _has_all(self) -> bool:
+        """Whether as many samples were put as are to come at most."""
+        return self._take is not None and self._position >= self._take
+
+    def _give(self, flow: Flow, part: RawPart) -> None:
         self._read += part.count
-        if not isinstance(part, RawPart):
-            self._shard_starts.append((self._read, shard + 1, 0))  # in this one it is no sample that comes again
-            self._fail(flow, part, url)
-        elif self._buffer is not None:
+        if self._buffer is not None:
             leave, stay = self._buffer.come(part.count)
             whole = RawPart.concat([*self._pending, part])
             self._pending = [whole.take(stay)]
@@ -303,7 +307,7 @@ class ShardProducer:
         flow.put(start, part)
 
 
-def _without(part: Part, count: int) -> tuple[int, Part]:
+def _without(part: RawPart, count: int) -> tuple[int, RawPart]:
     """(how many are still to be left out, what is left) where the first `count` samples are left out."""
     left = part.cut(min(count, part.count), part.count)
     part.release()
