@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.datasets.constructors import files, from_iterable, from_map, stream
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
-    from headrace.datasets.registered import BatchOp, SampleOp, register_operator
+    from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.datasets.sharing import ShardInfo, shard_info
     from headrace.datasets.stream import Stream
     from headrace.errors import (
@@ -96,7 +96,7 @@ _HOMES = {
         "ThrottledError",
         "WorkerDiedError",
     ),
-    "headrace.datasets.registered": ("BatchOp", "SampleOp", "register_operator"),
+    "headrace.datasets.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
     "headrace.fetch.stores.registry": ("register_store",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
@@ -134,6 +134,7 @@ __all__ = [
     "ObjectChangedError",
     "ObjectMissingError",
     "OptionError",
+    "OrderOp",
     "Packed",
     "ReadTimeoutError",
     "SampleOp",

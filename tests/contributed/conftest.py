@@ -1,4 +1,4 @@
-"""What the operators of others' tests have in common."""
+"""What tests register is theirs alone: others draw from all operators that are registered."""
 
 from __future__ import annotations
 
@@ -8,6 +8,5 @@ from headrace.datasets import registered
 
 
 @pytest.fixture(autouse=True)
-def _registered_for_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is not known to the next one, which may draw from all that is."""
+def own_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registered, "_registered", dict(registered._registered))

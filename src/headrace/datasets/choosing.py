@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.operators import OrderOp
+from headrace.datasets.operators import PassOperator
 from headrace.errors import OptionError
-from headrace.plan import ChosenOrder, DrawnOrder, Order
+from headrace.plan import ChosenOrder, ComputedOrder, DrawnOrder, Order, draw
 from headrace.types import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class SelectIndices(OrderOp):
+class SelectIndices(PassOperator):
     """The samples with some numbers, in the order of these.
 
     Attributes:
@@ -65,15 +67,11 @@ class SelectIndices(OrderOp):
             raise OptionError(
                 f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
             )
-        numbers = numbers.astype(np.int64)
-        outside = numbers[(numbers < 0) | (numbers >= count)]
-        if len(outside):
-            raise OptionError(f".{self.name}(): there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
-        return numbers
+        return _inside(numbers, count, f".{self.name}()")
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedSample(OrderOp):
+class WeightedSample(PassOperator):
     """Samples drawn at random: a function of (seed, epoch, position).
 
     Attributes:
@@ -103,3 +101,58 @@ class WeightedSample(OrderOp):
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
         return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedNumbers(PassOperator):
+    """The samples whose numbers a function gives for positions.
+
+    Attributes:
+        name: of the operator, with its arguments.
+        numbers: of the samples at some positions, for the number of all samples and a seed.
+        counts: how many there are, for the number of all samples.
+    """
+
+    name: str
+    numbers: Callable[[Ints, int, int], Ints]
+    counts: Callable[[int], int]
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    @property
+    def in_state(self) -> str:
+        return f"apply_op {self.name}"  # it may be called as one of ours
+
+    def count(self, count: int) -> int:
+        counted = operator.index(self.counts(count))
+        if counted < 0 or (counted and not count):
+            raise OptionError(f".{self.name}: count({count}) gave {counted}, and there are {count} samples")
+        return counted
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        seed = draw("order", *key)
+        return ComputedOrder(order, self.count(order.count), partial(self._numbers_at, order.count, seed))
+
+    def _numbers_at(self, count: int, seed: int, positions: Ints) -> Ints:
+        numbers = np.asarray(self.numbers(positions, count, seed))
+        if numbers.shape != positions.shape or (len(numbers) and numbers.dtype.kind not in "iu"):
+            raise OptionError(
+                f".{self.name}: a whole number for each of {len(positions)} positions is needed, and not an array of "
+                f"{numbers.dtype} of shape {numbers.shape}"
+            )
+        return _inside(numbers, count, f".{self.name}")
+
+
+def _inside(numbers: NDArray[np.integer[Any]], count: int, call: str) -> Ints:
+    """The numbers of samples, all of which there are.
+
+    Raises:
+        OptionError: one of them is not below `count`.
+    """
+    known: Ints = numbers.astype(np.int64)
+    outside = known[(known < 0) | (known >= count)]
+    if len(outside):
+        raise OptionError(f"{call}: there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
+    return known

@@ -27,7 +27,7 @@ class Compiles(Protocol):
 
     def add_group(self, operator: GroupOperator) -> None: ...
 
-    def add_order(self, operator: OrderOp) -> None: ...
+    def add_order(self, operator: PassOperator) -> None: ...
 
     def add_shuffle(self, operator: Shuffle) -> None: ...
 
@@ -211,7 +211,7 @@ class OrderOperator(Operator):
     def count(self, count: int) -> int: ...
 
 
-class OrderOp(OrderOperator):
+class PassOperator(OrderOperator):
     """Makes another order of one, in each pass over the samples."""
 
     __slots__ = ()
@@ -254,7 +254,7 @@ class PassesOperator(OrderOperator):
 
 
 @dataclass(frozen=True, slots=True)
-class Shuffle(OrderOp):
+class Shuffle(PassOperator):
     """Another order; it keeps positions, but for "buffer"."""
 
     by: str
@@ -295,7 +295,7 @@ class Shuffle(OrderOp):
 
 
 @dataclass(frozen=True, slots=True)
-class Take(OrderOp):
+class Take(PassOperator):
     """The first `samples` only."""
 
     samples: int

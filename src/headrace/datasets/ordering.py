@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.datasets.operators import OrderOp, OrderOperator, PassesOperator, Shuffle, Take
+from headrace.datasets.operators import OrderOperator, PassesOperator, PassOperator, Shuffle, Take
 from headrace.errors import OptionError
 
 
@@ -22,16 +22,16 @@ class Ordering:
     """
 
     operators: tuple[OrderOperator, ...] = ()
-    one_pass: tuple[OrderOp, ...] = ()
+    one_pass: tuple[PassOperator, ...] = ()
     shuffle: Shuffle | None = None
     passes: PassesOperator | None = None
     takes: tuple[int, ...] = ()
     takes_of_all: tuple[int, ...] = ()
 
     @property
-    def needs_numbers(self) -> bool:
-        """Whether samples must have numbers before they are read."""
-        return any(operator.needs_numbers for operator in self.one_pass)
+    def by_numbers(self) -> PassOperator | None:
+        """The first one for which samples must have numbers before they are read."""
+        return next((operator for operator in self.one_pass if operator.needs_numbers), None)
 
     @property
     def is_fixed(self) -> bool:
@@ -74,7 +74,7 @@ class OrderBuilder:
     """Takes in the operators that an `Ordering` is made of, one after the other."""
 
     operators: list[OrderOperator] = field(default_factory=list)
-    _one_pass: list[OrderOp] = field(default_factory=list)
+    _one_pass: list[PassOperator] = field(default_factory=list)
     _shuffles: list[Shuffle] = field(default_factory=list)
     _passes: list[PassesOperator] = field(default_factory=list)
     _takes: list[int] = field(default_factory=list)
@@ -86,7 +86,7 @@ class OrderBuilder:
         """Whether nothing yet decides which samples come."""
         return len(self._shuffles) == len(self.operators)
 
-    def add(self, operator: OrderOp) -> None:
+    def add(self, operator: PassOperator) -> None:
         """What makes another order."""
         self.operators.append(operator)
         self._one_pass.append(operator)

@@ -12,8 +12,8 @@ from headrace.datasets.operators import (
     EpochSize,
     GroupOperator,
     Operator,
-    OrderOp,
     OrderOperator,
+    PassOperator,
     Repeat,
     Shuffle,
     Take,
@@ -123,7 +123,7 @@ class Pipeline:
         shuffle = self.order.shuffle
         if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
             return True
-        return self.order.needs_numbers
+        return self.order.by_numbers is not None
 
     @property
     def wanted(self) -> Wanted | None:
@@ -253,7 +253,7 @@ class _Compiler:
     def add_take(self, operator: Take) -> None:
         self._take(operator.samples * (1 if self._batch is None else self._batch.size))
 
-    def add_order(self, operator: OrderOp) -> None:
+    def add_order(self, operator: PassOperator) -> None:
         self._check_place(operator)
         self._order.add(operator)
 
@@ -334,10 +334,10 @@ def _check_order(traits: Traits, order: Ordering) -> None:
     by = None if order.shuffle is None else order.shuffle.by
     if traits.numbered and by == "buffer":
         raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
-    if order.needs_numbers and by in ("window", "shards", "within"):
-        raise OptionError(".sample() and .slice() take samples by their numbers, which windows have none of")
-    if not traits.numbered and order.needs_numbers:
-        raise OptionError(".sample() and .slice() need samples that have numbers: shards need an index for that")
+    if order.by_numbers is not None and by in ("window", "shards", "within"):
+        raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
+    if order.by_numbers is not None and not traits.numbered:
+        raise OptionError(f".{order.by_numbers.text} needs samples that have numbers: shards need an index for that")
     if not traits.numbered:
         if by is not None and not order.is_shuffled_first:
             raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")

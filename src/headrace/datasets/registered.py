@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
+from headrace.datasets.choosing import ComputedNumbers
 from headrace.datasets.many import gives_many
 from headrace.datasets.operators import EachSample, GroupOperator, Operator
 from headrace.errors import OptionError
 from headrace.functions import checked, is_async, name_of
 from headrace.tasks import Step
-from headrace.types import Batcher
+from headrace.types import Batcher, Ints
 
 GROUP = "headrace.operators"
 
 _KINDS: dict[str, Literal["map", "filter", "many"]] = {"one": "map", "at most one": "filter", "many": "many"}
-_registered: dict[str, Callable[..., SampleOp | BatchOp]] = {}
+_registered: dict[str, Callable[..., Registered]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,37 @@ class BatchOp:
         return GroupOperator(name, self.batcher, self.measure, self.collate)
 
 
-def register_operator(name: str, make: Callable[..., SampleOp | BatchOp]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOp:
+    """Which of a data set's samples come, and in which order: a function of their positions. They have numbers for it.
+
+    Attributes:
+        numbers: `numbers(positions, count, seed)` gives, for an array of positions (int64, from 0 on), which of the
+            `count` samples that there were come at these: an array of their numbers, each below `count`. The seed is
+            another one in each epoch, and in each pass of `.repeat()`. It is asked for any positions, in any order, in
+            the process of the loader, and must give the same whenever it is asked for the same.
+        count: how many samples come of so many; by default as many.
+    """
+
+    numbers: Callable[[Ints, int, int], Ints]
+    count: Callable[[int], int] = int
+
+    def __post_init__(self) -> None:
+        for name, function in (("numbers", self.numbers), ("count", self.count)):
+            if is_async(checked(function, f"OrderOp: {name}=")):
+                raise OptionError(
+                    f"OrderOp({name}={name_of(function)}): a plain function is needed, and no `async def`"
+                )
+
+    def operator(self, name: str) -> ComputedNumbers:
+        """What this is in a stream, under the name that errors and states give it."""
+        return ComputedNumbers(name, self.numbers, self.count)
+
+
+Registered = SampleOp | BatchOp | OrderOp
+
+
+def register_operator(name: str, make: Callable[..., Registered]) -> None:
     """Have `data.apply_op(name, …)` do what the operator does that `make(…)` gives, in any stream.
 
     It goes to the workers with the streams: nothing has to be registered there. A second registration wins over the
@@ -90,7 +121,7 @@ def register_operator(name: str, make: Callable[..., SampleOp | BatchOp]) -> Non
 
     Args:
         name: a word, under which states and errors name it, too.
-        make: called with the arguments of `apply_op`; gives a `hr.SampleOp` or a `hr.BatchOp`.
+        make: called with the arguments of `apply_op`; gives a `hr.SampleOp`, a `hr.BatchOp` or a `hr.OrderOp`.
 
     Raises:
         OptionError: the name is none, or `make` cannot be called.
@@ -105,12 +136,13 @@ def register_operator(name: str, make: Callable[..., SampleOp | BatchOp]) -> Non
         raise OptionError(f"register_operator({name!r}): a word is needed, of letters, digits and '_'")
     if not callable(make):
         raise OptionError(
-            f"register_operator({name!r}, {make!r}): a function that gives a SampleOp or a BatchOp is needed"
+            f"register_operator({name!r}, {make!r}): a function that gives a SampleOp, a BatchOp or an OrderOp is "
+            "needed"
         )
     _registered[name] = make
 
 
-def registered_operators() -> dict[str, Callable[..., SampleOp | BatchOp]]:
+def registered_operators() -> dict[str, Callable[..., Registered]]:
     """Those that others have written, by name; what is installed is imported when it is first used."""
     return {**_installed(), **_registered}
 
@@ -126,9 +158,10 @@ def made_operator(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Op
         have = ", ".join(sorted(known)) or "none"
         raise OptionError(f".apply_op({name!r}): register it first, by hr.register_operator; registered are: {have}")
     made = known[name](*args, **named)
-    if not isinstance(made, SampleOp | BatchOp):
+    if not isinstance(made, Registered):
         raise OptionError(
-            f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp or hr.BatchOp"
+            f".apply_op({name!r}): what is registered gave a {type(made).__name__}, and no hr.SampleOp, hr.BatchOp or "
+            "hr.OrderOp"
         )
     described = [*map(_describe, args), *(f"{key}={_describe(value)}" for key, value in named.items())]
     return made.operator(f"{name}({', '.join(described)})")
@@ -140,10 +173,10 @@ def _describe(value: Any) -> str:
 
 
 @functools.cache
-def _installed() -> dict[str, Callable[..., SampleOp | BatchOp]]:
+def _installed() -> dict[str, Callable[..., Registered]]:
     return {entry.name: functools.partial(_load, entry) for entry in entry_points(group=GROUP)}
 
 
-def _load(entry: Any, *args: Any, **named: Any) -> SampleOp | BatchOp:
-    made: SampleOp | BatchOp = entry.load()(*args, **named)
+def _load(entry: Any, *args: Any, **named: Any) -> Registered:
+    made: Registered = entry.load()(*args, **named)
     return made

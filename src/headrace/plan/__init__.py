@@ -3,13 +3,24 @@
 from headrace.plan.cursor import Cursor
 from headrace.plan.drawn import DrawnOrder
 from headrace.plan.lanes import Windows
-from headrace.plan.order import ChosenOrder, EpochOrder, FirstOf, Order, Passes, Places, ShardOrder, ShuffledOrder
+from headrace.plan.order import (
+    ChosenOrder,
+    ComputedOrder,
+    EpochOrder,
+    FirstOf,
+    Order,
+    Passes,
+    Places,
+    ShardOrder,
+    ShuffledOrder,
+)
 from headrace.plan.permutation import draw, permutation, sample_seed, window_order
 from headrace.plan.rounds import Rounds
 from headrace.plan.steps import Steps, share
 
 __all__ = [
     "ChosenOrder",
+    "ComputedOrder",
     "Cursor",
     "DrawnOrder",
     "EpochOrder",

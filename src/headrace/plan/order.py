@@ -115,6 +115,27 @@ class ChosenOrder:
         return sequential_end(position)
 
 
+class ComputedOrder:
+    """Those of another order's samples whose positions there a function gives, for positions of this one.
+
+    Args:
+        inner: the other order.
+        count: how many there are.
+        computed: gives the positions in the other order.
+    """
+
+    lanes = 1
+
+    def __init__(self, inner: Order, count: int, computed: Callable[[Ints], Ints]) -> None:
+        self._inner, self.count, self._computed = inner, count, computed
+
+    def locate(self, positions: Ints) -> Places:
+        return self._inner.locate(self._computed(np.asarray(positions, np.int64)))
+
+    def window_end(self, position: int) -> int:
+        return sequential_end(position)
+
+
 class FirstOf:
     """The first positions of another order."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from contributed import length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
+from contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
 from end_to_end.state.sources import INDEXED, KEYS, KINDS, NUMBERED, Places, Seen, Written
