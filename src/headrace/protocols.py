@@ -70,7 +70,7 @@ class LoaderReads(Reads, Protocol):
     """
 
     @property
-    def storage_options(self) -> Mapping[str, Any]: ...
+    def storage_options(self) -> Mapping[str, object]: ...
 
     def count_call(self, name: str, seconds: float) -> None:
         """A call of a data set's function, in a thread, has computed for so long."""

@@ -133,10 +133,10 @@ class KeySource(SampleSource):
     def count(self) -> int:
         return len(self.data)
 
-    def keys(self) -> Sequence[Any]:
+    def keys(self) -> Sequence[object]:
         return self.data.keys()
 
-    async def aget(self, key: Any) -> Any:
+    async def aget(self, key: object) -> object:
         return await self.data.aget(key)
 
     def open(self, io: EpochIO) -> Producer:

@@ -145,7 +145,7 @@ class ComputedNumbers(PassOperator):
         return _inside(numbers, count, f".{self.name}")
 
 
-def _inside(numbers: NDArray[np.integer[Any]], count: int, call: str) -> Ints:
+def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
     """The numbers of samples, all of which there are.
 
     Raises:

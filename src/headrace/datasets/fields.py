@@ -21,14 +21,14 @@ class FieldMap:
         self.function, self.field = function, field
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Any) -> object:
         return _with(sample, self.field, self.function(_of(sample, self.field)))
 
 
 class AsyncFieldMap(FieldMap):
     """The same for a coroutine function."""
 
-    async def __call__(self, sample: Any) -> Any:
+    async def __call__(self, sample: Any) -> object:
         return _with(sample, self.field, await self.function(_of(sample, self.field)))
 
 
@@ -36,7 +36,7 @@ def _of(sample: Any, field: str | int) -> Any:
     return sample[find_field(sample, str(field))] if isinstance(sample, dict) else sample[field]
 
 
-def _with(sample: Any, field: str | int, value: Any) -> Any:
+def _with(sample: Any, field: str | int, value: object) -> object:
     if isinstance(sample, dict):
         return {**sample, find_field(sample, str(field)): value}
     items = list(sample)
@@ -71,14 +71,14 @@ class FieldFilter:
         self.function, self.field = function, field
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Any) -> object:
         return self.function(_of(sample, self.field))
 
 
 class AsyncFieldFilter(FieldFilter):
     """The same for a coroutine function."""
 
-    async def __call__(self, sample: Any) -> Any:
+    async def __call__(self, sample: Any) -> object:
         return await self.function(_of(sample, self.field))
 
 
@@ -106,7 +106,7 @@ class Select(Selection):
 
     keeps_source = True
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
         kept = {find_field(sample, names) for names in self.names}
         return {name: value for name, value in sample.items() if name in kept or name.startswith("__")}
 
@@ -114,5 +114,5 @@ class Select(Selection):
 class ToTuple(Selection):
     """Makes a tuple of the named fields of a sample."""
 
-    def __call__(self, sample: dict[str, Any]) -> tuple[Any, ...]:
+    def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         return tuple(sample[find_field(sample, names)] for names in self.names)

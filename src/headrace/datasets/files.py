@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
@@ -22,7 +21,7 @@ class Files(AsyncDataset):
     def __len__(self) -> int:
         return len(self.urls)
 
-    async def aget(self, key: int) -> dict[str, Any]:
+    async def aget(self, key: int) -> dict[str, object]:
         url = self.urls[key]
         name, _, extension = posixpath.basename(urlsplit(url).path).partition(".")
         return {"__key__": name, "__url__": masked(url), extension.lower() or "data": await read(url)}

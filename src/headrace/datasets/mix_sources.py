@@ -160,7 +160,7 @@ class MixStep:
     ) -> None:
         self.names, self.steps, self.by_url = tuple(names), tuple(map(tuple, steps)), by_url
 
-    def __call__(self, sample: Any) -> Any:
+    def __call__(self, sample: Any) -> object:
         if self.by_url is None:
             number, sample = sample
         else:

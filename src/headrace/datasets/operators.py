@@ -90,7 +90,7 @@ class EachSample(Operator):
     step: Step
     decoder: Decoder | None = None
     selection: Selection | None = None
-    keeps_key: Callable[[str], Any] | None = None
+    keeps_key: Callable[[str], object] | None = None
     opens: bool = False
     names_source: bool = False
     is_unbatch: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from headrace.datasets.choosing import ComputedNumbers
@@ -147,7 +147,7 @@ def registered_operators() -> dict[str, Callable[..., Registered]]:
     return {**_installed(), **_registered}
 
 
-def made_operator(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Operator:
+def made_operator(name: str, args: tuple[object, ...], named: dict[str, object]) -> Operator:
     """What an operator is in a stream, with these arguments.
 
     Raises:
@@ -167,7 +167,7 @@ def made_operator(name: str, args: tuple[Any, ...], named: dict[str, Any]) -> Op
     return made.operator(f"{name}({', '.join(described)})")
 
 
-def _describe(value: Any) -> str:
+def _describe(value: object) -> str:
     """An argument, as a state names it: the same in each process."""
     return name_of(value) if callable(value) else repr(value)
 
@@ -177,6 +177,6 @@ def _installed() -> dict[str, Callable[..., Registered]]:
     return {entry.name: functools.partial(_load, entry) for entry in entry_points(group=GROUP)}
 
 
-def _load(entry: Any, *args: Any, **named: Any) -> Registered:
+def _load(entry: EntryPoint, *args: object, **named: object) -> Registered:
     made: Registered = entry.load()(*args, **named)
     return made

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +94,7 @@ class IndexedShards(AsyncDataset):
             blocking(self.aopen)
         return int(self.index.starts[-1])
 
-    def __getitem__(self, key: int) -> dict[str, Any]:
+    def __getitem__(self, key: int) -> dict[str, object]:
         return blocking(partial(self.aget, key))
 
     @property
@@ -142,7 +142,7 @@ class IndexedShards(AsyncDataset):
     async def aclose(self) -> None:
         await self.index.aclose()
 
-    async def aget(self, key: int) -> dict[str, Any]:
+    async def aget(self, key: int) -> dict[str, object]:
         """Sample `key` of all: a dict with `__key__`, `__url__` and its fields as bytes.
 
         Outside a loader, those who ask at the same time on one event loop share their connections.
@@ -168,7 +168,7 @@ class IndexedShards(AsyncDataset):
         except IndexError:
             raise IndexError(f"there is no sample {key}: there are {count}") from None
 
-    async def get(self, number: int, wanted: Wanted | None) -> dict[str, Any]:
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         """Sample `number`, with those of its fields that are wanted."""
         reader = _reader()
         ordinal, row = self.index.locate(number)

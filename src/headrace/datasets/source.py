@@ -209,11 +209,11 @@ class SampleSource(ABC):
         """How many samples it has; TypeError where nobody knows."""
         raise TypeError(f"{self.name} has no length: its samples are counted while they are read")
 
-    def keys(self) -> Sequence[Any]:
+    def keys(self) -> Sequence[object]:
         """The keys of the samples."""
         raise TypeError(f"{self.name} has no keys; shards need an index for that")
 
-    async def aget(self, key: Any) -> Any:  # noqa: ARG002
+    async def aget(self, key: object) -> object:  # noqa: ARG002
         """The sample with this key."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 

@@ -24,7 +24,7 @@ class Resumable:
     def __init__(
         self,
         dataset: Any,
-        samples: Callable[[int, int], AsyncIterator[Any]],
+        samples: Callable[[int, int], AsyncIterator[object]],
         state: dict[str, Any] | None,
         take: int | None = None,
         begin: int = 0,
@@ -33,7 +33,7 @@ class Resumable:
         self._begin = begin
         self._iterator: Any = None
 
-    def open(self) -> AsyncIterator[Any]:
+    def open(self) -> AsyncIterator[object]:
         """The iterator: the data set goes on first, then its iterator is made, then that goes on."""
         if "over" in self._state:
             return self._next_epoch()
@@ -59,7 +59,7 @@ class Resumable:
             iterator.load_state_dict(copy.deepcopy(self._state["iterator"]))
         return iterator
 
-    async def _next_epoch(self) -> AsyncIterator[Any]:
+    async def _next_epoch(self) -> AsyncIterator[object]:
         """The data set is what the end of the epoch before has made of it: that is brought to its end once more."""
         number, take = self._state["over"], self._state.get("took", self._take)
         before = self._gone_on(number, -1)
@@ -80,12 +80,12 @@ class Resumable:
             await _close(self._iterator)
 
 
-async def _close(iterator: Any) -> None:
+async def _close(iterator: object) -> None:
     close = getattr(iterator, "aclose", None)
     if close is not None:
         await close()
 
 
-def gives_state(thing: Any) -> bool:
+def gives_state(thing: object) -> bool:
     """Whether a thing has states, by the names of torchdata's protocol."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
-from typing import Any
 
 from headrace.delivery import Delivery
 from headrace.failures import PackedError
@@ -47,7 +46,7 @@ class OpenBatch:
         self.is_left_out = False  # as a last one that is short: only errors in it are told
         self.slab: Lease | None = None
         self.slab_lock = asyncio.Lock()
-        self.columns: dict[int, list[list[Any]]] = {}
+        self.columns: dict[int, list[list[object]]] = {}
         self.holes: list[int] = []  # slots that hold no sample: those of a task that has errors are its last ones
         self.errors: dict[int, PackedError] = {}
         self.ended_by: PackedError | None = None

@@ -23,7 +23,7 @@ class _BytesRequest:
     number: int
     size: int = field(compare=False)
     is_input: bool = field(compare=False)
-    grant: Callable[[], Any] = field(compare=False)
+    grant: Callable[[], object] = field(compare=False)
     is_urgent: Callable[[], bool] = field(compare=False)
     is_early: Callable[[], bool] = field(compare=False)
     future: asyncio.Future[Any] = field(compare=False)

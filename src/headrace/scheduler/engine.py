@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,10 +32,10 @@ class Mailbox:
     """Calls for the loop from other threads, also from finalizers: takes no lock, waits for nothing."""
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
+        self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = Wakeup()
 
-    def post(self, call: Callable[..., Any], *args: Any) -> None:
+    def post(self, call: Callable[..., object], *args: object) -> None:
         """Have the loop call `call(*args)` soon."""
         self._calls.append((call, args))
         self._wakeup.set()

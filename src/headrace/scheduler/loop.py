@@ -13,7 +13,7 @@ import anyio
 _ENDINGS = SystemExit, KeyboardInterrupt
 
 
-def run(main: Callable[..., Awaitable[None]], *args: Any) -> None:
+def run(main: Callable[..., Awaitable[None]], *args: object) -> None:
     """Await `main(*args)` on a loop of its own, uvloop's where that is there; like `anyio.run`."""
     base: Any = asyncio.SelectorEventLoop
     if importlib.util.find_spec("uvloop") is not None:
@@ -21,7 +21,7 @@ def run(main: Callable[..., Awaitable[None]], *args: Any) -> None:
     anyio.run(_main, main, args, backend_options={"loop_factory": type("Loop", (_Lasting, base), {})})
 
 
-async def _main(main: Callable[..., Awaitable[None]], args: tuple[Any, ...]) -> None:
+async def _main(main: Callable[..., Awaitable[None]], args: tuple[object, ...]) -> None:
     try:
         await main(*args)
     except _ENDINGS as error:  # asyncio takes the loop for one that has ended by it already

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class PositionMap:
         self,
         positions: Positions | None = None,
         kept_from: int | None = None,
-        mark: Callable[[int], Any] | None = None,
+        mark: Callable[[int], object] | None = None,
         levels: Sequence[Origins] = (),
     ) -> None:
         self._positions, self._kept_from, self._mark = positions, kept_from, mark

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 from headrace.datasets.constructors import with_built_index
 from headrace.datasets.pipeline import Pipeline
@@ -82,7 +81,7 @@ def _check_iterable(stream: Stream, source: SampleSource, world: int) -> None:
         )
 
 
-def met(stream: Stream, state: Mapping[str, Any], world: int) -> Stream:
+def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
     """The same stream, with an index where the shards of a state were read by one, as several ranks do.
 
     Raises:

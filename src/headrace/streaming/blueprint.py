@@ -67,7 +67,7 @@ class Blueprint:
         self.sources = Sources(pipeline, settings, prefix, meter)
 
     @property
-    def storage_options(self) -> Mapping[str, Any] | None:
+    def storage_options(self) -> Mapping[str, object] | None:
         """What the source's store is told."""
         return self._pipeline.source.storage_options
 
@@ -94,9 +94,9 @@ class Blueprint:
         self, number: int, steps: Sequence[Step], part: Part, positions: Sequence[int], key: int
     ) -> tuple[Part, Sequence[int]]:
         """All samples of a part through asynchronous steps, at once; which of them are left."""
-        samples: list[Any] = open_part(part)
+        samples: list[object] = open_part(part)
         part.release()
-        made: list[list[Any]] = [[]] * len(samples)
+        made: list[list[object]] = [[]] * len(samples)
 
         async def one(k: int) -> None:
             running_sample.set(RunningSample(stage_key(key, number), positions[k]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from headrace.deliver.progress import Progress
@@ -18,7 +16,7 @@ class EpochCursor:
     def __init__(self, begin: State | None = None) -> None:
         self.number = 0 if begin is None else begin.epoch
         self.carried = Cursor.at()  # where it begins
-        self.mark: Any = None
+        self.mark: object = None
         self.is_announced = False  # while an iterator is in use, which one it shall be: it advances no more
         self._progress: Progress | None = None
         if begin is not None and begin.carried:

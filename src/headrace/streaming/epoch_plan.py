@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -122,7 +121,7 @@ class EpochPlan:
             return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
 
-    def position_map(self, mark: Callable[[int], Any] | None) -> PositionMap:
+    def position_map(self, mark: Callable[[int], object] | None) -> PositionMap:
         """Where samples are.
 
         Args:
@@ -175,7 +174,7 @@ class EpochPlan:
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
         return int(check_of(state.pack(self.facts, _NONE), numbers), 16)
 
-    def save(self, received: ProgressSnapshot) -> dict[str, Any]:
+    def save(self, received: ProgressSnapshot) -> dict[str, object]:
         """A state.
 
         Raises:
@@ -238,7 +237,7 @@ class EpochPlan:
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
         return replace(state, cursor=cursor, done=done, mark=mark, samples=samples)
 
-    def next_mark(self, mark: Any) -> Any:
+    def next_mark(self, mark: tuple[object, int] | None) -> object:
         """Where the epoch after this one begins: behind the end of this one, with the data set as that leaves it."""
         state, at = (self.begin.mark, 0) if mark is None else mark
         if not isinstance(state, dict) or "dataset" not in state:
@@ -281,7 +280,7 @@ class EpochPlan:
             return _NONE
         return self.numbers(self.order, last_positions(state))
 
-    def check(self, packed: dict[str, Any]) -> None:
+    def check(self, packed: dict[str, object]) -> None:
         """Whether the samples before the state that it goes on from are those of this plan.
 
         Raises:

@@ -7,7 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
@@ -90,7 +90,7 @@ class NextEpoch:
         count = (self.planning or Planning(pipeline, self._settings.seed)).count()
         return Steps(self.turn.carried, count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world).steps
 
-    def state(self, batches: int | None) -> dict[str, Any]:
+    def state(self, batches: int | None) -> dict[str, object]:
         """The state at its begin."""
         self.find_out()
         plan = self.plan()
@@ -102,7 +102,7 @@ class NextEpoch:
             return copy.deepcopy(loaded.packed)
         return plan.save(received)
 
-    def load(self, state: Mapping[str, Any], *, force: bool) -> None:
+    def load(self, state: Mapping[str, object], *, force: bool) -> None:
         """Begin with a state; an empty one is the begin of all.
 
         Raises:
@@ -362,7 +362,7 @@ class _Loaded(NamedTuple):
     """A state that the next iterator goes on from; `packed` is None where it was not compared with the loader."""
 
     state: State
-    packed: dict[str, Any] | None
+    packed: dict[str, object] | None
     order: Order | None
 
 

@@ -88,11 +88,11 @@ class Streaming:
         self._blueprint = Blueprint(stream.pipeline(), self._settings, self._runtime.part_of, self._runtime.fetch_meter)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """What every "auto" has become."""
         names = ("prefetch_factor", "fetch_concurrency", "memory_budget", "seed", "fetch", "tail")
         skips, planning, ranks = self._settings.skips, self._next.planning, self._next.ranks
-        options: dict[str, Any] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
+        options: dict[str, object] = {"on_error": "raise" if skips is None else skips.decide or "skip"}
         if skips is not None:
             options["max_skips"] = skips.in_all, skips.in_a_row
         if planning is not None:
@@ -123,7 +123,7 @@ class Streaming:
         """Batches in an epoch; TypeError where that is not known before it ends."""
         return self._next.length()
 
-    def check_even(self, tail: Any) -> None:
+    def check_even(self, tail: object) -> None:
         """Whether ranks' batches of a step have as many samples as each other, as collectives over them need.
 
         Args:
@@ -200,7 +200,7 @@ class Streaming:
         received = plan.received()
         return Position(received.batches, received.samples, plan.begin.samples)
 
-    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, Any]:
+    def state_dict(self, loader: Any, batches: int | None, holder: Holder) -> dict[str, object]:
         """The state after what the trainer has received, or after so many batches of the epoch.
 
         Args:
@@ -219,7 +219,7 @@ class Streaming:
         held = holder.held(knows_end=received.is_over)
         return progress.state(received.batches - held.batches if held.batches else None, is_over=held.is_over)
 
-    def load_state_dict(self, loader: Any, state: Mapping[str, Any], force: bool = False) -> None:
+    def load_state_dict(self, loader: Any, state: Mapping[str, object], force: bool = False) -> None:
         """Have the next `iterate` go on from a state; an empty one is the begin.
 
         Raises:
