@@ -62,13 +62,16 @@ class AsyncDataset(Operators[Stream]):
         return blocking(get)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(Stream(self))
+        return iter(self._as_stream())
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(Stream(self))
+        return aiter(self._as_stream())
 
     def __sample_source__(self) -> SampleSource:
         return KeySource(self)
+
+    def _as_stream(self) -> Stream:
+        return Stream(self)
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self, (operator,))
@@ -102,13 +105,16 @@ class AsyncIterableDataset(Operators[Stream]):
         """Close it, on the same loop."""
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(Stream(self))
+        return iter(self._as_stream())
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(Stream(self))
+        return aiter(self._as_stream())
 
     def __sample_source__(self) -> SampleSource:
         return IterSource(self)
+
+    def _as_stream(self) -> Stream:
+        return Stream(self)
 
     def _with(self, operator: Operator) -> Stream:
         return Stream(self, (operator,))

@@ -34,6 +34,9 @@ class Operators(Generic[S]):
     def _with(self, operator: Operator) -> S:
         raise NotImplementedError
 
+    def _as_stream(self) -> S:
+        raise NotImplementedError
+
     def set_epoch(self, epoch: int) -> None:
         """Have the loader of this data set begin this epoch next, as its own `set_epoch` does."""
         self.announced_epoch = (epoch,)

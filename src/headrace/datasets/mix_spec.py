@@ -31,7 +31,7 @@ class MixSpec:
         self.names, self.streams = tuple(streams), tuple(streams.values())
         self.until, self.step = until, step
         self._weights = weights
-        if isinstance(weights, Mapping):
+        if weights is not None and not callable(weights):
             self._checked(weights)
 
     def __reduce__(self) -> tuple[object, ...]:

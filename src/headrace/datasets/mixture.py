@@ -62,7 +62,7 @@ def mix(
     for name, stream in streams.items():
         if not isinstance(stream, Operators):
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
-        sources[name] = stream if isinstance(stream, Stream) else Stream(stream)  # type: ignore[arg-type]
+        sources[name] = stream._as_stream()
         _check_source(name, sources[name].pipeline())
     files = [one for stream in sources.values() if (one := stream.source.__sample_source__()).traits.objects]
     if any(one.storage_options != files[0].storage_options for one in files):

@@ -122,5 +122,8 @@ class Stream(Operators["Stream"]):
         """
         return compiled(self.source.__sample_source__(), self.operators)
 
+    def _as_stream(self) -> Stream:
+        return self
+
     def _with(self, operator: Operator) -> Stream:
         return Stream(self.source, (*self.operators, operator))

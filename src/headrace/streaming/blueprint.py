@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -50,9 +50,9 @@ class Blueprint:
 
     def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part], meter: Meter) -> None:
         self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
-        prefix, self.chains, inner = _stages(pipeline, settings, meter)
+        prefix, self.chains, inner = _stages(pipeline, settings, meter, self._loop_stage)
         self.batches = BatchSpec(
-            inner=tuple(self._inner_stage(stage) for stage in inner),
+            inner=tuple(inner),
             chain=_FINAL,
             batch_size=settings.batch_size,
             workers=max(1, settings.num_workers),
@@ -85,10 +85,9 @@ class Blueprint:
         """How many samples of a batch are handed on together."""
         return self.batches.chunk(batch_size, self.learned.sample_s)
 
-    def _inner_stage(self, stage: _LoopSteps | InnerStage) -> InnerStage:
-        if not isinstance(stage, _LoopSteps):
-            return stage
-        return LoopStage(partial(self._through_loop, stage.number, stage.steps), _give_many(stage.steps))
+    def _loop_stage(self, number: int, steps: Sequence[Step]) -> LoopStage:
+        """Asynchronous steps; by the stage's number its samples' random numbers differ from others'."""
+        return LoopStage(partial(self._through_loop, number, steps), _give_many(steps))
 
     async def _through_loop(
         self, number: int, steps: Sequence[Step], part: Part, positions: Sequence[int], key: int
@@ -116,20 +115,13 @@ class Blueprint:
             await runtime.open(self.opens)
 
 
-class _LoopSteps(NamedTuple):
-    """Asynchronous steps of a stage, and its number, by which its samples' random numbers differ from others'."""
-
-    number: int
-    steps: tuple[Step, ...]
-
-
 def _give_many(steps: Sequence[Step]) -> bool:
     return any(step.kind == "many" for step in steps)
 
 
 def _stages(
-    pipeline: Pipeline, settings: Settings, meter: Meter
-) -> tuple[tuple[Step, ...], dict[int, Chain], list[_LoopSteps | InnerStage]]:
+    pipeline: Pipeline, settings: Settings, meter: Meter, loop_stage: Callable[[int, Sequence[Step]], LoopStage]
+) -> tuple[tuple[Step, ...], dict[int, Chain], list[InnerStage]]:
     """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
     groups = _by_color(pipeline.narrowed_steps, meter)
     prefix: tuple[Step, ...] = ()
@@ -142,20 +134,20 @@ def _stages(
     columns = pipeline.columns if last and settings.use_slots else None
     skips = settings.skips is not None
     chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, skips)}
-    inner: list[_LoopSteps | InnerStage] = []
+    inner: list[InnerStage] = []
 
     def add(groups: Sequence[tuple[bool, tuple[Step, ...]]]) -> None:
         for is_on_loop, steps in groups:
             number = _FINAL + 1 + len(inner)
             if is_on_loop:
-                inner.append(_LoopSteps(number, steps))
+                inner.append(loop_stage(number, steps))
             else:
                 chains[number] = Chain(steps, init=settings.init)
                 inner.append(WorkStage(number, _give_many(steps)))
 
     def have_measured(measure: Callable[[Any], int]) -> None:
         """The last stage before a level of groups does it, where workers run that."""
-        if not inner or isinstance(inner[-1], _LoopSteps):
+        if not inner or _FINAL + len(inner) not in chains:
             add([(False, ())])
         number = _FINAL + len(inner)
         chains[number] = replace(chains[number], measure=measure)
