@@ -242,7 +242,7 @@ class PassOperator(OrderOperator):
         compiler.add_order(self)
 
 
-class PassesOperator(OrderOperator):
+class EpochOperator(OrderOperator):
     """Says how many passes over the samples an epoch is made of."""
 
     __slots__ = ()
@@ -323,7 +323,7 @@ class Take(PassOperator):
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat(PassesOperator):
+class Repeat(EpochOperator):
     """All samples several times, each time in another order where they are shuffled; None: without end."""
 
     times: int | None
@@ -344,7 +344,7 @@ class Repeat(PassesOperator):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochSize(PassesOperator):
+class EpochSize(EpochOperator):
     """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
 
     samples: int

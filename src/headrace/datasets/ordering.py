@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.datasets.operators import OrderOperator, PassesOperator, PassOperator, Shuffle, Take
+from headrace.datasets.operators import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
 from headrace.errors import OptionError
 
 
@@ -24,7 +24,7 @@ class Ordering:
     operators: tuple[OrderOperator, ...] = ()
     one_pass: tuple[PassOperator, ...] = ()
     shuffle: Shuffle | None = None
-    passes: PassesOperator | None = None
+    passes: EpochOperator | None = None
     takes: tuple[int, ...] = ()
     takes_of_all: tuple[int, ...] = ()
 
@@ -76,7 +76,7 @@ class OrderBuilder:
     operators: list[OrderOperator] = field(default_factory=list)
     _one_pass: list[PassOperator] = field(default_factory=list)
     _shuffles: list[Shuffle] = field(default_factory=list)
-    _passes: list[PassesOperator] = field(default_factory=list)
+    _passes: list[EpochOperator] = field(default_factory=list)
     _takes: list[int] = field(default_factory=list)
     _takes_of_all: list[int] = field(default_factory=list)
     _is_late: bool = False
@@ -107,7 +107,7 @@ class OrderBuilder:
             self.add(operator)
             self._takes.append(samples)
 
-    def add_passes(self, operator: PassesOperator) -> None:
+    def add_passes(self, operator: EpochOperator) -> None:
         """What says how many passes there are."""
         self.operators.append(operator)
         self._passes.append(operator)
