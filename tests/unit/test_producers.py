@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.charging import Charge, Expectation
 from headrace.producers.iterated import IterProducer
 from headrace.producers.keys import KeyFeed, KeyProducer
-from headrace.producers.reading_ahead import ReadingAhead, Sends
+from headrace.producers.reading_ahead import Reading, ReadingAhead
 from headrace.producers.resumable import Resumable
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.producers.without import Without
@@ -304,17 +305,17 @@ def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order()
     async def main() -> None:
         begun: list[int] = []
 
-        async def read(number: int, send: Sends) -> None:
-            async with send:
+        async def read(number: int, reading: Reading[ListPart]) -> None:
+            with contextlib.closing(reading):
                 begun.append(number)
                 for k in range(number % 3):
                     await asyncio.sleep(0)
-                    send.send_nowait(Counted([(number, k)]))
+                    reading.put(Counted([(number, k)]))
 
-        readers = iter([lambda send, number=number: read(number, send) for number in range(7)])
+        readers = iter([lambda reading, number=number: read(number, reading) for number in range(7)])
         ahead, got = ReadingAhead(readers, lambda: 3), list[Any]()
         async with anyio.create_task_group() as group:
-            async for stream in ahead.streams(group):
+            async for stream in ahead.readings(group):
                 assert len(begun) <= 3 + len({number for number, _ in got}) + 3
                 async for part in stream:
                     assert isinstance(part, ListPart)
