@@ -56,6 +56,9 @@ def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         ways["these"] = lambda data: data.sample(numbers)
         ways["slice"] = lambda data: data.slice(1, None, 2)
         ways["drawn"] = lambda data: data.sample(weights=weights, count=count)
+        for name, make in registered_operators().items():
+            if isinstance(make(), hr.OrderOp):
+                ways[name] = lambda data, name=name: data.apply_op(name)
     name = rng.choice(["", "", *ways])
     return name, ways[name]
 
@@ -103,7 +106,10 @@ def regrouped(rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
             ),
         }
         for name, make in registered_operators().items():
-            is_taken_apart = isinstance(make(), hr.BatchOp)
+            made = make()
+            if isinstance(made, hr.OrderOp):
+                continue  # they come before that
+            is_taken_apart = isinstance(made, hr.BatchOp)
             kinds[name] = lambda data, name=name, is_taken_apart=is_taken_apart: (
                 data.apply_op(name).flat_map(list) if is_taken_apart else data.apply_op(name)
             )
