@@ -19,6 +19,7 @@ MADE_BY = {  # what one of these makes is driven with it
     "Outcome": "Epoch",
     "PackedChain": "Chains",
     "Raised": "Skips",
+    "Reading": "ReadingAhead",
     "Units": "Epoch",
 }
 BY_LOADERS_ALONE = {  # these are to become fewer

@@ -327,3 +327,22 @@ def test_readers_run_ahead_of_the_one_whose_turn_it_is_and_come_in_their_order()
         assert Counted.released == sum(number % 3 for number in begun) - 3
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_reader_that_fails_says_why_behind_what_it_has_read(count: int) -> None:
+    async def main() -> None:
+        async def read(reading: Reading[ListPart]) -> None:
+            with contextlib.closing(reading):
+                for k in range(count):
+                    reading.put(ListPart([k]))
+                await asyncio.sleep(0)
+                reading.fail(ExceptionGroup("both", [ValueError("broken"), KeyError("late")]), pack_error)
+
+        async with anyio.create_task_group() as group:
+            async for reading in ReadingAhead(iter([read]), lambda: 1).readings(group):
+                assert [part.samples async for part in reading] == [[k] for k in range(count)]
+                assert reading.failure is not None
+                assert "broken" in str(unpack_error(reading.failure.error))
+
+    asyncio.run(main())
