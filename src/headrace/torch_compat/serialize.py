@@ -308,8 +308,8 @@ def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError
                 return PackedError(blob, origin)
         except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
             continue
-    text = "".join(traceback.format_exception_only(error)).strip()
-    made = RuntimeError(f"{text} (the exception itself cannot be pickled)")
+    line = "".join(traceback.format_exception_only(error)).strip()
+    made = RuntimeError(f"{line} (the exception itself cannot be pickled)")
     return PackedError(pack_bytes((made, notes, text)), origin)
 
 
