@@ -27,10 +27,11 @@ from headrace.errors import (
     StorageError,
     ThrottledError,
 )
-from headrace.fetch import Meter, Reader, read
+from headrace.fetch import Meter, Reader
 from headrace.fetch.stores import memory
 from headrace.options import FetchOptions
 from headrace.protocols import Span
+from headrace.reading import read
 from headrace.running import running_reader
 from headrace.testing import FaultServer
 
