@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -54,6 +55,46 @@ def test_later_epochs_have_workers_when_they_died_before_their_first_batch(tmp_p
     for _ in range(2):
         assert read_all(iter(loader)) == batches_of(4, count=16)
     del loader
+
+
+class SecondDiesThrice(Dataset[int]):
+    """Ends the second process in which it begins, the one in its place, and, once told to, the one in that one's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 16
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        start = next(n for n in itertools.count(1) if self._is_first_at(n))
+        if start == 4:
+            wait_until((self.folder / "end").exists, "the second epoch has begun")
+        if 2 <= start <= 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first_at(self, start: int) -> bool:
+        try:
+            (self.folder / str(start)).mkdir()
+        except FileExistsError:
+            return False
+        return True
+
+    def __getitem__(self, index: int) -> int:
+        wait_until((self.folder / "4").exists, "two processes have ended")
+        return index
+
+
+def test_deaths_of_an_earlier_epoch_do_not_count(tmp_path: Path) -> None:
+    loader = hr.DataLoader(
+        SecondDiesThrice(tmp_path), batch_size=4, num_workers=2, persistent_workers=True, in_order=False
+    )
+    next(iter(loader))  # of the worker that lives; by then, two in the place of the other one have ended
+    again = iter(loader)
+    (tmp_path / "end").touch()
+    assert sorted(read_all(again)) == batches_of(4, count=16)
+    del again, loader
 
 
 @pytest.mark.parametrize("data", [range(16), Counts()], ids=["by index", "iterable"])

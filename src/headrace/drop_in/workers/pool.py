@@ -170,8 +170,9 @@ class TorchWorkerPool:
             while self._inbox:
                 self.drop(self._inbox.popleft())
             for worker in self._workers:
+                worker.idle_deaths = 0
                 if worker.link is None:
-                    worker.failure, worker.is_mourned, worker.start, worker.idle_deaths = None, False, None, 0
+                    worker.failure, worker.is_mourned, worker.start = None, False, None
                     self._start(worker)
                 worker.tell(("reset", shared_seed, self._epoch))
 
