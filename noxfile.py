@@ -80,6 +80,13 @@ def frameworks(session: nox.Session) -> None:
 
 
 @nox.session
+def foreign(session: nox.Session) -> None:
+    """Read what other libraries write, as they read it."""
+    install(session, ".[test]", "litdata", "zstd", "pyarrow", "tfrecord")
+    session.run("pytest", "tests/foreign", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Look for mistakes, and for code that is not formatted."""
     install(session, "ruff>=0.9")

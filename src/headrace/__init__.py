@@ -20,12 +20,14 @@ __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.datasets.constructors import files, from_iterable, from_map, stream
+    from headrace.datasets.constructors import files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.datasets.sharing import ShardInfo, shard_info
     from headrace.datasets.stream import Stream
+    from headrace.datasets.tokens import tokens
+    from headrace.datasets.video import Clips, video
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from headrace.fetch.stores.registry import register_store
     from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
+    from headrace.formats.mp4.whole import VideoFrames
+    from headrace.formats.parquet.format import Parquet
     from headrace.formats.registry import register_format
     from headrace.loader import DataLoader
     from headrace.options import FetchOptions
@@ -65,11 +69,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
-    "headrace.datasets.constructors": ("files", "from_iterable", "from_map", "stream"),
+    "headrace.datasets.constructors": ("files", "folder", "from_iterable", "from_map", "stream", "table", "text"),
     "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
     "headrace.datasets.stream": ("Stream",),
+    "headrace.datasets.tokens": ("tokens",),
+    "headrace.datasets.video": ("Clips", "video"),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",
@@ -100,6 +106,8 @@ _HOMES = {
     "headrace.fetch.stores.registry": ("register_store",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
+    "headrace.formats.mp4.whole": ("VideoFrames",),
+    "headrace.formats.parquet.format": ("Parquet",),
     "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),
     "headrace.options": ("FetchOptions",),
@@ -119,6 +127,7 @@ __all__ = [
     "CannotCarryError",
     "CannotCarryWarning",
     "ChecksumError",
+    "Clips",
     "CollateError",
     "DataLoader",
     "DecodeError",
@@ -136,6 +145,7 @@ __all__ = [
     "OptionError",
     "OrderOp",
     "Packed",
+    "Parquet",
     "ReadTimeoutError",
     "SampleOp",
     "ShardInfo",
@@ -145,8 +155,10 @@ __all__ = [
     "StorageError",
     "Stream",
     "ThrottledError",
+    "VideoFrames",
     "WorkerDiedError",
     "files",
+    "folder",
     "from_iterable",
     "from_map",
     "merge_states",
@@ -161,6 +173,10 @@ __all__ = [
     "shard_info",
     "shutdown",
     "stream",
+    "table",
+    "text",
+    "tokens",
+    "video",
 ]
 
 

@@ -59,6 +59,8 @@ class ProgressDelta:
             how many are known already; empty where nothing is begun.
         passed: for each level of groups, of the samples that it is given first those that are of groups which are not
             made again; empty where there are none.
+        given: of each level but the last, how many samples it gave before those that come again; empty where none of
+            these levels has a limit.
     """
 
     covers: tuple[tuple[int, int], ...]
@@ -67,3 +69,4 @@ class ProgressDelta:
     used: int = 0
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
+    given: tuple[int, ...] = ()

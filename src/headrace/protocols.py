@@ -62,6 +62,23 @@ class Reads(Protocol):
         ...
 
 
+class ObjectReads(Protocol):
+    """One object, read in the version that its first read saw.
+
+    Attributes:
+        url: its address.
+        size, etag: of the object, once something was read; -1 and None before.
+    """
+
+    url: str
+    size: int
+    etag: str | None
+
+    async def read(self, start: int, length: int) -> memoryview:
+        """The bytes from `start` on: `length` of them, fewer where the object ends."""
+        ...
+
+
 class LoaderReads(Reads, Protocol):
     """The reader of a loader, as the data sets see it that are run for it.
 

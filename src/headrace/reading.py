@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from headrace.fetch.held import unwatched
 from headrace.options import FetchOptions
 from headrace.protocols import Reads
 from headrace.running import running_reader
+from headrace.types import Listed
 
 _READS = 64  # at once
 _QUICK = FetchOptions(attempts=2)  # what cannot be read is said to be missing
@@ -28,10 +29,17 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
         StorageError: the read failed for good; the message names the address, the range and the attempts.
         OptionError: no store knows the address's scheme.
     """
+    return await read_from(None, url, start, stop)
+
+
+async def read_from(
+    storage_options: Mapping[str, object] | None, url: str, start: int | None = None, stop: int | None = None
+) -> bytes:
+    """The same; outside a loader with these settings for the store."""
     running = running_reader.get()
     if running is not None:
         return await unwatched(running.read(url, start, stop))
-    async with Reader(FetchOptions(), concurrency=1) as reader:
+    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         return await reader.read(url, start, stop)
 
 
@@ -42,6 +50,20 @@ async def found(url: str, count: int | None, storage_options: Mapping[str, objec
             return await reader.read(url, *(() if count is None else (0, count)))
         except (StorageError, OSError):
             return None
+
+
+async def listed(
+    folder: str, levels: int | None, storage_options: Mapping[str, object] | None
+) -> AsyncGenerator[Sequence[Listed], None]:
+    """The objects below a folder, by their addresses, a page after the other. No loader need run.
+
+    Raises:
+        OptionError: its store cannot say what it has.
+        StorageError, OSError: it did not.
+    """
+    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+        async for page in reader.listing(folder, levels=levels):
+            yield page
 
 
 class OwnReaders:

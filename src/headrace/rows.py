@@ -23,6 +23,7 @@ class Rows:
 
     Attributes:
         reads: of blocks that were read: for each that is shared a number that no other has in this process, else 0.
+        about: for each block what its format must know to open it, beside its bytes; None: nothing.
     """
 
     keys: NDArray[np.bytes_]
@@ -34,13 +35,14 @@ class Rows:
     block: Ints | None = None
     row: Ints | None = None
     reads: Ints | None = None
+    about: tuple[object, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = self.keys, self.starts, self.field, self.offset, self.size, self.fields
-        return Rows, fields if self.block is None else (*fields, self.block, self.row, self.reads)
+        return Rows, fields if self.block is None else (*fields, self.block, self.row, self.reads, self.about)
 
     def cut(self, start: int, stop: int) -> Rows:
         """The rows [start, stop), without a copy where samples share no blocks."""
@@ -61,7 +63,8 @@ class Rows:
             return Rows(self.keys[chosen], starts, field, offset, size, self.fields)
         block = np.searchsorted(blocks, self.block[chosen])
         reads = None if self.reads is None else self.reads[blocks]
-        return Rows(self.keys[chosen], starts, field, offset, size, self.fields, block, self.row[chosen], reads)
+        about = None if self.about is None else tuple(self.about[k] for k in blocks.tolist())
+        return Rows(self.keys[chosen], starts, field, offset, size, self.fields, block, self.row[chosen], reads, about)
 
     def blocks(self, chosen: Ints) -> Ints:
         """The numbers of the blocks of the samples `chosen`; those that are shared once, ascending."""
@@ -120,7 +123,7 @@ class Rows:
         number = {name: k for k, name in enumerate(fields)}
         renumbered = [np.array([number[f] for f in t.fields] or [0], np.int32)[t.field] for t in tables]
         ends = np.cumsum([0] + [len(t.offset) for t in tables])
-        shared = _shared(tables) if any(t.block is not None for t in tables) else (None, None, None)
+        shared = _shared(tables) if any(t.block is not None for t in tables) else (None, None, None, None)
         starts = [t.starts[:-1] + end for t, end in zip(tables, ends, strict=False)]
         return Rows(
             np.concatenate([t.keys for t in tables]) if tables else np.zeros(0, "S1"),
@@ -136,18 +139,21 @@ class Rows:
 _READS = itertools.count(1)
 
 
-def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None]:
-    """The blocks, rows and numbers of several tables, of which some have shared blocks."""
-    blocks, rows, reads, first = [], [], [], 0
+def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None]:
+    """The blocks, rows, numbers and what else is known of several tables, of which some have shared blocks."""
+    blocks, rows, reads, about, first = [], [], [], list[object](), 0
     for table in tables:
         count = len(table.starts) - 1
         own = np.arange(count)
         blocks.append((own if table.block is None else table.block) + first)
         rows.append(np.zeros(len(table), np.int64) if table.row is None else table.row)
         reads.append(np.zeros(count, np.int64) if table.reads is None else table.reads)
+        about += [None] * count if table.about is None else table.about
         first += count
     are_read = any(table.reads is not None for table in tables)
-    return np.concatenate(blocks), np.concatenate(rows), np.concatenate(reads) if are_read else None
+    is_told = any(table.about is not None for table in tables)
+    numbers = np.concatenate(reads) if are_read else None
+    return np.concatenate(blocks), np.concatenate(rows), numbers, tuple(about) if is_told else None
 
 
 class Scanner(Protocol):

@@ -19,12 +19,10 @@ from headrace.deliver.channel import thread_channel
 from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
-from headrace.failures import Failure, failures_among
 from headrace.fetch import Meter, Reader
 from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
 from headrace.options import Settings
-from headrace.parts import KeyPart, ListPart, PackedPart, Part
 from headrace.processes.fork_client import ForkServer
 from headrace.protocols import Opens
 from headrace.running import running_reader, running_threads
@@ -35,6 +33,7 @@ from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Chain
 from headrace.torch_compat import serialize
 from headrace.work.executor import Executor
+from headrace.work.part_packer import PartPacker
 from headrace.work.processes import ProcessExecutor
 from headrace.work.queue import TaskQueue
 from headrace.work.threads import ThreadExecutor
@@ -77,6 +76,7 @@ class Runtime:
             self._executor: Executor = ProcessExecutor(processes, self._fork_server, modules)
         else:
             self._executor = ThreadExecutor() if isinstance(workers, str) or not settings.num_workers else workers
+        self.parts = PartPacker(self._arena, shares_objects=self._executor.shares_objects)
         self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)
         self._chains = self._workers.chains
 
@@ -125,7 +125,7 @@ class Runtime:
             arena=self._arena,
             budget=self._budget,
             meters=self.meters,
-            wrap=self.part_of,
+            wrap=self.parts.of_samples,
             copies=1 if self._executor.shares_objects else 2,
             pack_error=serialize.pack_error,
         )
@@ -212,31 +212,6 @@ class Runtime:
     def read_ahead(self, nbytes: int) -> None:
         """Let sources hold at least so many bytes."""
         self._budget.widen(nbytes)
-
-    def part_of(self, samples: list[object]) -> Part:
-        """Samples as a part that workers can be given; what cannot be sent to them becomes a Failure."""
-        if self._executor.shares_objects:
-            return ListPart(samples)
-        try:
-            parts = serialize.pack(samples)
-        except Exception:
-            samples = [_sendable(sample) for sample in samples]
-            parts = serialize.pack(samples)
-        lease = self._arena.lease(serialize.packed_size(parts))
-        failures = [k for k, _ in failures_among(samples)]
-        return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
-
-    def key_part_of(self, keys: list[object]) -> Part:
-        """Keys as a part that workers can be given; one that cannot be sent to them becomes a Failure."""
-        if self._executor.shares_objects:
-            return ListPart(keys)
-        if all(type(key) in (int, str) for key in keys):
-            return KeyPart(keys, None, 0, len(keys))
-        try:
-            serialize.pack(keys)
-        except Exception:
-            keys = [_sendable(key) for key in keys]
-        return KeyPart(keys, serialize.pack_bytes, 0, len(keys))
 
     def close_soon(self) -> None:
         """Begin to close, without waiting; also from a finalizer."""
@@ -379,12 +354,3 @@ class Runtime:
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
         with self._slabs.serve(slabs):
             await epoch.run()
-
-
-def _sendable(sample: object) -> object:
-    try:
-        serialize.pack(sample)
-    except Exception as error:
-        error.add_note(f"stage: fetch; a sample of type {type(sample).__name__} cannot be sent to a worker")
-        return Failure(serialize.pack_error(error))
-    return sample

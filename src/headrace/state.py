@@ -119,6 +119,8 @@ class State:
             of them; empty where nothing is begun.
         passed: for each level of groups, which of the samples that come again are of groups that do not; empty where
             there are none.
+        given: for each level of samples but the last, how many it gave before those that come again; empty where none
+            of them has a limit, or nothing came before.
     """
 
     epoch: int = 0
@@ -140,6 +142,7 @@ class State:
     since: ResplitBase = field(default_factory=ResplitBase)
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
+    given: tuple[int, ...] = ()
 
     @property
     def step_now(self) -> int:
@@ -189,6 +192,8 @@ class State:
             packed["parts"] = list(self.parts)
         if any(self.passed):
             packed["passed"] = [pack_ranges(np.array(ranges, np.int64).reshape(-1, 2)) for ranges in self.passed]
+        if any(self.given):
+            packed["given"] = list(self.given)
         packed["check"] = check_of(packed, last)
         return packed
 
@@ -211,8 +216,10 @@ class State:
             in_all, in_a_row = packed.get("skipped", (0, 0))
             skip, since = int(packed.get("skip", 0)), ResplitBase(*map(int, packed.get("since", ())))
             rank, parts = packed.get("rank"), tuple(map(int, packed.get("parts", ())))
+            given = tuple(map(int, packed.get("given", ())))
             passed = [unpack_ranges(one).tolist() for one in packed.get("passed", ())]
-            is_positive = min(skip, *since, *parts, *number.values(), *(a for ranges in passed for a, _ in ranges)) >= 0
+            begins = (a for ranges in passed for a, _ in ranges)
+            is_positive = min(skip, *since, *parts, *given, *number.values(), *begins) >= 0
             if not (is_positive and 1 <= number["world"] <= number["step"] and number["lanes"] >= 1):
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
@@ -239,6 +246,7 @@ class State:
                 since=since,
                 parts=parts,
                 passed=tuple(tuple((a, b) for a, b in ranges) for ranges in passed),
+                given=given,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
@@ -315,9 +323,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         first["count"] is None and any(part.done or part.cursor.position for part in parts)
     ):
         raise StateMismatchError("states of samples without numbers are each rank's own", field="mark")
-    if any(part.parts for part in parts):
+    if any(part.parts or part.given for part in parts):
         raise StateMismatchError(
-            "a state in the middle of what .flat_map() or .batch() made of some samples is one rank's own",
+            "a state in the middle of what .flat_map() or .batch() made of some samples, or of what .take() before a "
+            "batch leaves, is one rank's own",
             field="parts",
         )
     cursor = merged(parts)

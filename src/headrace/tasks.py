@@ -5,7 +5,7 @@ Positions count the samples of an epoch in the order of its plan, from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -26,6 +26,7 @@ class Step:
         fn: the function; a coroutine function runs on the event loop, any other in a worker.
         random: whether the random number generators are set for each sample before it runs.
         is_implied: whether it follows from the source, and nobody wrote it.
+        prepare: of the first step, what makes its samples ready for it, many at once; it raises nothing.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Step:
     fn: Callable[[Any], Any]
     random: bool = False
     is_implied: bool = False
+    prepare: Callable[[Iterator[object]], Iterator[object]] | None = None
 
     @property
     def keeps_count(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,4 +113,30 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Let connections and threads go; no request is under way."""
+        ...
+
+
+class Listed(NamedTuple):
+    """An object of a store, as a listing has it; its size and version where that tells them."""
+
+    path: str
+    size: int | None = None
+    etag: str | None = None
+
+
+@runtime_checkable
+class Lists(Protocol):
+    """A store that can say which objects it has: what patterns with `*` and folders need; a `Store` may have it."""
+
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
+        """The objects whose paths begin with `prefix`, in any order, a page after the other: never all at once.
+
+        Args:
+            prefix: empty, or the path of a folder and a slash. One that is not there has no objects.
+            levels: objects with more slashes than this less one behind the prefix may be left out.
+
+        Raises:
+            AccessDeniedError: asking again is of no use.
+            StorageError, OSError, TimeoutError: it failed; another one may not.
+        """
         ...

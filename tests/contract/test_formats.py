@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from end_to_end import mds
+import torch
+from end_to_end import litdata, mds, parquet, tfrecords
 from end_to_end.tars import tar
 
+from headrace.formats.delimited import CSV, TSV
 from headrace.formats.format import Format
 from headrace.formats.json_lines import JSON_LINES
+from headrace.formats.litdata.format import LITDATA
 from headrace.formats.mds.format import MDS
+from headrace.formats.parquet.format import PARQUET
+from headrace.formats.plain_text import TEXT
 from headrace.formats.tar.format import TAR
+from headrace.formats.tfrecord.format import TFRECORD
+from headrace.formats.zip.format import ZIP
 from headrace.testing import FormatContract
 
 
@@ -41,6 +51,42 @@ class TestJsonLines(FormatContract):
         return {"0.jsonl": "\n".join(lines).encode()}
 
 
+class TestCsv(FormatContract):
+    samples = [{"n": str(n), "text": 'grüße, "\n\r\n' * n, "": "x" * (40 * n), "last": ""} for n in range(30)]
+    form, dialect = CSV, "excel"
+
+    def open_format(self) -> Format:
+        return self.form
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(self.samples[0]), dialect=self.dialect)
+        writer.writeheader()
+        writer.writerows(samples)
+        return {f"0.{self.form.name}": text.getvalue().encode()}
+
+
+class TestTsv(TestCsv):
+    form, dialect = TSV, "excel-tab"
+
+
+class TestText(FormatContract):
+    samples = [{"text": "grüße\u2028 " * (n % 7 * n)} for n in range(30)]
+
+    def open_format(self) -> Format:
+        return TEXT
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return {"0.txt": "".join(sample["text"] + "\n" for sample in samples).encode()}
+
+    def test_truncated_shard_is_an_error_or_a_part_of_the_samples(self) -> None:
+        """That the last line is not whole nobody can see."""
+        (data,) = self.write(self.samples).values()
+        for k in range(9):
+            got, _ = self._read(data[: len(data) * k // 9])
+            self._same(got[:-1], self.samples[: max(0, len(got) - 1)])
+
+
 COLUMNS = {"x": "int", "s": "str", "a": "ndarray"}
 
 
@@ -63,3 +109,80 @@ class TestMdsInZstd(TestMds):
 class TestMdsAlone(TestMds):
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"shard.00000.mds": mds.shard(COLUMNS, samples)}
+
+
+class TestLitData(FormatContract):
+    samples = [
+        {
+            "a": np.arange(n + 1, dtype=np.float32),
+            "s": "ü" * n,
+            "x": n,
+            "t": torch.ones(2, n),
+            "y": (n / 2, [n % 2 == 0]),
+        }
+        for n in range(30)
+    ]
+    level: str | None = None
+
+    def open_format(self) -> Format:
+        return LITDATA
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return litdata.folder([samples], self.level)
+
+
+class TestLitDataInChunks(TestLitData):
+    level = "chunk"
+
+
+class TestLitDataInFrames(TestLitData):
+    level = "batch"
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return litdata.folder([samples], self.level if samples else None)
+
+
+class TestTFRecord(FormatContract):
+    samples = [
+        {"b": b"\xff" * n, "f": np.arange(n, dtype=np.float32), "i": np.arange(-n, n), "l": [b"", b"a" * n]}
+        for n in range(30)
+    ]
+
+    def open_format(self) -> Format:
+        return TFRECORD
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return {"0.tfrecord": tfrecords.file_of(samples)}
+
+
+class TestZip(FormatContract):
+    samples = [{"bin": bytes([n]) * (7 * n), "cls": str(n).encode()} for n in range(30)]
+
+    def open_format(self) -> Format:
+        return ZIP
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            for n, sample in enumerate(samples):
+                for field, data in sample.items():
+                    archive.writestr(f"{n:04}.{field}", data)
+        return {"0.zip": out.getvalue()}
+
+
+class TestParquet(FormatContract):
+    samples = [
+        {
+            "n": n,
+            "text": None if n == 3 else "ü" * n,
+            "list": np.arange(n % 5, dtype=np.float32),
+            "struct": {"a": n, "b": [str(n)] * (n % 3)},
+            "body": bytes([n]) * n,
+        }
+        for n in range(30)
+    ]
+
+    def open_format(self) -> Format:
+        return PARQUET
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7, write_page_index=True)}

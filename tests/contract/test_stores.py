@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer, StoreContract
-from headrace.types import Store
+from headrace.types import Listed, Lists, Store
 
 pytestmark = pytest.mark.may_leave(
     descriptors=r" tcp \S+ -> 127\.0\.0\.1:\d+$",
@@ -41,8 +42,19 @@ class _Prefixed:
         store, path = self._stores.of(f"{self._base}/{quote(path) if self._quoted else path}")
         return await store.get(path, start, stop, if_match=if_match)
 
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
+        store, path = self._stores.of(f"{self._base}/{quote(prefix) if self._quoted else prefix}")
+        before = path[: len(path) - len(prefix)]
+        if isinstance(store, Lists):
+            async for page in store.listing(path, levels=levels):
+                yield [one._replace(path=one.path.removeprefix(before)) for one in page]
+
     async def aclose(self) -> None:
         await self._stores.aclose()
+
+
+class _Unlisted(_Prefixed):
+    listing = None  # type: ignore[assignment]
 
 
 class TestMemory(StoreContract):
@@ -88,7 +100,7 @@ class TestWeb(StoreContract):
             yield
 
     def open_store(self) -> Store:
-        return _Prefixed(self.web.url, quoted=True, **self.settings)
+        return _Unlisted(self.web.url, quoted=True, **self.settings)
 
     def put(self, path: str, data: bytes) -> None:
         self.web.add(path, data)
@@ -104,6 +116,12 @@ class TestHub(TestWeb):
 
     def put(self, path: str, data: bytes) -> None:
         self.web.add(f"datasets/me/set/resolve/main/{path}", data, "redirect:mode=other")
+        entry = {"type": "file", "path": path, "size": len(data), "oid": "x"}
+        self.files = {**getattr(self, "files", {}), path: entry}
+        for folder in {"", *(path[:at] for at, character in enumerate(path) if character == "/")}:
+            page = [one for name, one in self.files.items() if name.startswith(f"{folder}/" if folder else "")]
+            place = f"api/datasets/me/set/tree/main{'/' if folder else ''}{quote(folder)}"
+            self.web.add(place, json.dumps(page).encode())
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +166,7 @@ class TestPipe(TestFiles):
     names = ("plain.bin", "folder/deep/er.bin", "ünïcode.bin")
 
     def open_store(self) -> Store:
-        return _Prefixed(f"pipe:cat {self.place}", allow_pipe=True)
+        return _Unlisted(f"pipe:cat {self.place}", allow_pipe=True)
 
     def test_missing_object_is_an_error_that_names_it(self) -> None:
         with pytest.raises(StorageError, match=r"exit status 1.*no-such\.bin"):
@@ -164,11 +182,24 @@ def _about(path: str) -> dict[str, Any]:
     return {"name": path, "size": len(_shelf[path]), "type": "file", "ETag": f'"{hash(_shelf[path])}"'}
 
 
+def _inside(folder: str) -> list[dict[str, Any]]:
+    inside = {path.removeprefix(f"{folder}/").partition("/")[::2] for path in _shelf if path.startswith(f"{folder}/")}
+    if not inside:
+        raise FileNotFoundError(folder)
+    folders = {name for name, rest in inside if rest}
+    return [{"name": f"{folder}/{name}", "size": 0, "type": "directory"} for name in sorted(folders)] + [
+        _about(f"{folder}/{name}") for name, rest in sorted(inside) if not rest
+    ]
+
+
 class ShelfFileSystem(AbstractFileSystem):
     protocol = "shelf"
 
     def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         return _about(path)
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[dict[str, Any]]:
+        return _inside(path)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         return _shelf[path][start:end]
@@ -180,6 +211,10 @@ class AsyncShelfFileSystem(AsyncFileSystem):
     async def _info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         await asyncio.sleep(0)
         return _about(path)
+
+    async def _ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        return _inside(path)
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         await asyncio.sleep(0)
@@ -235,4 +270,4 @@ class TestFsspecWeb(TestWeb):
         fsspec.register_implementation("fweb", WebFileSystem, clobber=True)
 
     def open_store(self) -> Store:
-        return _Prefixed(self.web.url.replace("http://", "fweb://"), quoted=True)
+        return _Unlisted(self.web.url.replace("http://", "fweb://"), quoted=True)

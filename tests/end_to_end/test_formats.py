@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import itertools
 import json
 import random
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zstandard
-from end_to_end import mds
+from end_to_end import litdata, mds, parquet, tfrecords
 from end_to_end.packed import seekable
 
 import headrace as hr
 from headrace.cli import main
+from headrace.errors import OptionError
 from headrace.fetch.stores import memory
+from headrace.formats.delimited import Csv
+from headrace.formats.json_lines import JsonLines
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -43,14 +49,68 @@ def put_lines(name: str, pack: Any = bytes, ending: str = "") -> list[str]:
     return urls
 
 
+def put_csv(name: str) -> list[str]:
+    urls = [f"memory://{name}/{k}.csv" for k in range(len(COUNTS))]
+    for url, samples in zip(urls, numbered(), strict=True):
+        rows = ['n,"text, or so"', *(f'{one["n"]},"{one["text"]}, ""\n"' for one in samples)]
+        memory.put(url, "\r\n".join(rows).encode())
+    return urls
+
+
+def put_records(name: str) -> list[str]:
+    urls = [f"memory://{name}/{k}.tfrecord" for k in range(len(COUNTS))]
+    for url, samples in zip(urls, numbered(), strict=True):
+        data = [{"n": np.array([one["n"]]), "text": one["text"].encode()} for one in samples]
+        memory.put(url, tfrecords.file_of(data))
+    return urls
+
+
+def put_archives(name: str) -> list[str]:
+    urls = [f"memory://{name}/{k}.zip" for k in range(len(COUNTS))]
+    for url, samples in zip(urls, numbered(), strict=True):
+        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            for k, one in enumerate(samples):
+                archive.writestr(f"{k}.n.id", str(one["n"]))
+                archive.writestr(f"{k}.txt", one["text"])
+        memory.put(url, out.getvalue())
+    return urls
+
+
+def as_numbers(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "n": int(sample["n"][0])}
+
+
+def put_tables(name: str, **options: Any) -> list[str]:
+    """Files of groups of 9 rows, of which the last is shorter."""
+    urls = [f"memory://{name}/{k}.parquet" for k in range(len(COUNTS))]
+    schema = parquet.SCHEMA.remove(4).remove(3).remove(2)
+    for url, samples in zip(urls, numbered(), strict=True):
+        memory.put(url, parquet.written(samples, schema, row_group_size=9, **options))
+    return urls
+
+
+def as_named(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"__key__": sample["__key__"], "n": sample["n.id"], "text": sample["txt"]}
+
+
 def made(kind: str) -> hr.Stream:
     """A stream with numbers, as a new process would make it."""
     if kind == "jsonl":
         return hr.stream(put_lines("lines"), index="build")
+    if kind == "csv":
+        return hr.stream(put_csv("csv"), format=Csv(types={"n": int}), index="build")
+    if kind == "tfrecord":
+        return hr.stream(put_records("records"), index="build").map(as_numbers)
+    if kind == "parquet":
+        return hr.stream(put_tables("tables"))
+    if kind == "zip":
+        return hr.stream(put_archives("archives")).decode().map(as_named)
+    if kind == "litdata":
+        return hr.stream(litdata.put(kind, litdata.folder(numbered(), "chunk")))
     return hr.stream(mds.put(f"mds-{kind}", mds.folder(COLUMNS, numbered(), None if kind == "mds" else kind)))
 
 
-KINDS = ["jsonl", "mds", "zstd", "gz"]
+KINDS = ["jsonl", "csv", "mds", "zstd", "gz", "litdata", "tfrecord", "zip", "parquet"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +122,13 @@ def seen(data: Any, **options: Any) -> list[int]:
     loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=7, collate_fn=list, **options)
     with loader:
         return [sample["n"] for batch in loader for sample in batch]
+
+
+def test_format_can_be_given_itself_with_options_of_its_own() -> None:
+    memory.put("memory://told/0.txt", lines([{"n": 3}, {"n": 4}]))
+    assert seen(hr.stream("memory://told/0.txt", format=JsonLines()), num_workers=2) == [3, 4]
+    with pytest.raises(OptionError, match="format=7 is not known"):
+        hr.stream("memory://told/0.txt", format=7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,6 +181,55 @@ def test_line_is_got_by_one_request_for_its_bytes_and_checked(tmp_path: Path) ->
         server.add("a.jsonl", body.replace(b'"n": 44', b'"n": 99'))
         with pytest.raises(hr.ChecksumError):
             data[44]
+
+
+def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_path: Path) -> None:
+    body = b'name,n\r\n"A, ""b""\n",1\r\n\r\nc,2\r\n'
+    with FaultServer() as server:
+        url = server.add("a.csv", body)
+        assert main(["index", url, "--output", str(tmp_path / "a.hri"), "--quiet"]) == 0
+        data = hr.stream(url, index=str(tmp_path / "a.hri"))
+        server.log.clear()
+        assert [data[k]["name"] for k in (1, 0)] == ["c", 'A, "b"\n']
+        assert data.keys() == ["2", "5"]
+        assert [request.headers["range"] for request in server.log] == ["bytes=25-28", "bytes=8-21"]
+        other = hr.stream(url, index=str(tmp_path / "a.hri"), format=Csv(header=False, columns=["name", "n"]))
+        with pytest.raises(hr.DecodeError, match="its index is of"):
+            other[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", "Git LFS pointer"),
+        ("a\nb\n".encode("utf-16"), "UTF-16"),
+        (gzip.compress(b"a\n"), "gzip data"),
+        (b"%PDF-1.7\n", "a PDF"),
+    ],
+)
+def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
+    memory.put("memory://told/none.txt", data)
+    with pytest.raises(hr.FormatError, match=f"memory://told/none.txt is no text.*{why}"):
+        list(hr.text("memory://told/none.txt", index=None))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_text_is_read_by_lines_by_paragraphs_and_whole(ending: str) -> None:
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[ending]
+    urls = [f"memory://text/{k}.txt{ending}" for k in range(2)]
+    memory.put(urls[0], pack(b"one\r\n\nthree\n"))
+    memory.put(urls[1], pack(b"\n four\nfive\n \n\nsix"))
+    for by, expected in {
+        "line": ["one", "", "three", "", " four", "five", " ", "", "six"],
+        "paragraph": ["one", "three", " four\nfive", "six"],
+        "file": ["one\r\n\nthree\n", "\n four\nfive\n \n\nsix"],
+    }.items():
+        for index in (None, "build"):
+            data = hr.text(urls, by=by, index=index)  # type: ignore[arg-type]
+            assert [sample["text"] for sample in data] == expected
+    assert [sample["text"] for sample in hr.stream(urls)] == [sample["text"] for sample in hr.text(urls)]
+    if not ending:
+        assert hr.text(urls, by="paragraph", index="build")[2]["text"] == " four\nfive"
 
 
 def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(tmp_path: Path) -> None:
@@ -190,3 +306,19 @@ def test_read_is_no_other_for_callers_on_a_loop() -> None:
         return [sample["n"] async for sample in made("mds")]
 
     assert asyncio.run(read()) == list(range(sum(COUNTS)))
+
+
+def test_groups_of_rows_are_read_by_the_columns_that_are_wanted_and_about_once() -> None:
+    rows = [{"n": n, "text": "x", "body": random.Random(n).randbytes(9000)} for n in range(600)]
+    schema = parquet.SCHEMA.remove(3).remove(2)
+    body = parquet.written(rows, schema, row_group_size=50, compression="none", use_dictionary=False)
+    needed = 600 * 9004
+    with FaultServer() as server:
+        data = hr.stream(server.add("a.parquet", body))
+        assert len(data) == 600
+        assert [request.headers["range"].partition("=")[0] for request in server.log] == ["bytes"] * 2, "its two ends"
+        for stream, most in ((data, 1.2), (data.shuffle(window=200), 3), (data.select("n"), 0.1)):
+            with hr.DataLoader(stream, batch_size=32, collate_fn=list) as loader:
+                assert sorted(sample["n"] for batch in loader for sample in batch) == list(range(600))
+            read = loader.stats().fetch.bytes
+            assert read <= most * needed + 70_000, f"{read} bytes, and {needed} are needed"

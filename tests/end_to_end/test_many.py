@@ -79,7 +79,36 @@ STREAMS: dict[str, Callable[[], hr.Stream]] = {
     "whole ones": lambda: source().flat_map(listed).batch(4, drop_last=True).unbatch().batch(3, drop_last=True),
     "left-out batches": lambda: source().flat_map(listed).batch(3).filter(most_sums),
     "taken apart, and taken": lambda: source().flat_map(listed).batch(3).unbatch().take(20),
+    "taken, and batched": lambda: source().flat_map(listed).take(16).batch(3).map(sized).unbatch(),
+    "taken three times": lambda: (
+        source(40).flat_map(listed).take(40).batch(3).filter(most_sums).take(9).unbatch().flat_map(twice).take(35)
+    ),
+    "batches taken": lambda: source().flat_map(listed).batch(3).map(sized).take(5).unbatch(),
+    "epochs, and batched": lambda: source(5).flat_map(listed).epoch(samples=19).batch(4, drop_last=True).unbatch(),
+    "taken between filters": lambda: source(40).filter(odd_number).take(20).filter(small).take(17).map(noted),
+    "taken between many": lambda: source().flat_map(listed).take(9).map(draws).flat_map(twice).take(17),
+    "taken, on the loop": lambda: source().flat_map(awaited).take(9).flat_map(twice_later).map(draws),
 }
+
+
+def twice(sample: Any) -> list[Any]:
+    return [sample, sample]
+
+
+async def twice_later(sample: Any) -> list[Any]:
+    return [sample, sample]
+
+
+def odd_number(n: int) -> bool:
+    return n % 3 != 1
+
+
+def small(n: int) -> bool:
+    return n % 5 != 0
+
+
+def noted(n: int) -> dict[str, int]:
+    return {"n": n, "drawn": int(hr.rng().integers(1 << 30))}
 
 
 def odd(sample: dict[str, Any]) -> bool:
@@ -221,6 +250,10 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
             next(iter(loader))
 
 
+def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
+    return hr.DataLoader(data, rank=0, world_size=2)
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -228,8 +261,10 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
         (lambda data: data.flat_map(listed).sample([1]), r"\.sample\(…\) behind \.flat_map\(listed\)"),
         (lambda data: data.batch(3).unbatch().repeat(2), r"\.repeat\(2\) behind \.unbatch\(\)"),
         (lambda data: data.batch(3).shuffle(), r"\.shuffle\(auto\) behind \.batch\(\)"),
-        (lambda data: data.flat_map(listed).take(3).flat_map(listed), r"flat_map\(listed\) behind"),
-        (lambda data: data.flat_map(listed).take(9).batch(3).unbatch(), r"before \.batch\(3\)"),
+        (lambda data: data.flat_map(listed).take(9).batch(3).unbatch().epoch(samples=9), r"samples=9\) behind \.take"),
+        (lambda data: data.filter(odd).take(9).filter(odd).shuffle(), r"\.shuffle\(auto\) behind \.take\(9\)"),
+        (lambda data: hr.DataLoader(data.filter(odd).take(3).filter(odd), in_order=False), r"and \.take\(3\)"),
+        (lambda data: next(iter(two_ranks(data.filter(odd).take(3).batch(2).unbatch()))), r"different numbers of bat"),
         (lambda data: hr.mix({"a": data.flat_map(listed)}), r"flat_map\(listed\) of source 'a'"),
         (lambda data: hr.mix({"a": data.batch(2).unbatch()}), r"batch\(2\) of source 'a'"),
         (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), r"in_order=False and \.flat_map\(listed\)"),
@@ -305,6 +340,61 @@ def test_no_more_is_read_than_is_asked_for_when_nothing_is_made_before() -> None
         assert sorted(asked) == [0, 1, 2, 3]
         next(batches)
         assert len(asked) <= 8
+
+
+class Watched(hr.AsyncDataset):
+    """It says which samples were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 1000
+
+    async def aget(self, key: int) -> int:
+        self.asked.append(key)
+        return key
+
+
+@pytest.mark.parametrize("prefetch_factor", [0, 2])
+def test_no_more_is_read_than_a_limit_needs_but_what_is_looked_ahead(prefetch_factor: int) -> None:
+    made: list[int] = []
+
+    def three(n: int) -> list[int]:
+        made.append(n)
+        return [n] * 3
+
+    data = Watched()
+    stream = data.flat_map(three).take(10).batch(2).unbatch().flat_map(twice)
+    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch_concurrency=4) as loader:
+        batches = iter(loader)
+        first = [int(next(batches)) for _ in range(18)]
+        asked, state = sorted(data.asked), loader.state_dict()
+        assert first + [int(batch) for batch in batches] == [n for n in range(4) for _ in range(6 if n < 3 else 2)]
+        assert sorted(data.asked) == asked, "more is read though all that is taken is there"
+        assert len(asked) <= 16
+        assert len(made) <= 16
+    data.asked.clear()
+    with hr.DataLoader(stream, batch_size=1, prefetch_factor=prefetch_factor, fetch_concurrency=4) as loader:
+        loader.load_state_dict(state)
+        assert [int(batch) for batch in loader] == [3, 3]
+        assert min(data.asked) == 2
+
+
+def test_nothing_is_read_when_a_limit_was_reached_before() -> None:
+    data = Watched()
+    stream = data.flat_map(twice).take(4).batch(3).unbatch()
+    with hr.DataLoader(stream, batch_size=2) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 0], [1, 1]]
+        state = loader.state_dict()
+    assert state["given"] == [4]
+    data.asked.clear()
+    with hr.DataLoader(stream, batch_size=2) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == []
+        assert data.asked == []
+        assert [batch.tolist() for batch in loader] == [[0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("name", ["lists", "batched again", "left-out batches"])

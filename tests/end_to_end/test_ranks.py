@@ -238,6 +238,19 @@ def test_ranks_are_those_of_now_when_an_epoch_begins(monkeypatch: pytest.MonkeyP
         assert [batch.tolist() for batch in loader] == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
+def test_shards_get_an_index_when_there_are_several_ranks_from_the_second_epoch_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    urls = put_shards("ranks-come-later", (5, 3))
+    stream = hr.stream(urls, index=None).map(lambda sample: int(sample["cls"]))
+    with hr.DataLoader(stream, batch_size=2) as loader:
+        assert len(list(loader)) == 4
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7]]
+
+
 def test_a_batch_of_which_nothing_is_left_is_an_error_where_others_have_theirs() -> None:
     class Failing(Numbers):
         async def aget(self, key: int) -> int:

@@ -53,6 +53,7 @@ def check(data: bytes) -> None:
         try:
             (sample,) = JSON_LINES.open_block(Block("u", ("line",), LIMITS), [text[at : at + size]])
         except ValueError:
+            assert not any(JSON_LINES.open_many(Block("u", ("line",), LIMITS), [text[at : at + size]]))
             continue
         assert sample == json.loads(text[at : at + size]) or sample != sample
 

@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from fuzz import columns, decoders, decompression, indexes, json_lines, mds, tar_reader
+from fuzz import (
+    columns,
+    decoders,
+    decompression,
+    delimited,
+    indexes,
+    json_lines,
+    litdata,
+    mds,
+    mp4,
+    parquet,
+    plain_text,
+    safetensors,
+    tar_reader,
+    tfrecord,
+    tokens,
+    zips,
+)
 
 
 class Target(Protocol):
@@ -27,5 +44,14 @@ TARGETS: dict[str, Target] = {
     "columns": columns,
     "decompression": decompression,
     "json_lines": json_lines,
+    "delimited": delimited,
+    "plain_text": plain_text,
     "mds": mds,
+    "tokens": tokens,
+    "parquet": parquet,
+    "litdata": litdata,
+    "tfrecord": tfrecord,
+    "mp4": mp4,
+    "zips": zips,
+    "safetensors": safetensors,
 }

@@ -16,7 +16,16 @@ CHANGED = {
     "columns": 6000,
     "decompression": 1500,
     "json_lines": 3000,
+    "delimited": 1500,
+    "plain_text": 1500,
     "mds": 2000,
+    "tokens": 2000,
+    "parquet": 800,
+    "litdata": 2000,
+    "tfrecord": 4000,
+    "mp4": 400,
+    "zips": 3000,
+    "safetensors": 3000,
 }
 
 

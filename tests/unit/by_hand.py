@@ -28,7 +28,7 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap
-from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LoopStage, WorkStage
+from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
 from headrace.scheduler.skips import Skips
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Chain, Reply
@@ -151,12 +151,15 @@ class HandFed:
         for count in self._cuts or ():
             flow.cut(count)
         at = 0
-        for size in self._sizes:
-            self.ready.append((at, size, await flow.turn(100 * size, at)))
-            at += size
-        while self.ready:
-            self._is_put.clear()
-            await self._is_put.wait()
+        try:
+            for size in self._sizes:
+                self.ready.append((at, size, await flow.turn(100 * size, at)))
+                at += size
+            while self.ready:
+                self._is_put.clear()
+                await self._is_put.wait()
+        finally:
+            self.ready.clear()  # whoever reads for it ends with it
         if self._breaks:
             raise Broken("the source")
 
@@ -200,7 +203,7 @@ class Setup:
     depth: int = 2
     look_ahead: int = 3
     budget: int = 1 << 30
-    limit: int | None = None
+    limits: tuple[int | None, ...] = ()
     shares_memory: bool = True
     shares_objects: bool = True
     skips: Skips | None = None
@@ -209,7 +212,8 @@ class Setup:
     def keeps_count(self) -> bool:
         """Whether each sample of the source becomes one of a batch."""
         return not any(
-            isinstance(stage, GroupStage) or (isinstance(stage, WorkStage) and _changes_count(self.chains[stage.chain]))
+            isinstance(stage, GroupStage | LimitStage)
+            or (isinstance(stage, WorkStage) and _changes_count(self.chains[stage.chain]))
             for stage in self.stages
         )
 
@@ -254,7 +258,7 @@ class ByHand:
             boundaries = GivenBoundaries()
         elif setup.last is not None:
             boundaries = EvenBoundaries(setup.batch_size, *setup.last)
-        groups = sum(isinstance(stage, GroupStage) for stage in setup.stages)
+        kinds = [type(stage) for stage in setup.stages if isinstance(stage, GroupStage | LimitStage)]
         self.spec = EpochSpec(
             source=self.source,
             batches=BatchSpec(
@@ -273,9 +277,11 @@ class ByHand:
             key=7,
             boundaries=boundaries,
             position_map=PositionMap(
-                kept_from=None if setup.keeps_count else 0, levels=[Origins(), *(GroupOrigins() for _ in range(groups))]
+                kept_from=None if setup.keeps_count else 0,
+                levels=[Origins(), *(GroupOrigins() if kind is GroupStage else Origins() for kind in kinds)],
+                is_limited=any(limit is not None for limit in setup.limits),
             ),
-            limit=setup.limit,
+            limits=setup.limits,
             skips=setup.skips,
         )
         self.epoch = Epoch(self.spec, self.resources, self.trainer)

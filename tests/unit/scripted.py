@@ -26,7 +26,7 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.epoch import Epoch
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap
-from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
+from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned, LimitStage
 from headrace.scheduler.skips import Skips
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Chain, Reply, Task
@@ -207,6 +207,8 @@ class Plan:
         done: how many of the source's samples were received before.
         known: how many samples are known of what the first ones give.
         passed: which of those that come again are of groups that do not.
+        limits: how many samples each level gives at most; empty: all do.
+        given: how many each but the last gave before those that come again.
     """
 
     samples: Sequence[Any]
@@ -221,13 +223,14 @@ class Plan:
     depth: int = 2
     budget: int = 1 << 30
     workers: int = 2
-    limit: int | None = None
+    limits: tuple[int | None, ...] = ()
     skips: Skips | None = None
     boundaries: BatchBoundaries | None = None
     breaks: bool = False
     done: int = 0
     known: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
+    given: tuple[int, ...] = ()
     fails: Callable[[Task], bool] = lambda task: False
 
 
@@ -261,9 +264,13 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
     slabs = Slabs(lambda _: None, lambda _: True)
     slabs.limit = slabs.kept = plan.depth + 3
     budget = Budget(plan.budget, lambda: arena.leased_bytes, lambda: arena.leased_bytes)
-    groups = sum(isinstance(stage, GroupStage) for stage in plan.stages)
-    first, *known = plan.known or [0] * (1 + groups)
-    levels = [Origins(first), *map(GroupOrigins, known, plan.passed or [()] * groups)]
+    kinds = [type(stage) for stage in plan.stages if isinstance(stage, GroupStage | LimitStage)]
+    first, *known = plan.known or [0] * (1 + len(kinds))
+    before, *given = *(plan.given or [0] * len(kinds)), 0
+    levels = [Origins(first, before=before)]
+    for kind, count, passed, before in zip(kinds, known, plan.passed or [()] * len(kinds), given, strict=True):
+        is_group = kind is GroupStage
+        levels.append(GroupOrigins(count, passed, before=before) if is_group else Origins(count, before=before))
     batches = BatchSpec(
         chain=1,
         batch_size=plan.batch_size,
@@ -276,7 +283,8 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
         is_spread=plan.is_spread,
         collations=rng.choice([None, 1]),
     )
-    position_map = PositionMap(kept_from=None if plan.keeps_count else 0, levels=levels)
+    is_limited = any(limit is not None for limit in plan.limits[:-1])
+    position_map = PositionMap(kept_from=None if plan.keeps_count else 0, levels=levels, is_limited=is_limited)
     spec = EpochSpec(
         source=Scripted(plan.samples[plan.done :], rng, breaks=plan.breaks),
         batches=batches,
@@ -284,7 +292,7 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
         key=7,
         boundaries=plan.boundaries or EvenBoundaries(plan.batch_size),
         position_map=position_map,
-        limit=plan.limit,
+        limits=plan.limits,
         skips=plan.skips,
     )
     resources = Resources(

@@ -14,7 +14,7 @@ from unit.batchers import KINDS
 from unit.scripted import Plan, Run, run
 
 from headrace.deliver.progress import ProgressSnapshot
-from headrace.scheduler.recipe import GroupStage, WorkStage
+from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
 from headrace.tasks import Chain, Finish, Step, Task
 
 SEEDS = st.integers(0, 2**32)
@@ -52,15 +52,22 @@ def last() -> Chain:
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """Any stages, in any order, with their chains."""
-    kinds = draw(st.lists(st.sampled_from(["flat", "some", *KINDS]), max_size=4))
-    chains, stages = {1: last()}, list[Any]()
+    kinds = draw(st.lists(st.sampled_from(["flat", "some", "limit", *KINDS]), max_size=4))
+    most = st.sampled_from([None, None, 0, 5, 10, 20])
+    chains, stages, limits = {1: last()}, list[Any](), list[int | None]()
     for kind in kinds:
         number = 2 + len(stages)
+        if kind == "limit":
+            stages.append(LimitStage())
+            limits.append(draw(most))
+            continue
+        if kind in KINDS:
+            limits.append(draw(most))
         if kind not in KINDS:
             chains[number] = Chain((FLAT if kind == "flat" else SOME,))
             stages.append(WorkStage(number, kind == "flat"))
             continue
-        if not stages:
+        if not stages or isinstance(stages[-1], LimitStage):
             chains[number] = Chain()
             stages.append(WorkStage(number))
             number += 1
@@ -68,24 +75,29 @@ def plans(draw: st.DrawFn) -> Plan:
         chains[number] = Chain(collate=list, after=(APART,))
         stages.append(GroupStage(number, KINDS[kind].begin, kind, is_measured=True))
     return Plan(
-        samples=range(draw(st.integers(0, 25))),
+        samples=range(draw(st.sampled_from([0, 1, 9, 25, 40]))),
         chains=chains,
         stages=tuple(stages),
         keeps_count=not stages,
-        batch_size=draw(st.integers(1, 7)),
+        batch_size=draw(st.sampled_from([1, 2, 3, 7])),
         drop_last=draw(st.booleans()),
         depth=draw(st.sampled_from([0, 1, 3])),
         budget=draw(st.sampled_from([300, 1500, 1 << 30])),
         workers=draw(st.integers(1, 3)),
         is_spread=draw(st.booleans()),
-        limit=draw(st.sampled_from([None, None, 3, 10])) if stages else None,
+        limits=(*limits, draw(most)) if stages else (),
     )
 
 
 def expected(plan: Plan) -> list[list[int]]:
     """The batches, by the plainest of programs."""
     samples: list[Any] = list(plan.samples)
+    limits = iter(plan.limits)
     for stage in plan.stages:
+        if isinstance(stage, GroupStage | LimitStage):
+            samples = samples[: next(limits, None)]
+        if isinstance(stage, LimitStage):
+            continue
         if isinstance(stage, GroupStage):
             groups = KINDS[stage.name].groups([(sample, weight(sample)) for sample in samples])
             samples = [sample for group in groups for sample in group]
@@ -93,7 +105,7 @@ def expected(plan: Plan) -> list[list[int]]:
             samples = [part for sample in samples for part in copies(sample)]
         elif plan.chains[stage.chain].steps:
             samples = list(filter(some, samples))
-    samples = samples[: plan.limit]
+    samples = samples[: next(limits, None)]
     batches = [samples[k : k + plan.batch_size] for k in range(0, len(samples), plan.batch_size)]
     return batches[:-1] if plan.drop_last and batches and len(batches[-1]) < plan.batch_size else batches
 
@@ -108,24 +120,31 @@ def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Pl
 
 
 @shapes
-@given(plan=plans(), seed=SEEDS, left=st.integers(0, 8))
-def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(plan: Plan, seed: int, left: int) -> None:
+@given(plan=plans(), seed=SEEDS, lefts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(
+    plan: Plan, seed: int, lefts: list[int]
+) -> None:
     whole = expected(plan)
-    result = run(plan, seed, stop_after=left)
-    assert result.batches == whole[:left]
-    if not result.snapshots or not plan.stages:
-        return
-    received = result.snapshots[-1]
-    begun = resumed(plan, received)
-    assert run(begun, seed + 1).batches == whole[left:]
+    for left in lefts:
+        result = run(plan, seed, stop_after=left)
+        assert result.batches == whole[:left]
+        if len(result.batches) < left or not plan.stages:
+            return
+        plan, whole, seed = resumed(plan, result.snapshots[-1]), whole[left:], seed + 1
+    assert run(plan, seed).batches == whole
 
 
 def resumed(plan: Plan, received: ProgressSnapshot) -> Plan:
     """What is to come, as a state has it: no more is known than the snapshot says."""
     assert len(received.covers) <= 1
     done = received.covers[0][1] if received.covers else 0
-    limit = None if plan.limit is None else plan.limit - received.used
-    return replace(plan, done=plan.done + done, known=received.parts, passed=received.passed, limit=limit)
+    nothing = (0,) * max(0, len(plan.limits) - 1)
+    given = (after - before for after, before in zip(received.given or nothing, plan.given or nothing, strict=True))
+    pairs = zip(plan.limits, (*given, received.used), strict=True)
+    limits = tuple(None if limit is None else limit - count for limit, count in pairs)
+    return replace(
+        plan, done=plan.done + done, known=received.parts, passed=received.passed, given=received.given, limits=limits
+    )
 
 
 @shapes
@@ -134,7 +153,7 @@ def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int,
     chance = random.Random(seed)
     result = run(replace(plan, fails=lambda task: chance.random() < rate), seed)
     assert not result.errors
-    whole = [sample for batch in expected(replace(plan, limit=None, drop_last=False)) for sample in batch]
+    whole = [sample for batch in expected(replace(plan, limits=(), drop_last=False)) for sample in batch]
     came = [sample for batch in result.batches if batch is not None for sample in batch]
     everything = iter(_without_groups_left_out(plan)) if result.failed else iter(whole)
     if result.failed and not _keeps_order(plan):
@@ -145,14 +164,14 @@ def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int,
     assert bool(result.failed) >= (None in result.batches)
     if not result.failed:
         assert result.batches == expected(plan)
-    elif not plan.drop_last and plan.limit is None and _are_told(plan):
+    elif not plan.drop_last and not any(limit is not None for limit in plan.limits) and _are_told(plan):
         assert None in result.batches, "tasks failed, and nobody was told"
 
 
 def _without_groups_left_out(plan: Plan) -> Iterator[int]:
     """All that might come: where a failure stands for many samples, a last group may lack others or none."""
     stages = tuple(stage for stage in plan.stages if not (isinstance(stage, GroupStage) and stage.name in LEAVES_OUT))
-    for batch in expected(replace(plan, stages=stages, limit=None, drop_last=False)):
+    for batch in expected(replace(plan, stages=stages, limits=(), drop_last=False)):
         yield from batch
 
 
@@ -167,7 +186,7 @@ def _are_told(plan: Plan) -> bool:
 @shapes
 @given(plan=plans(), seed=SEEDS)
 def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed: int) -> None:
-    plan = replace(plan, breaks=True, drop_last=False, limit=None)
+    plan = replace(plan, breaks=True, drop_last=False, limits=())
     result = run(plan, seed)
     assert result.batches.count(None) == 1
     came = [sample for batch in result.batches if batch is not None for sample in batch]

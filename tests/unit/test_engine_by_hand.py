@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from headrace.errors import WorkerDiedError
 from headrace.failures import Failure
 from headrace.observe.stats import LoaderMeters
 from headrace.options import SkipPolicy
-from headrace.scheduler.recipe import GroupStage, WorkStage
+from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
 from headrace.scheduler.skips import Skips
 from headrace.tasks import Chain, Step
 from headrace.torch_compat.serialize import pack_error, unpack_error
@@ -163,7 +162,10 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
     samples: list[Any] = [Bad(Broken, n) if n in world.unread else n for n in range(len(setup.samples))]
     if setup.breaks:
         samples.append(Bad(Broken, SOURCE, is_more=True))
+    limits = iter(setup.limits)
     for stage in setup.stages:
+        if isinstance(stage, GroupStage | LimitStage):
+            samples = samples[: next(limits)]
         if isinstance(stage, GroupStage):
             samples = list(grouped(samples, stage.batcher, skips=world.policy is not None))
         elif isinstance(stage, WorkStage):
@@ -174,7 +176,7 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
                     samples = kept_or_bad(samples, lambda n: [n] if some(n) else [])
                 else:
                     samples = [world.touched(sample) for sample in samples]
-    samples = samples[: setup.limit]
+    samples = samples[: next(limits, None)]
     if any(step.name == "map(touch)" for step in setup.chains[LAST].steps):
         samples = [world.touched(sample) for sample in samples]
     sizes = list(setup.cuts or ())
@@ -199,7 +201,7 @@ def expected(setup: Setup, world: World) -> dict[int, Any]:
 SOURCE = "the source"
 
 
-KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", 1, 2, 3]), min_size=1, max_size=3)
+KINDS = st.lists(st.sampled_from(["map", "loop", "flat", "some", "limit", 1, 2, 3]), min_size=1, max_size=3)
 
 
 @st.composite
@@ -230,7 +232,9 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     touched = draw(st.integers(0, len(described)))
     for number, kind in enumerate(described, LAST + 1):
         first = (touch,) if number - LAST - 1 == touched else ()
-        if kind == "loop":
+        if kind == "limit":
+            stages.append(LimitStage())
+        elif kind == "loop":
             stages.append(ON_LOOP)
         elif isinstance(kind, int):
             chains[number] = Chain(collate=list, after=(APART,), skips=skips)
@@ -266,7 +270,8 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
     if not setup.keeps_count and world.deadly and world.policy is not None:
         world.policy = SkipPolicy(world.policy.decide, None, None)  # deaths at parts of one sample count as one
     if not setup.keeps_count:
-        setup.limit = draw(st.sampled_from([None, None, 3, 10]))
+        levels = 1 + sum(isinstance(stage, GroupStage | LimitStage) for stage in stages)
+        setup.limits = tuple(draw(st.sampled_from([None, None, 0, 3, 10])) for _ in range(levels))
     elif not stages and draw(st.booleans()):
         setup.cuts, setup.drop_last = tuple(cut(draw, count, batch_size)), False
     elif draw(st.booleans()):
@@ -281,7 +286,7 @@ def worlds(draw: st.DrawFn, kinds: st.SearchStrategy[list[Any]]) -> tuple[Setup,
 
 
 def skips_of(policy: SkipPolicy) -> Skips:
-    return Skips(weakref.ref(policy), 0, LoaderMeters(), unpack_error, pack_error)
+    return Skips(policy, 0, LoaderMeters(), unpack_error, pack_error)
 
 
 def cut(draw: Draw, count: int, most: int) -> Iterator[int]:

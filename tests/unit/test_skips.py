@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,12 @@ from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.observe.stats import LoaderMeters
 from headrace.options import SkipPolicy
 from headrace.scheduler.skips import Skips
+from headrace.streaming.callers import DirectCalls
 from headrace.torch_compat.serialize import pack_error, unpack_error
 
 
 class Bench:
-    """The rulings of one epoch, with the policy that the loader would hold."""
+    """The rulings of one epoch."""
 
     def __init__(
         self,
@@ -28,9 +28,8 @@ class Bench:
         in_a_row: int | None = None,
         decide: Callable[[BaseException], Any] | None = None,
     ) -> None:
-        self.policy: SkipPolicy | None = SkipPolicy(decide, in_all, in_a_row)
         self.meters = LoaderMeters()
-        self.skips = Skips(weakref.ref(self.policy), 3, self.meters, unpack_error, pack_error)
+        self.skips = Skips(SkipPolicy(decide, in_all, in_a_row), 3, self.meters, unpack_error, pack_error)
 
     def rule(self, position: int, count: int, *bad: int) -> bool:
         """Whether a batch is raised."""
@@ -88,9 +87,12 @@ def test_wrong_option_is_no_samples_fault(error: Exception) -> None:
 
 
 def test_nothing_is_skipped_once_the_loader_is_gone() -> None:
-    bench = Bench()
-    bench.policy = None
-    assert bench.rule(0, 1, 0)
+    policy: SkipPolicy | None = SkipPolicy(lambda _: True, None, None)
+    calls = DirectCalls(policy, None)
+    assert calls.decide(ValueError()) is True
+    policy = None
+    assert calls.decide(ValueError()) is False
+    assert Bench(decide=calls.decide).rule(0, 1, 0)
 
 
 def test_exception_that_does_not_come_back_is_raised_where_it_is_opened() -> None:

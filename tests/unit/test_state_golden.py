@@ -61,10 +61,18 @@ def is_odd(number: int) -> bool:
     return bool(number % 2)
 
 
+def several(number: int) -> list[int]:
+    return [number] * (number % 4)
+
+
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
     "in order, of all ranks": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
     "with holes": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=7, tail="carry"),
     "of one rank": lambda: hr.DataLoader(Numbers(), batch_size=4, rank=1, world_size=3, in_order=False),
+    "behind limits": lambda: hr.DataLoader(
+        Numbers().shuffle().flat_map(several).take(40).batch(3).unbatch().filter(is_odd).take(30).flat_map(several),
+        batch_size=4,
+    ),
     "behind a filter": lambda: hr.DataLoader(Numbers().shuffle().filter(is_odd), batch_size=4),
     "shards without an index": lambda: hr.DataLoader(shards().shuffle(window=8), batch_size=4),
     "an iterable data set": lambda: hr.DataLoader(Counter(), batch_size=4),
@@ -96,4 +104,4 @@ def test_states_of_version_1_have_all_fields() -> None:
     """What is not in any of them nothing would keep from changing."""
     fields = set().union(*(golden["state"] for golden in GOLDEN.values()))
     assert fields >= {"holes", "carried", "done", "rank", "mark", "check", "end", "step", "batch_size", "lanes", "tail"}
-    assert fields >= {"world", "samples"}
+    assert fields >= {"world", "samples", "parts", "given"}

@@ -89,7 +89,7 @@ BAD: dict[str, Callable[[], Any]] = {
     "shuffle of an iterable": lambda: Feed().shuffle(),
     "global shuffle of shards": lambda: tars().shuffle("global"),
     "shuffle behind batch": lambda: tars().batch(2).shuffle(),
-    "filter behind filter and take": lambda: tars().filter(double).take(3).filter(double),
+    "epoch behind filter, take and filter": lambda: tars().filter(double).take(3).filter(double).epoch(samples=9),
     "shuffle behind filter and take": lambda: Numbers().filter(double).take(3).shuffle(),
     "no format": lambda: hr.stream("memory://a/b.bin"),
     "unknown format": lambda: hr.stream("memory://a/b.tar", format="rar"),
@@ -191,8 +191,8 @@ def test_describe_says_where_each_step_runs() -> None:
         .describe()
         .splitlines()
     )
-    assert lines[0] == "Numbers(…)"
-    assert [line.rpartition("[")[2].rstrip("]") for line in lines[1:]] == [
+    assert lines[:2] == ["Numbers(…)", "  samples: 10"]
+    assert [line.rpartition("[")[2].rstrip("]") for line in lines[2:]] == [
         "plan", "workers", "event loop", "workers", "event loop", "event loop", "event loop", "workers",
     ]  # fmt: skip
 

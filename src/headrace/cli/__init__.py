@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from headrace.cli import index
+from headrace.cli import index, inspect, pack
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"headrace {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     index.add_to(commands)
+    inspect.add_to(commands)
+    pack.add_to(commands)
     given = parser.parse_args(arguments)
     try:
         return int(given.run(given))

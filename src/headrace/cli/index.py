@@ -6,13 +6,16 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.settings import add_storage_to, count, storage_options
 from headrace.errors import HeadraceError, OptionError, masked
 
 if TYPE_CHECKING:
     from headrace.fetch import Meter
+    from headrace.formats.format import Format
     from headrace.indexes.building import BuildProgress
 
 _SHOWN_EVERY_S = 0.2
@@ -52,17 +55,9 @@ def add_to(commands: Any) -> None:
         help="read headers only where members are long: a few percent of the bytes, and no checksums of members",
     )
     parser.add_argument(
-        "--concurrency", type=_count, default=8, metavar="N", help="shards at once (default: %(default)s)"
+        "--concurrency", type=count, default=8, metavar="N", help="shards at once (default: %(default)s)"
     )
-    parser.add_argument(
-        "--storage-option",
-        action="append",
-        type=_setting,
-        default=[],
-        metavar="K=V",
-        help="a setting for the store, such as endpoint=http://127.0.0.1:9000; inside a group: headers.X-Name=value, "
-        "client_options.allow_http=true",
-    )
+    add_storage_to(parser)
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     parser.set_defaults(run=run)
 
@@ -77,25 +72,21 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.urls import expand
     from headrace.fetch import Reader
-    from headrace.formats.registry import format_named, format_of
-    from headrace.formats.tar.format import TAR
     from headrace.indexes.building import BuildProgress, build_beside, build_index, cache_path
 
-    urls = expand(given.urls)
-    storage_options = _storage_options(given.storage_option)
+    options = storage_options(given.storage_option)
+    urls, form = _shards(given, options)
     began, progress = time.monotonic(), BuildProgress()
-    form = (format_of(urls) if given.format is None else format_named(given.format)) or TAR
     settings: dict[str, Any] = {
         "form": form,
         "headers_only": given.headers,
         "concurrency": given.concurrency,
-        "storage_options": storage_options,
+        "storage_options": options,
         "progress": progress,
     }
-    output = given.output or str(cache_path(urls, storage_options, form))
-    async with Reader(concurrency=_READS_PER_SHARD * given.concurrency, storage_options=storage_options) as reader:
+    output = given.output or str(cache_path(urls, options, form))
+    async with Reader(concurrency=_READS_PER_SHARD * given.concurrency, storage_options=options) as reader:
         showing = asyncio.create_task(_show(progress)) if sys.stderr.isatty() and not given.quiet else None
         try:
             if given.beside:
@@ -116,31 +107,20 @@ async def _run(given: argparse.Namespace) -> int:
     return 0
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be 1 or more")
-    return int(text)
+def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequence[str], Format]:
+    """The shards that are meant, in order, and their format."""
+    from headrace.datasets.guessing import is_looked_up, names_at, place_of
+    from headrace.formats.limits import DEFAULTS
+    from headrace.formats.registry import format_named, format_of
+    from headrace.formats.tar.format import TAR
 
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError("it must be NAME=VALUE")  # the text is not shown: it may be a secret
-    return name, value
-
-
-def _storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
-    options: dict[str, Any] = {}
-    for name, text in settings:
-        value = {"true": True, "false": False}.get(text, text)
-        group, dot, inner = name.partition(".")
-        if dot and isinstance(options.setdefault(group, {}), dict):
-            options[group][inner] = value
-        elif dot:
-            raise OptionError(f"--storage-option {group} is given a value and a part of one, {name}")
-        else:
-            options[name] = value
-    return options
+    names = names_at(given.urls, options)
+    if not is_looked_up(names):
+        return names.urls, (format_of(names.urls) if given.format is None else format_named(given.format)) or TAR
+    place = place_of(names, given.format, DEFAULTS, options)
+    if place.format is None:
+        raise OptionError("single files have no index: hr.folder and hr.files read each by itself")
+    return place.urls, place.format
 
 
 async def _show(progress: BuildProgress) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from headrace.datasets.files import Files
+from headrace.datasets.folders import folder_of
+from headrace.datasets.guessing import folders_at, names_at, place_of
+from headrace.datasets.patterns import is_pattern
 from headrace.datasets.places import opening, shards_at, with_index_built
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.stream import Stream
 from headrace.datasets.synchronous import FromIterable, FromMap, makes_one
-from headrace.datasets.urls import expand
+from headrace.datasets.tables import table_of
 from headrace.errors import OptionError
+from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.plain_text import By, Text
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -21,35 +26,42 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 def stream(
     urls: Urls,
     *,
-    format: str | None = None,  # noqa: A002 (the name that the field uses)
+    format: str | Format | None = None,  # noqa: A002 (the name that the field uses)
     index: str | os.PathLike[str] | Sequence[str] | None = "auto",
     limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     """The samples of shards, read while they are needed; nothing is downloaded first.
 
-    Nothing is asked for here either, but where names do not say the format: then the head of the first object is, or
-    the catalogue of a folder.
+    Nothing is asked for here either, but where names do not say what is there: then a folder, or that of a pattern, is
+    listed, or the head of the first object is read. `describe()` says what was found, and why it was taken for that.
+    A folder of pictures, sounds or the like is `hr.folder`; with a `metadata.csv` beside them it is `hr.table`.
 
     Members of a tar shard whose names agree up to the first dot behind the last slash are one sample: a dict with
     `__key__`, `__url__`, and the rest of each name, in lower case, as a field of bytes. Shards may be compressed:
     .tar.gz, .tar.zst, .tar.bz2, .tar.xz, .tar.lz4. Of .jsonl each line is a sample, with the members of its object as
-    fields; .jsonl.gz and so on, too. A folder of MDS shards is named by itself, and has an index of its own.
+    fields, of .csv and .tsv each record, of .txt each line; .jsonl.gz and so on, too. Of .parquet each row is one. A
+    folder of MDS shards is named by itself, and has an index of its own.
 
     With an index the samples have numbers and keys before they are read: `len(data)`, `data[i]`, `.shuffle("global")`,
     `.slice()`, `.sample()`, and filters on keys and `.select()` of which nothing is read that they leave out. The
     bytes of each sample are compared with the checksums in it.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/train-{000..999}.tar", or a list of them; of MDS that of its
-            folder. s3, gs, az, http(s), files, and every scheme that fsspec knows.
-        format: "tar", "jsonl", "mds", or the name of one that was registered. By default it follows from the names;
-            where they do not say it, from what lies there.
+        urls: an address; that of a folder; a pattern, such as "s3://bucket/train-{000..999}.tar", which names each, or
+            "s3://bucket/**/*.tar", which is looked up; or a list of them. s3, gs, az, hf, http(s), files, and every
+            scheme that fsspec knows; of these all but http(s) can be looked up.
+        format: "tar", "jsonl", "parquet" and so on, as the reference's table has them, or the name of one that was
+            registered; or a format itself, with options of its own. By default it follows from the names; where they do
+            not say it, from what lies there.
         index: the address of an index file for all shards (`headrace index` makes it; wids' are read, too), or a list
             or pattern of one for each (DALI's are read, too). "beside": one for each, at its address with ".hri"
             behind it. "build": the one in this machine's cache, made first where it is missing. "auto": the one in the
             cache, where there is one. None: none.
         limits: how much archives may ask for.
+        listing: "new": what has to be looked up is looked up now. "kept": the list that this machine has from the last
+            time is taken, however old it is; without one it is looked up, and kept.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -62,7 +74,13 @@ def stream(
         >>> len(data.source.urls)
         1282
     """
-    source = shards_at(expand(urls), format, index, limits, storage_options)
+    names = names_at(urls, storage_options, kept=listing == "kept")
+    place = place_of(names, format, limits, storage_options, kept=listing == "kept")
+    if place.table is not None:
+        return table(place.table, storage_options=storage_options)
+    if place.folder is not None:
+        return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
+    source = shards_at(place, index, limits, storage_options)
     return Stream(source, opening(source))
 
 
@@ -71,14 +89,142 @@ def with_built_index(stream: Stream) -> Stream:
     return Stream(with_index_built(stream.pipeline().source.data), stream.operators)
 
 
-def files(urls: Urls, *, storage_options: Mapping[str, object] | None = None) -> Stream:
+def text(
+    urls: Urls,
+    *,
+    by: By = "line",
+    index: str | os.PathLike[str] | Sequence[str] | None = "auto",
+    limits: Limits = DEFAULTS,
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    r"""The lines of text files in UTF-8, each a sample with the field `text`; or their paragraphs, or all of each.
+
+    Empty lines are samples, too. What ends a line, or a paragraph, is left out. The key is the number of the line that
+    a sample begins in, from 1. Files may be compressed: .txt.gz, .txt.zst, …, as for `hr.stream`, which the other
+    arguments are of.
+
+    Args:
+        urls: an address, a pattern such as "s3://bucket/{000..999}.txt", or a list of them.
+        by: "line"; "paragraph": lines between those that are blank; "file": all of an object.
+        index: where samples lie, so that they have numbers: "build" makes it where it is missing.
+        limits: how much they may ask for.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: no address, or another `by`.
+
+    Examples:
+        >>> import headrace as hr
+        >>> from headrace.fetch.stores import memory
+        >>> memory.put("memory://poems/0.txt", b"Tyger Tyger,\nburning bright\n")
+        >>> [sample["text"] for sample in hr.text("memory://poems/0.txt")]
+        ['Tyger Tyger,', 'burning bright']
+    """
+    return stream(urls, format=Text(by), index=index, limits=limits, storage_options=storage_options)
+
+
+def files(
+    urls: Urls, *, listing: Literal["new", "kept"] = "new", storage_options: Mapping[str, object] | None = None
+) -> Stream:
     """One sample for each object, by random access: shuffled globally, with a length.
 
     Args:
-        urls: an address, a pattern, or a list of them.
+        urls: an address, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", or a list of them.
+        listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
     """
-    return Stream(Files(expand(urls), storage_options))
+    names = names_at(urls, storage_options, kept=listing == "kept")
+    return Stream(Files(names.urls, storage_options, names.facts))
+
+
+def folder(
+    url: str | os.PathLike[str],
+    *,
+    pattern: str | None = None,
+    labels: bool | None = None,
+    listing: Literal["new", "kept"] = "new",
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """The files of a folder as samples, by random access: shuffled globally, with a length.
+
+    Files that differ in their extensions alone are one sample, with a field for each: `a.jpg` and `a.json`. Where files
+    lie in folders, the first folder's name is their class: `label` is its number, in the order of `source.classes`.
+
+    Args:
+        url: the folder, or a pattern such as "photos/**/*.jpg": what it leaves out is not looked at.
+        pattern: what names say, from the folder on, such as "{split}/{label}_{id:d}.png": a field for each `{name}`, of
+            `{name:d}` a number; of `label` the number of its class.
+        labels: False: folders are no classes. True: they are, also such as are called train and test.
+        listing: as in `hr.stream`.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: files are not named as the pattern says; or lie beside folders that may be classes.
+        StorageError: the folder was not listed.
+
+    Examples:
+        >>> import headrace as hr
+        >>> from headrace.fetch.stores import memory
+        >>> for name in ("cat/1.txt", "cat/2.txt", "dog/3.txt"):
+        ...     memory.put(f"memory://pets/{name}", b"a pet")
+        >>> pets = hr.folder("memory://pets/")
+        >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
+        ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
+    """
+    kept = listing == "kept"
+    place = os.fspath(url)
+    if is_pattern(place):
+        found = names_at([place], storage_options, kept=kept)
+    else:
+        found = folders_at((place,), storage_options, kept=kept)
+    if len(found.listings) != 1:
+        raise OptionError(f"hr.folder({place!r}): one folder, or one pattern, is needed")
+    data = folder_of(found.listings[0], pattern, labels=labels, storage_options=storage_options, facts=found.facts)
+    return Stream(data)
+
+
+def table(
+    url: str | os.PathLike[str],
+    *,
+    url_column: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    base: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """The rows of a table as samples, each with the bytes of the object that it names, by random access.
+
+    The table is read when the stream is made; of the objects each when its sample is asked for. A sample has the row's
+    columns, and the object's bytes under its extension.
+
+    Args:
+        url: of .csv, .tsv or .jsonl, or of shards that `hr.stream` reads. CSV has a line of names, and gives texts.
+        url_column: the column that names the objects: an address, or a path from the table's folder on. Of several the
+            bytes are under the column's name and the extension, as in "mask.png". By default the one that is called
+            file_name, path, image or the like.
+        label_column: the column whose values are classes: `label` is their number, in the order of `source.classes`.
+        base: the folder that paths are meant from, in the place of the table's.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: there is no such column.
+        FormatError: the table is damaged.
+    """
+    place = os.fspath(url)
+
+    def rows_of(other: str) -> list[dict[str, Any]]:
+        rows = stream(other, storage_options=storage_options)
+        return [{name: value for name, value in row.items() if not name.startswith("__")} for row in rows]
+
+    return Stream(
+        table_of(
+            place,
+            url_column,
+            base=base,
+            label_column=label_column,
+            storage_options=storage_options,
+            others=rows_of,
+        )
+    )
 
 
 def from_map(dataset: Any) -> Stream:

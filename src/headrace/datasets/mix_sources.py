@@ -126,11 +126,20 @@ class MixShards(IndexedShards):
         return MixShards, (self.mixed,)
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
-        return await super().members(ordinal, chosen, self._wanted(ordinal) if wanted is None else wanted)
+        source, first = self._source_of(ordinal)
+        return await source.members(ordinal - first, chosen, self._wanted(ordinal) if wanted is None else wanted)
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
         ordinal, _ = self.index.locate(number)
-        return await super().get(number, self._wanted(ordinal) if wanted is None else wanted)
+        source, first = self._source_of(ordinal)
+        number -= int(self.index.starts[first])
+        return await source.get(number, self._wanted(ordinal) if wanted is None else wanted)
+
+    def _source_of(self, ordinal: int) -> tuple[IndexedShards, int]:
+        """The source of a shard, and the number of its first one: only it may know where samples lie there."""
+        number = bisect.bisect_right(self._firsts, ordinal) - 1
+        source: IndexedShards = self.mixed.sources[number].data
+        return source, self._firsts[number]
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as opened:

@@ -83,6 +83,7 @@ class EachSample(Operator):
         selection: what gives some fields alone, if that is what it does.
         keeps_key: what a filter asks, if it asks for nothing but a sample's key, and no coroutine answers.
         opens: whether it opens the block that a sample lies in.
+        opens_fields: whether it opens each field by itself then.
         names_source: whether it says which source of a mixture a sample is of, and does nothing else.
         is_unbatch: whether it takes batches apart.
     """
@@ -92,6 +93,7 @@ class EachSample(Operator):
     selection: Selection | None = None
     keeps_key: Callable[[str], object] | None = None
     opens: bool = False
+    opens_fields: bool = False
     names_source: bool = False
     is_unbatch: bool = False
 
@@ -117,8 +119,10 @@ class EachSample(Operator):
     def narrowed(self, selection: Selection) -> EachSample | None:
         """The same, where a selection follows; None: nothing is left to do.
 
-        It is a decoder, or names sources.
+        It is a decoder, opens fields, or names sources.
         """
+        if self.opens_fields:
+            return self
         if self.decoder is None:
             return self if selection.names_source else None
         decoder = self.decoder.only(frozenset().union(*selection.wanted))

@@ -28,15 +28,28 @@ from headrace.tasks import Step
 
 @dataclass(frozen=True)
 class Regroup:
-    """Samples that are put together on the way, and what is done to each group, and to what comes of it."""
+    """Samples that are put together on the way, or counted, and what is done to each group, and to what comes of it.
 
-    grouping: GroupOperator
+    Attributes:
+        grouping: puts them together; None: they go on one by one.
+        steps: what is done then.
+        limit: how many samples go into it at most; None: all that come.
+    """
+
+    grouping: GroupOperator | None
     steps: tuple[Step, ...]
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it begins with."""
+        return f"take({self.limit})" if self.grouping is None else self.grouping.text
 
     @property
     def names(self) -> tuple[str, ...]:
         """What a state says of it."""
-        return (self.grouping.text, *(step.name for step in self.steps))
+        limit = () if self.grouping is None else _limit_names(self.limit)
+        return (*limit, self.name, *(step.name for step in self.steps))
 
 
 @dataclass(frozen=True)
@@ -47,10 +60,11 @@ class Pipeline:
         order: what decides which of the source's samples come, and when.
         keeps: of a source with an index, says of keys whether they are wanted.
         each: what is done to each sample.
-        limit: how many samples come out of the steps at most, where that is not the source's business.
+        limit: how many samples come out of the last steps at most, where that is not the source's business.
         group: how the stream itself makes batches, if it does.
         after: for each of those batches.
-        regroups: how samples are put together before that, one after the other, and taken apart.
+        regroups: how samples are put together before that, one after the other, and taken apart; or go on one by one
+            behind a limit.
         is_batched: whether what comes out are batches.
         is_given: whether the limit is what `.epoch()` says of an iterable data set, which begins again by itself.
     """
@@ -85,14 +99,19 @@ class Pipeline:
     def gives_many(self) -> str | None:
         """The first operator by which many samples may come of one, or one of many."""
         many = next((step.name for step in self.steps if step.kind == "many"), None)
-        return many or next((regroup.names[0] for regroup in self.regroups), None)
+        return many or next((regroup.name for regroup in self.regroups), None)
 
     @property
     def changing(self) -> tuple[str, ...]:
         """The names of what leaves samples out, or may, or gives others."""
         names = [step.name for step in self.steps if not step.keeps_count]
         names += [name for regroup in self.regroups for name in regroup.names]
-        return (*names, *(() if self.limit is None else (f"take({self.limit})",)))
+        return (*names, *_limit_names(self.limit))
+
+    @property
+    def is_limited_within(self) -> bool:
+        """Whether samples are counted, and no more than some number taken, before others are made of them."""
+        return any(regroup.limit is not None for regroup in self.regroups)
 
     @property
     def has_numbers(self) -> bool:
@@ -110,6 +129,8 @@ class Pipeline:
         times, samples = self.passes
         if self.keeps_count:
             return None if samples is None else self.order.most
+        if self.is_limited_within:
+            return None
         if self.is_given:
             return self.limit
         is_bounded = self.order.most is not None or not (times is None or self.source.is_endless)
@@ -152,7 +173,7 @@ class Pipeline:
         for k, operator in enumerate(self.each):
             if operator.selection is not None:
                 return k, operator.selection
-            if operator.decoder is None and not operator.names_source:
+            if operator.decoder is None and not operator.names_source and not operator.opens_fields:
                 return None
         return None
 
@@ -188,10 +209,10 @@ class _Compiler:
         self._source = source
         self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
-        self._levels: list[tuple[GroupOperator | None, list[EachSample]]] = [(None, [])]
+        self._levels: list[tuple[GroupOperator | None, list[EachSample], int | None]] = [(None, [], None)]
         self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
         self._after: list[EachSample] = []
-        self._limit: int | None = None
+        self._limit: int | None = None  # of the last level
         self._is_given = self._is_batched = False
 
     def pipeline(self) -> Pipeline:
@@ -200,7 +221,7 @@ class _Compiler:
         self._source.check_order(order)
         self._order.check_passes()
         _check_order(self._source.traits, order)
-        (_, each), *regroups = self._levels
+        (_, each, _), *regroups = self._levels
         pipeline = Pipeline(
             self._source,
             order,
@@ -210,7 +231,7 @@ class _Compiler:
             self._batch,
             _steps(self._after),
             self._is_given,
-            tuple(Regroup(grouping, _steps(some)) for grouping, some in regroups if grouping is not None),
+            tuple(Regroup(grouping, _steps(some), limit) for grouping, some, limit in regroups),
             self._is_batched,
         )
         if self._source.is_compressed and not pipeline.is_by_number:
@@ -236,8 +257,7 @@ class _Compiler:
             self._keeps.append(operator.keeps_key)
             return
         if self._limit is not None and not step.keeps_count:
-            which = "filter" if step.kind == "filter" else "do that"
-            raise OptionError(f".{step.name} behind .filter() and .take(): {which} before .take()")
+            self._begin_level(None, [])
         self._each.append(operator)
         self._is_batched = self._is_batched and not operator.is_unbatch
 
@@ -247,7 +267,7 @@ class _Compiler:
 
     def add_group(self, operator: GroupOperator) -> None:
         self._close()
-        self._group(operator, [])
+        self._begin_level(operator, [])
         self._is_batched = False
 
     def add_take(self, operator: Take) -> None:
@@ -270,6 +290,11 @@ class _Compiler:
             self._check_place(operator)
             self._order.add_passes(operator)
             return
+        if any(limit is not None for *_, limit in self._levels):
+            raise OptionError(
+                f".{operator.text} behind .take() or .epoch(), behind which others are made of samples: there is no "
+                "more to begin again with than was taken there; have .epoch() in the place of that"
+            )
         self._take(operator.samples)
         if self._source.traits.iterated:
             self._is_given = True
@@ -279,17 +304,13 @@ class _Compiler:
     def _close(self) -> None:
         """More follows the last batch than functions of batches."""
         if self._batch is not None:
-            self._group(self._batch.on_the_way, self._after)
+            self._begin_level(self._batch.on_the_way, self._after)
             self._batch, self._after = None, []
 
-    def _group(self, grouping: GroupOperator, each: list[EachSample]) -> None:
-        """Another level begins: groups, which go through these steps."""
-        if self._limit is not None:
-            raise OptionError(
-                f".take() and .epoch() behind .filter() and .flat_map(), and before .{grouping.text}, behind which "
-                "batches are taken apart or put together again: put them behind that"
-            )
-        self._levels.append((grouping, each))
+    def _begin_level(self, grouping: GroupOperator | None, each: list[EachSample]) -> None:
+        """Another level begins: groups, or samples one by one behind a limit, which go through these steps."""
+        self._levels.append((grouping, each, self._limit))
+        self._limit, self._is_given = None, False
 
     def _take(self, samples: int) -> None:
         if self._limit is not None or not self._is_counted:
@@ -317,13 +338,17 @@ class _Compiler:
         if self._limit is not None:
             raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
         many = next((one.text for one in self._each if one.step.kind == "many"), None)
-        grouping, _ = self._levels[-1]
-        if grouping is not None or (many is not None and is_of_one):
-            before = many or ("" if grouping is None else grouping.text)
+        grouping, _, limit = self._levels[-1]
+        if len(self._levels) > 1 or (many is not None and is_of_one):
+            before = many or (f"take({limit})" if grouping is None else grouping.text)
             raise OptionError(
                 f"{call} behind .{before}: it is about samples of the source, and those have become others; "
                 "move it before that"
             )
+
+
+def _limit_names(limit: int | None) -> tuple[str, ...]:
+    return () if limit is None else (f"take({limit})",)
 
 
 def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:

@@ -1,59 +1,50 @@
-"""What addresses stand for: shards of which format, and where their index lies."""
+"""The shards of a place, and where their index lies."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from headrace.datasets.blocking import blocking
+from headrace.datasets.guessing import Facts, Options, Place
 from headrace.datasets.operators import EachSample
 from headrace.datasets.shards import IndexedShards, Shards
 from headrace.datasets.urls import expand
-from headrace.errors import OptionError, masked
+from headrace.errors import OptionError
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener
-from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed
 from headrace.indexes.building import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
 from headrace.indexes.of_format import OwnTables
-from headrace.reading import found
 from headrace.tasks import Step
 
 IndexAt = str | os.PathLike[str] | Sequence[str] | None
-Asks = Callable[[str, int | None], bytes | None]
-Options = Mapping[str, object] | None
+
+_INDEX_WORDS = {
+    "auto": "that of this machine's cache",
+    "build": "built where it is missing",
+    "beside": "beside each shard",
+}
 
 
-def shards_at(
-    urls: tuple[str, ...],
-    format_name: str | None,
-    index: IndexAt,
-    limits: Limits,
-    storage_options: Options,
-) -> Shards | IndexedShards:
-    """The shards at some addresses; see `hr.stream`.
+def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
+    """The shards of a place; see `hr.stream`.
 
     Raises:
-        OptionError: their format, or where their index lies, is not said.
-        FormatError, StorageError: a catalogue that lists them cannot be read.
+        OptionError: where their index lies is not said.
     """
-    form = format_of(urls) if format_name is None else format_named(format_name)
-    asks = partial(_read, storage_options)
-    if form is None and (listed := _catalogue(urls, None, asks, limits)) is not None:
-        form, entries = listed
-        return _with_own_tables(form, entries, index, limits, storage_options)
-    if form is None:
-        form = _sniffed(urls, asks)
-    if form.catalogue is not None and (listed := _catalogue(urls, form, asks, limits)) is not None:
-        return _with_own_tables(form, listed[1], index, limits, storage_options)
+    urls, form = place.urls, place.format
+    assert form is not None, "single samples lie there, and no shards"
+    if place.entries is not None:
+        return _with_own_tables(form, place.entries, index, limits, storage_options, place.facts)
     if form.scanner(urls[0], limits) is None:
-        return _with_own_tables(form, [ShardEntry(url) for url in urls], index, limits, storage_options)
+        entries = [ShardEntry(url) for url in urls]
+        return _with_own_tables(form, entries, index, limits, storage_options, place.facts)
     where = _index_of(urls, index, form, limits, storage_options)
     if where is None:
-        return Shards(urls, storage_options, limits, form)
-    return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form)
+        return Shards(urls, storage_options, limits, form, place.facts)
+    facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "where it was said to lie")))
+    return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form, facts)
 
 
 def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
@@ -61,7 +52,8 @@ def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
     if source.format.fields_are_members:
         return ()
     opener = Opener(source.format, source.limits)
-    return (EachSample(Step(f"open({source.format.name})", "map", opener, is_implied=True), opens=True),)
+    step = Step(f"open({source.format.name})", "map", opener, is_implied=True, prepare=opener.prepare)
+    return (EachSample(step, opens=True, opens_fields=source.format.members_make_fields),)
 
 
 def with_index_built(source: Shards) -> IndexedShards:
@@ -72,7 +64,12 @@ def with_index_built(source: Shards) -> IndexedShards:
 
 
 def _with_own_tables(
-    form: Format, entries: Sequence[ShardEntry], index: IndexAt, limits: Limits, storage_options: Options
+    form: Format,
+    entries: Sequence[ShardEntry],
+    index: IndexAt,
+    limits: Limits,
+    storage_options: Options,
+    facts: Facts,
 ) -> IndexedShards:
     if index not in ("auto", None):
         raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
@@ -80,59 +77,17 @@ def _with_own_tables(
     if not urls:
         raise OptionError(f"the catalogue of the format {form.name!r} names no shards")
     return IndexedShards(
-        urls, Index(urls, OwnTables(form, entries, limits), limits, form), storage_options, limits, form
+        urls,
+        Index(urls, OwnTables(form, entries, limits, storage_options), limits, form),
+        storage_options,
+        limits,
+        form,
+        facts,
     )
 
 
-def _catalogue(
-    urls: tuple[str, ...], form: Format | None, asks: Asks, limits: Limits
-) -> tuple[Format, list[ShardEntry]] | None:
-    """(the format, the shards) of the folders, or catalogues, at `urls`; None where they are none.
-
-    Args:
-        form: whose catalogues; None: any, which is found by what they say.
-    """
-    named = {one.catalogue: one for one in known_formats().values() if one.catalogue and form in (None, one)}
-    entries: list[ShardEntry] = []
-    for url in urls:
-        end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-        name = url[:end].rpartition("/")[2]
-        places = {url: named[name]} if name in named else {}
-        if not places and "." not in name:
-            places = {f"{url[:end].rstrip('/')}/{known}{url[end:]}": one for known, one in named.items()}
-        for place, one in places.items():
-            data = asks(place, None)
-            if data is None or (form is None and one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]) <= 0):
-                continue
-            form = form or one
-            entries += one.listed(place, data, limits)
-            break
-        else:
-            if entries:
-                raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
-            return None
-    return None if form is None else (form, entries)
-
-
-def _sniffed(urls: tuple[str, ...], asks: Asks) -> Format:
-    head = asks(urls[0], SNIFFED_BYTES)
-    form = None if head is None else sniffed(urls[0], head)
-    if form is None:
-        names = ", ".join(suffix for one in known_formats().values() for suffix in one.suffixes)
-        raise OptionError(
-            f"{masked(urls[0])} does not say its format, and its first bytes do not either; names in {names} do, or "
-            "give format='tar'"
-        )
-    return form
-
-
-def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
-    """The first bytes of an object, or all of it; None where it cannot be read."""
-    return blocking(partial(found, url, count, storage_options))
-
-
 def _index_of(
-    urls: tuple[str, ...], index: IndexAt, form: Format, limits: Limits, storage_options: Options
+    urls: Sequence[str], index: IndexAt, form: Format, limits: Limits, storage_options: Options
 ) -> IndexFiles | None:
     if index is None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -29,6 +29,8 @@ WINDOW_SAMPLES = 16384
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own, or so many bytes
 _STRETCH_BYTES = 4 * 2**20
+_BLOCKS_AT_ONCE = 16  # in a window, where samples share long blocks and it holds so many bytes
+_LONG_BLOCKS = 4  # how many times more bytes than others a window may hold, to hold a block
 
 
 class Planning:
@@ -37,10 +39,13 @@ class Planning:
     Args:
         pipeline: its samples have numbers.
         seed: the loader's.
+
+    Attributes:
+        pipeline: the same.
     """
 
     def __init__(self, pipeline: Pipeline, seed: int) -> None:
-        self._pipeline, self._source, self._seed = pipeline, pipeline.source, seed
+        self.pipeline, self._source, self._seed = pipeline, pipeline.source, seed
         self._own = self._source.orders(pipeline.keeps, seed)
 
     def order(self, epoch: int) -> Order:
@@ -48,13 +53,13 @@ class Planning:
         return EpochOrder(lambda later: self._one_epoch(epoch + later))
 
     def _one_epoch(self, epoch: int) -> Order:
-        times, limit = self._pipeline.passes
+        times, limit = self.pipeline.passes
         # of what comes before these; the others concern all passes together
         passes = Passes(partial(self.one_pass, epoch), times)
         if limit is not None and not passes.pass_count:
             raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)
-        for samples in self._pipeline.order.takes_of_all:
+        for samples in self.pipeline.order.takes_of_all:
             order = FirstOf(order, samples)
         return order
 
@@ -64,16 +69,16 @@ class Planning:
         Raises:
             OptionError: epochs are to have samples, and there are none to make them of.
         """
-        if self._pipeline.passes[1] is not None and not self._count_of_a_pass():
+        if self.pipeline.passes[1] is not None and not self._count_of_a_pass():
             raise self._lacks_samples()
-        return counted(self.count_of_pass, self._pipeline.order.operators)
+        return counted(self.count_of_pass, self.pipeline.order.operators)
 
     def _lacks_samples(self) -> OptionError:
-        limit, source = self._pipeline.passes[1], self._source.name
+        limit, source = self.pipeline.passes[1], self._source.name
         return OptionError(f".epoch(samples={limit}): {source} has no samples to make one of")
 
     def _count_of_a_pass(self) -> int:
-        return counted(self.count_of_pass, self._pipeline.order.one_pass)
+        return counted(self.count_of_pass, self.pipeline.order.one_pass)
 
     @property
     def pass_count(self) -> int | None:
@@ -89,7 +94,7 @@ class Planning:
 
     def one_pass(self, epoch: int, number: int) -> Order:
         """Which samples come in one pass over the source."""
-        operators, shuffle = self._pipeline.order.one_pass, self._first_shuffle
+        operators, shuffle = self.pipeline.order.one_pass, self._first_shuffle
         if shuffle is not None and (by := self._by(shuffle)) != "global":
             key = shuffle.seed_or(self._seed), epoch, number
             order: Order = ShardOrder(self.sizes, by, key, self.windows(shuffle) if by == "windows" else None)
@@ -103,7 +108,7 @@ class Planning:
     @property
     def _first_shuffle(self) -> Shuffle | None:
         """How samples are shuffled before all else, which may go by the shards that they lie in."""
-        return self._pipeline.order.shuffle if self._pipeline.order.is_shuffled_first else None
+        return self.pipeline.order.shuffle if self.pipeline.order.is_shuffled_first else None
 
     def _by(self, shuffle: Shuffle) -> str:
         by = shuffle.by
@@ -114,12 +119,15 @@ class Planning:
     def windows(self, shuffle: Shuffle) -> Windows:
         """How a shuffle by windows mixes this source."""
         nbytes = max(1.0, self._source.sample_bytes or 0)
-        window = shuffle.window or max(1, min(WINDOW_SAMPLES, int(WINDOW_BYTES / nbytes)))
+        most, blocks = int(WINDOW_BYTES / nbytes), self._source.blocks
+        longest = 0 if blocks is None else int(np.diff(blocks).max(initial=0))
+        # Each block is read for every window that it reaches into: small ones would read it again and again.
+        window = max(1, min(max(WINDOW_SAMPLES, _BLOCKS_AT_ONCE * longest), most))
+        window = shuffle.window or max(window, min(longest, _LONG_BLOCKS * most))
         if window >= self.count_of_pass:
             return Windows(1, max(1, self.count_of_pass))  # all of it at once
         stretch = max(1, min(_STRETCH_SAMPLES, int(_STRETCH_BYTES / nbytes)))
-        if self._source.shares_blocks:  # or each would be read for every stretch
-            stretch = min(window, max(stretch, int(self.sizes.max(initial=1))))
+        stretch = min(window, max(stretch, longest))
         return Windows.of(window, stretch)
 
     @property
@@ -147,13 +155,49 @@ class Planning:
             first = int(steps.positions(start, start + 1)[0])
             ahead = max(1, math.ceil((order.window_end(max(0, first)) - first) / steps.size))
             stop = min(steps.count, start + ahead * steps.batch)
-            shards, rows = self.locate(order, steps.positions(start, stop))
+            places = [self.locate(order, steps.positions(start, stop))]
+            if self._reads_on:
+                places += self._to_the_end_of_its_block(order, steps, stop, places[0])
+            shards, rows = (np.concatenate(some) for some in zip(*places, strict=True))
             yield _window(start, urls, shards, rows)
-            start = stop
+            start += len(rows)
+
+    @property
+    def _reads_on(self) -> bool:
+        """Whether samples that share blocks come as they lie: a window that ends within a block would have it read
+        once more.
+        """
+        shuffle = self._first_shuffle
+        return self._source.blocks is not None and (shuffle is None or self._by(shuffle) == "shards")
+
+    def _to_the_end_of_its_block(self, order: Order, steps: Steps, stop: int, last: Places) -> Iterator[Places]:
+        """The samples from `stop` on that lie in the block of the last one before, in whole batches."""
+        blocks = self._source.blocks
+        assert blocks is not None
+
+        def numbers(places: Places) -> Ints:
+            return np.searchsorted(blocks, self._starts[places.shards] + places.rows, side="right")
+
+        if not len(last.rows):
+            return
+        block = numbers(Places(last.shards[-1:], last.rows[-1:]))[0]
+        ahead = max(1, WINDOW_SAMPLES // steps.batch) * steps.batch
+        while stop < steps.count:
+            more = self.locate(order, steps.positions(stop, min(steps.count, stop + ahead)))
+            others = np.flatnonzero(numbers(more) != block)
+            count = len(more.rows) if not len(others) else -(-int(others[0]) // steps.batch) * steps.batch
+            yield Places(more.shards[:count], more.rows[:count])
+            if count < ahead:
+                return
+            stop += count
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return self._source.starts
 
     def described(self) -> list[str]:
         """The operators that make the order, as a state names them."""
-        order, shuffle = self._pipeline.order, self._pipeline.order.shuffle
+        order, shuffle = self.pipeline.order, self.pipeline.order.shuffle
         if shuffle is None:
             return self._own.described() + order.described("")
         by, sizes = self._by(shuffle) if order.is_shuffled_first else "global", ""

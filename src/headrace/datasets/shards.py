@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -38,16 +38,18 @@ from headrace.types import Ints
 T = TypeVar("T")
 
 _GAP_BYTES = 16 * 1024
+_LOOKED_AT = 1000  # of the shards' names
 
 
 @dataclass(frozen=True)
 class Shards:
     """Shards in object storage, whose samples are found while they are read."""
 
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     storage_options: Mapping[str, object] | None = None
     limits: Limits = DEFAULTS
     format: Format = TAR
+    facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_compressed(self) -> bool:
@@ -67,16 +69,19 @@ class IndexedShards(AsyncDataset):
         storage_options: for the store.
         limits: how much archives may ask for.
         form: of the shards.
+        facts: what is said of them, and why.
     """
 
     def __init__(
         self,
-        urls: tuple[str, ...],
+        urls: Sequence[str],
         index: Index,
         storage_options: Mapping[str, object] | None = None,
         limits: Limits = DEFAULTS,
         form: Format = TAR,
+        facts: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        self.facts = facts
         self.urls, self.index, self.storage_options, self.limits = urls, index, storage_options, limits
         self.format = form
         self._readers = OwnReaders(storage_options, index.aclose)
@@ -84,7 +89,7 @@ class IndexedShards(AsyncDataset):
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by their ids, which live as long
 
     def __reduce__(self) -> tuple[object, ...]:
-        return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format)
+        return IndexedShards, (self.urls, self.index, self.storage_options, self.limits, self.format, self.facts)
 
     def __sample_source__(self) -> SampleSource:
         return IndexedShardSource(self)
@@ -110,11 +115,11 @@ class IndexedShards(AsyncDataset):
         return any(packing_of(self.format, url) is not None for url in self.urls)
 
     @property
-    def shares_blocks(self) -> bool:
-        """Whether samples lie in blocks that are read as a whole."""
+    def blocks(self) -> Ints | None:
+        """Where samples share blocks, the number of each one's first sample, and of all samples last."""
         if not self.index.is_open:
             blocking(self.aopen)
-        return self.index.shares_blocks
+        return self.index.blocks
 
     @property
     def sample_bytes(self) -> float:
@@ -132,7 +137,7 @@ class IndexedShards(AsyncDataset):
             return 0.0
         async with self._readers.use():
             shard = await self.index.shard(_reader(), int(filled[0]))
-        return float(shard.rows.size.sum()) / len(shard.rows)
+        return max(float(shard.rows.size.sum()), shard.opened_bytes) / len(shard.rows)
 
     async def aopen(self) -> None:
         if not self.index.is_open:
@@ -174,6 +179,10 @@ class IndexedShards(AsyncDataset):
         ordinal, row = self.index.locate(number)
         shard = await self.index.shard(reader, ordinal)
         rows, url = shard.rows, self.urls[ordinal]
+        single = await self.format.single(reader, url, shard, row, wanted)
+        if single is not None:
+            rows, row, wanted = single, 0, None
+            shard = replace(shard, rows=rows)
         key = rows.keys[row].decode("utf-8", "surrogateescape")
         block = row if rows.block is None else int(rows.block[row])
         part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
@@ -193,7 +202,8 @@ class IndexedShards(AsyncDataset):
         members = dict(zip([names[k] for k in kept], bodies, strict=True))
         if rows.row is None:
             return {**sample, **members}
-        return {**sample, BLOCK: SharedBlock(0, int(rows.row[row]), partial(dict, members))}
+        about = None if rows.about is None else rows.about[block]
+        return {**sample, BLOCK: SharedBlock(0, int(rows.row[row]), partial(dict, members), about)}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Some samples of one shard, by their numbers there, with the members that are wanted."""
@@ -251,6 +261,17 @@ class _Sharded(StoredSource):
         more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
         return f"stream({masked(self.urls[0])}{more})"
 
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        data, urls = self.data, self.urls
+        facts = dict(data.facts or [("format", data.format.name)])
+        kinds = {kind for url in urls[:_LOOKED_AT] if (kind := packing_of(data.format, url)) is not None}
+        packing = f"yes ({', '.join(sorted(kinds))}): read from their start" if kinds else "not as a whole"
+        count = f"{len(urls):,}, {masked(urls[0])}" + (f" to {masked(urls[-1])}" if len(urls) > 1 else "")
+        known = "the format's own" if self.traits.numbered else "none: samples are found while they are read"
+        index = facts.pop("index", known)
+        return [("shards", count), *facts.items(), ("compressed", packing), ("index", index)]
+
 
 class ShardSource(_Sharded):
     """Shards that are read as they lie."""
@@ -275,6 +296,10 @@ class IndexedShardSource(_Sharded, KeySource):
         self.data: IndexedShards = data
 
     @property
+    def has_count(self) -> bool:
+        return self.data.index.is_open
+
+    @property
     def sample_bytes(self) -> float | None:
         return self.data.sample_bytes
 
@@ -284,8 +309,8 @@ class IndexedShardSource(_Sharded, KeySource):
         return self.data.index.starts
 
     @property
-    def shares_blocks(self) -> bool:
-        return self.data.shares_blocks
+    def blocks(self) -> Ints | None:
+        return self.data.blocks
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return by_number or by_key or (self.data.has_members and not self.is_compressed)
@@ -322,16 +347,17 @@ def _passing(rows: Rows, keeps: Sequence[KeepsKey]) -> Ints:
 
 
 def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:
-    """Which members are wanted; all of a sample that lacks one of them: it will be said what it has."""
+    """Which members are wanted; all of a block that lacks one of them: it will be said what it has."""
+    count = len(rows.starts) - 1
     mask = np.zeros(len(rows.field), np.bool_)
-    is_complete = np.ones(len(rows), np.bool_)
-    sample = np.repeat(np.arange(len(rows)), np.diff(rows.starts))
+    is_complete = np.ones(count, np.bool_)
+    block = np.repeat(np.arange(count), np.diff(rows.starts))
     for names in wanted:
         numbers = [k for k, name in enumerate(rows.fields) if name in names]
         these = np.isin(rows.field, numbers)
         mask |= these
-        is_complete &= np.bincount(sample[these], minlength=len(rows)) > 0
-    return np.asarray(mask | ~is_complete[sample])
+        is_complete &= np.bincount(block[these], minlength=count) > 0
+    return np.asarray(mask | ~is_complete[block])
 
 
 def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Callable[[str], Decompressor | None]]:

@@ -133,7 +133,8 @@ class SampleSource(ABC):
         urls: the addresses of its shards or objects.
         storage_options: what their store is told.
         is_compressed: whether any of its shards can be read from its start only.
-        shares_blocks: whether many of its samples lie in blocks that are read as a whole.
+        blocks: where samples share blocks that are read as a whole, the number of each one's first sample, and of all
+            samples last.
         is_endless: whether it has no end.
         ranks_by: how ranks divide what an iterator gives.
     """
@@ -144,8 +145,18 @@ class SampleSource(ABC):
         self.data = data
 
     @property
-    def urls(self) -> tuple[str, ...]:
+    def urls(self) -> Sequence[str]:
         return ()
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What `describe` says of it: (of what, what), without a request."""
+        return []
+
+    @property
+    def has_count(self) -> bool:
+        """Whether it is known without a request how many samples it has."""
+        return self.traits.numbered
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
@@ -156,8 +167,8 @@ class SampleSource(ABC):
         return False
 
     @property
-    def shares_blocks(self) -> bool:
-        return False
+    def blocks(self) -> Ints | None:
+        return None
 
     @property
     def is_endless(self) -> bool:
@@ -225,6 +236,10 @@ class SampleSource(ABC):
         """What tells its data from other data, as far as it is known before they are read."""
         return fingerprint_of(self.urls if self.traits.sharded else (self.name,))
 
+    def fingerprint_with(self, sizes: Ints) -> str:
+        """The same, where it is known how many of its samples each shard has that are wanted."""
+        return fingerprint_of(self.urls, sizes)
+
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
         """The orders in which it gives its samples, where these have numbers.
 
@@ -251,8 +266,8 @@ class StoredSource(SampleSource):
     """What lies in a store: shards, or single objects."""
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        urls: tuple[str, ...] = self.data.urls
+    def urls(self) -> Sequence[str]:
+        urls: Sequence[str] = self.data.urls
         return urls
 
     @property
@@ -299,7 +314,7 @@ class SourceOrders:
     @property
     def fingerprint(self) -> str:
         """What tells these data from other data: their shards' names and sizes, or how many samples there are."""
-        return fingerprint_of(self._source.urls, self.sizes)
+        return self._source.fingerprint_with(self.sizes)
 
     @property
     def window_bytes(self) -> int:

@@ -13,6 +13,8 @@ from headrace.datasets.iterating import loader_of
 from headrace.datasets.operators import Operator, counted
 from headrace.datasets.pipeline import Pipeline, compiled
 from headrace.datasets.source import SampleSource
+from headrace.datasets.telling import told
+from headrace.errors import HeadraceError
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
 
@@ -100,10 +102,21 @@ class Stream(Operators["Stream"]):
         named = (operator.text for operator in self.operators if not operator.is_implied)
         return ".".join([self.source.__sample_source__().text, *named])
 
-    def describe(self) -> str:
-        """The stream in words, an operator a line, and where each runs."""
-        lines = [repr(Stream(self.source))]
+    def describe(self, samples: int = 0) -> str:
+        """The stream in words: what it reads, why that was taken for what it is, and its operators, one a line.
+
+        Args:
+            samples: read so many, and say what they have; 0: nothing is asked for.
+        """
+        source = self.source.__sample_source__()
+        lines = [repr(Stream(self.source)), *(f"  {of}: {what}" for of, what in source.facts)]
+        try:
+            lines += [f"  samples: {source.count():,}"] if source.has_count else []
+        except (HeadraceError, TypeError, OSError) as error:
+            lines.append(f"  samples: not known: {error}")
         lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators]
+        if samples:
+            lines += [f"  first: {line}" for line in told(self.take(samples))]
         return "\n".join(lines)
 
     def without_short_batches(self) -> Stream:

@@ -26,7 +26,8 @@ class ProgressSnapshot:
         mark: where the source can be begun again.
         skipped: how many failed samples were left out: (in all, right before what comes next).
         is_over: whether it was said that there is no more.
-        parts, passed: what is known of what the first samples give that are not used up; see `ProgressDelta`.
+        parts, passed, given: what is known of what the first samples give that are not used up, and how much came
+            before that; see `ProgressDelta`.
     """
 
     batches: int = 0
@@ -38,6 +39,7 @@ class ProgressSnapshot:
     is_over: bool = False
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
+    given: tuple[int, ...] = ()
 
 
 class Progress:
@@ -131,6 +133,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
         skipped=after.skipped,
         parts=after.parts,
         passed=after.passed,
+        given=after.given,
     )
 
 

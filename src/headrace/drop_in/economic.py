@@ -145,7 +145,7 @@ class EconomicIterator(ResumableIterator):
             depth=self._economy.prefetch_factor,
         )
         use_slots = self._auto_collation and self._collate_fn is default_collate and not is_extended()
-        self._source = KeyFeed(runtime.key_part_of)
+        self._source = KeyFeed(runtime.parts.of_keys)
         self._drawn, self._is_drawn = 0, False
         self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch

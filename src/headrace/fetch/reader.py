@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from headrace.errors import ChecksumError, LoaderClosedError, OptionError, not_as_indexed
+from headrace.errors import ChecksumError, LoaderClosedError, OptionError, masked, not_as_indexed
 from headrace.fetch.coalescer import Coalescer
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.rest import Rest
-from headrace.fetch.stores.addresses import Stores
+from headrace.fetch.stores.addresses import Stores, split
 from headrace.fetch.stores.registry import is_local
 from headrace.options import FetchOptions
 from headrace.protocols import Check, Span, Version
 from headrace.running import running_charge
+from headrace.types import Listed, Lists
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
@@ -143,6 +144,27 @@ class Reader:
                     await cache.put(url, start, stop, span, request.data())
                 return span
         raise _wrong_bytes(url, start, stop)
+
+    async def listing(self, url: str, *, levels: int | None = None) -> AsyncIterator[Sequence[Listed]]:
+        """The objects in the folder at `url`, and below it, in pages; each by its address. See `Lists.listing`.
+
+        Args:
+            url: ends with a slash.
+
+        Raises:
+            OptionError: that store cannot say what it has.
+            StorageError: it did not.
+        """
+        store, prefix = self._stores.of(url)
+        if not isinstance(store, Lists):
+            raise OptionError(
+                f"{masked(url)} cannot be listed: {split(url)[0]}: does not say what it has; give the addresses as a "
+                "list, as a pattern in braces like 'a-{000..012}.tar', or as the rows of a table (hr.table)"
+            )
+        scheme = split(url)[0]
+        base = "" if scheme == "file" else url[: len(url) - len(prefix)]  # a file's path is its address
+        async for page in store.listing(prefix, levels=levels):
+            yield [one._replace(path=f"{base}{one.path}") for one in page]
 
     async def aclose(self) -> None:
         """Let connections and threads go; no read may be under way. May be called again."""

@@ -16,8 +16,9 @@ WHAT_BY_EXTENSION = {
     **dict.fromkeys(("txt", "text", "transcript"), "text"),
     **{name: name for name in ("json", "npy", "npz")},
 }
-NAMES = ("bytes", "int", "text", "json", "npy", "npz", *IMAGE_SPECS)
-_OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"})
+NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", "msgpack", "pt", *IMAGE_SPECS)
+_BY_NAME_ONLY = {"audio", "msgpack", "pt"}  # by extension they may be what others have registered
+_OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"} - _BY_NAME_ONLY)
 _EXTENSION = re.compile(r"[a-z0-9_+-]+")
 
 GROUP = "headrace.decoders"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.protocols import Reads
-from headrace.rows import Scanner
+from headrace.protocols import ObjectReads, Reads
+from headrace.rows import Rows, Scanner
 
 __all__ = ["Block", "Format", "Scanner", "ShardEntry", "packing_of"]
 
@@ -40,13 +41,16 @@ class Block:
         url: the shard's address, secrets hidden.
         members: what the format has called each of its members in `Rows.fields`.
         limits: how much it may ask for.
+        about: what the format has said of it in `Rows.about`.
     """
 
     url: str
     members: tuple[str, ...]
     limits: Limits = DEFAULTS
+    about: Any = None
 
 
+@runtime_checkable
 class Format(Protocol):
     """A container of samples. Inherit it: what a format does not need is here.
 
@@ -65,12 +69,18 @@ class Format(Protocol):
         suffixes: of names, in lower case, with the dot.
         catalogue: the name of the file that says which shards a folder has; None: there is none.
         fields_are_members: whether samples are their members as bytes, and need not be opened.
+        members_make_fields: whether each member makes the field that is called as it is, and no other: those of fields
+            that nobody wants are not read.
+        keeps_tables: whether what `index` reads of a shard in the cloud is kept on this machine for two minutes, for
+            its other processes. A shard that is replaced meanwhile is an ObjectChangedError when its samples are read.
     """
 
     name: str
     suffixes: tuple[str, ...]
     catalogue: ClassVar[str | None] = None
     fields_are_members: ClassVar[bool] = False
+    members_make_fields: ClassVar[bool] = False
+    keeps_tables: ClassVar[bool] = False
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
         """How sure it is that an object is of this format, from 0 to 1, by its name and its first bytes."""
@@ -97,6 +107,33 @@ class Format(Protocol):
         """
         raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
 
+    async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
+        """What `headrace index` keeps of a shard that is no table of samples: (its entry, its block in the file).
+
+        None: a scanner finds its samples, and the table of these is kept.
+
+        Raises:
+            FormatError, LimitError: it is damaged.
+            StorageError: it could not be read.
+        """
+        return None
+
+    async def single(
+        self,
+        reads: Reads,  # noqa: ARG002
+        url: str,  # noqa: ARG002
+        shard: ShardIndex,  # noqa: ARG002
+        row: int,  # noqa: ARG002
+        wanted: Sequence[frozenset[str]] | None,  # noqa: ARG002
+    ) -> Rows | None:
+        """The table of one sample alone, where fewer bytes than its block make it; None: as the index has it.
+
+        Args:
+            row: its number in the shard.
+            wanted: of each of these sets of fields at least one is wanted; None: all fields.
+        """
+        return None
+
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
         """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
 
@@ -107,6 +144,14 @@ class Format(Protocol):
             ValueError: it is damaged; the message says how. That is a DecodeError of each sample then.
         """
         return [dict(zip(block.members, bodies, strict=True))]
+
+    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:  # noqa: ARG002
+        """The samples of blocks that are one member and one sample each, where many at once take less time.
+
+        It may give fewer, or None in the place of one, and raises nothing: what is missing goes through `open_block`,
+        which says what is wrong with it. What it does give must be the same.
+        """
+        return ()
 
 
 def packing_of(form: Format, url: str) -> str | None:

@@ -28,12 +28,12 @@ from headrace.types import Buffer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-EXTENSIONS = frozenset(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff"))
+EXTENSIONS = frozenset(("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "avif", "bmp", "gif", "tif", "tiff"))
 SPECS = ("rgb8", "l8", "torch", "pil")
 _MODES = {"rgb8": "RGB", "torch": "RGB", "l8": "L"}
 
 # nothing that starts a program (EPS) or that nobody keeps photographs in
-_FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
+_FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 
 
 class ImageDecoder:
@@ -121,7 +121,7 @@ def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, p
     except ImportError:
         raise ValueError("it needs Pillow, which is not installed; try: pip install 'headrace[image]'") from None
     try:
-        image: Image.Image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image: Image.Image = Image.open(io.BytesIO(data), formats=_known_formats())
     except UnidentifiedImageError:
         raise ValueError(f"its {len(data)} bytes are no image of a known kind") from None
     _check_pixels(image.width, image.height, pixels_most)
@@ -130,6 +130,15 @@ def pillow_image(data: Buffer, mode: str | None, size: tuple[int, int] | None, p
         image.draft(mode or image.mode, (image.width // by, image.height // by))  # also: luma alone
     image.load()
     return image if mode is None else _converted(image, mode)
+
+
+@functools.cache
+def _known_formats() -> tuple[str, ...]:
+    """Those that this Pillow has; AVIF is new in it."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _check_pixels(width: int, height: int, most: int) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.format import Block, Format
+from headrace.formats.json_text import loads, loads_many
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
@@ -130,13 +131,13 @@ class JsonLines(Format):
         return LineScanner(url, limits)
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:  # noqa: ARG002
-        try:
-            value = json.loads(str(bodies[0], "utf-8"))
-        except RecursionError:
-            raise ValueError("it is nested too deep") from None
+        value = loads(bodies[0])
         if type(value) is not dict:
             raise ValueError(f"each line must be a JSON object, and this one is a {type(value).__name__}")
         return [value]
+
+    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:  # noqa: ARG002
+        return [value if type(value) is dict else None for value in loads_many(bodies)]
 
 
 JSON_LINES = JsonLines()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -15,10 +16,15 @@ from headrace.formats.limits import Limits
 BLOCK = "__block__"
 """Under this name lies, until a sample is opened, what it is a row of."""
 
+_OPENED = "__opened__"  # under this name lie the fields of a sample that was opened with others
+
 _Rows = Sequence[Mapping[str, object]]
 
-_HELD_BYTES = 256 * 2**20  # of blocks as they were read
+_HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
 _WHY_MOST = 500
+_OF_ONE_MEMBER = 3  # as many names has a sample, with its key and its address
+_TOGETHER_BYTES = 128 * 1024  # opened at once: what is made of them lies in the processor's cache then
+_TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
 
 
 class SharedBlock:
@@ -28,12 +34,13 @@ class SharedBlock:
         number: no other block of this process has it; 0: it is opened for one row alone.
         row: of the sample.
         members: gives the bytes of the block's members, by what the format calls these.
+        about: of the block, as `Rows` has it.
     """
 
-    __slots__ = ("members", "number", "row")
+    __slots__ = ("about", "members", "number", "row")
 
-    def __init__(self, number: int, row: int, members: Callable[[], dict[str, bytes]]) -> None:
-        self.number, self.row, self.members = number, row, members
+    def __init__(self, number: int, row: int, members: Callable[[], dict[str, bytes]], about: object = None) -> None:
+        self.number, self.row, self.members, self.about = number, row, members, about
 
 
 class Opener:
@@ -59,13 +66,15 @@ class Opener:
             FormatError, LimitError: its block is.
         """
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
+        if (opened := sample.get(_OPENED)) is not None:
+            return {"__key__": key, "__url__": url, **opened}
         try:
             if shared is None:
                 members = {name: body for name, body in sample.items() if name not in ("__key__", "__url__")}
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[shared.row]
-            taken = next((name for name in fields if name.startswith("__")), None)
+            taken = next(filter(_is_taken, fields), None)
             if taken is not None:
                 raise ValueError(f"its field {taken!r} begins with '__'; such names are taken")
         except StageError as error:
@@ -77,8 +86,36 @@ class Opener:
             raise DecodeError(text, key=key, url=url) from error
         return {"__key__": key, "__url__": url, **fields}
 
-    def _open(self, url: str, members: dict[str, bytes]) -> _Rows:
-        return self.format.open_block(Block(url, tuple(members), self.limits), list(members.values()))
+    @property
+    def prepare(self) -> Callable[[Iterator[object]], Iterator[object]] | None:
+        """Opens samples before each is asked for, many at once; None where the format does not."""
+        return None if type(self.format).open_many is Format.open_many else self._prepared
+
+    def _prepared(self, samples: Iterator[object]) -> Iterator[object]:
+        """The samples, opened where the format gives them; the others, and what must be refused, as they were."""
+        count = _TOGETHER_AT_FIRST
+        while together := list(itertools.islice(samples, count)):
+            nbytes = self._open_together(together)
+            count = max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * len(together) // max(nbytes, 1)))
+            yield from together
+
+    def _open_together(self, samples: Sequence[object]) -> int:
+        """Have the fields of samples in them, where they can be opened together; gives the bytes that these were."""
+        raw = [one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER and BLOCK not in one]
+        if not raw:
+            return 0
+        *_, member = raw[0]
+        block = Block(raw[0]["__url__"], (member,), self.limits)
+        raw = [one for one in raw if member in one]
+        bodies = [one[member] for one in raw]
+        for one, fields in zip(raw, self.format.open_many(block, bodies), strict=False):
+            if fields is not None and not ("__" in "".join(fields) and any(map(_is_taken, fields))):
+                del one[member]
+                one[_OPENED] = fields
+        return sum(map(len, bodies))
+
+    def _open(self, url: str, members: dict[str, bytes], about: object = None) -> _Rows:
+        return self.format.open_block(Block(url, tuple(members), self.limits, about), list(members.values()))
 
     def _rows(self, url: str, shared: SharedBlock) -> _Rows:
         with self._lock:  # other threads that want the same block wait for it
@@ -96,11 +133,12 @@ class Opener:
         rows: _Rows = ()
         failure: Exception | None = None
         try:
-            rows = self._open(url, members)
+            rows = self._open(url, members, shared.about)
         except Exception as error:
             failure = error.with_traceback(None)  # a frame would keep the bytes alive
             failure.__cause__ = failure.__context__ = None
         nbytes = sum(map(len, members.values()))
+        nbytes = max(nbytes, getattr(rows, "nbytes", 0))
         if shared.number:
             self._opened[shared.number] = nbytes, rows, failure
             self._held_bytes += nbytes
@@ -108,3 +146,7 @@ class Opener:
             _, (oldest, *_) = self._opened.popitem(last=False)
             self._held_bytes -= oldest
         return rows, failure
+
+
+def _is_taken(name: str) -> bool:
+    return name.startswith("__")

@@ -40,6 +40,18 @@ def decode_json(data: Buffer) -> object:
         raise ValueError("it is nested too deep") from None
 
 
+def decode_msgpack(data: Buffer) -> object:
+    """The value that MessagePack bytes are; what would take more memory than they have is refused by the library."""
+    try:
+        import msgpack
+    except ImportError:
+        raise ValueError("it needs msgpack, which is not installed; try: pip install 'headrace[msgpack]'") from None
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except msgpack.exceptions.StackError:
+        raise ValueError("it is nested too deep") from None
+
+
 def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:
     """What `data`, one gzip member or several, unpacks to; checked by the CRCs to the last byte.
 

@@ -5,20 +5,44 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import path_of, without_compression
+from headrace.formats.delimited import CSV, TSV
 from headrace.formats.format import Format
 from headrace.formats.json_lines import JSON_LINES
+from headrace.formats.litdata.format import LITDATA
 from headrace.formats.mds.format import MDS
+from headrace.formats.mp4.format import MP4
+from headrace.formats.parquet.format import PARQUET
+from headrace.formats.plain_text import TEXT
+from headrace.formats.safetensors import SAFETENSORS
 from headrace.formats.tar.format import TAR
+from headrace.formats.tfrecord.format import TFRECORD
+from headrace.formats.zip.format import NPZ, ZIP
 
-_OWN: dict[str, Format] = {own.name: own for own in (TAR, JSON_LINES, MDS)}
+_OURS: tuple[Format, ...] = (
+    TAR,
+    JSON_LINES,
+    PARQUET,
+    MDS,
+    LITDATA,
+    TFRECORD,
+    MP4,
+    ZIP,
+    NPZ,
+    SAFETENSORS,
+    CSV,
+    TSV,
+    TEXT,
+)
+_OWN: dict[str, Format] = {own.name: own for own in _OURS}
 _NAME = re.compile(r"[a-z0-9_+-]+")
 _SUFFIX = re.compile(r"(\.[a-z0-9_+-]+)+")
 SNIFFED_BYTES = 4096
+_SEEN_MOST = 4096
 
 _registered: dict[str, Format] = {}
 
@@ -52,12 +76,14 @@ def known_formats() -> dict[str, Format]:
     return {**_installed(), **_registered, **_OWN}
 
 
-def format_named(name: object) -> Format:
-    """The format that `format=name` means.
+def format_named(name: str | Format) -> Format:
+    """The format that `format=name` means: one that is known, or itself, with options of its own.
 
     Raises:
         OptionError: there is none.
     """
+    if isinstance(name, Format):
+        return name
     known = known_formats()
     if name not in tuple(known):
         names = " and ".join([", ".join(map(repr, [*known][:-1])), repr([*known][-1])])
@@ -71,26 +97,47 @@ def format_of(urls: Iterable[str]) -> Format | None:
     Raises:
         OptionError: they say several, or some say none; or two formats have one suffix.
     """
-    endings: defaultdict[str, list[Format]] = defaultdict(list)
-    for known in known_formats().values():
-        for suffix in known.suffixes:
-            endings[suffix].append(known)
+    says = formats_by_names()
     found: Format | None = None
     first = ""
     for url in urls:
-        path = without_compression(path_of(url).lower())
-        # the longest suffix that fits: a format may be more special than another
-        fitting = endings.get(max((suffix for suffix in endings if path.endswith(suffix)), key=len, default=""), [])
-        if len(fitting) > 1:  # of packages that do not know each other
-            names = " and ".join(one.name for one in fitting)
-            raise OptionError(f"{masked(url)} may be of the formats {names}: say which by format=")
-        one = fitting[0] if fitting else None
+        one = says(url)
         if first and one is not found:
             said = f"{masked(url)} says {one.name}" if one is not None else f"{masked(url)} does not say its format"
             said_first = f"{masked(first)} {'says ' + found.name if found is not None else 'does not'}"
             raise OptionError(f"{said}, and {said_first}: all shards of a stream are of one format, or give format=")
         found, first = one, url
     return found
+
+
+def formats_by_names() -> Callable[[str], Format | None]:
+    """Gives the format that an address says by its name; None where it says none. It is for many addresses.
+
+    It raises an OptionError where two formats have one suffix.
+    """
+    endings: defaultdict[str, list[Format]] = defaultdict(list)
+    for known in known_formats().values():
+        for suffix in known.suffixes:
+            endings[suffix].append(known)
+    seen: dict[str, Format | None] = {}
+
+    def says(url: str) -> Format | None:
+        path = path_of(url).lower()
+        dot = path.find(".", path.rfind("/") + 1)
+        tail = path[dot:] if dot >= 0 else ""
+        if tail in seen:
+            return seen[tail]
+        bare = without_compression(path)
+        # the longest suffix that fits: a format may be more special than another
+        fitting = endings.get(max((suffix for suffix in endings if bare.endswith(suffix)), key=len, default=""), [])
+        if len(fitting) > 1:  # of packages that do not know each other
+            names = " and ".join(one.name for one in fitting)
+            raise OptionError(f"{masked(url)} may be of the formats {names}: say which by format=")
+        if len(seen) < _SEEN_MOST:
+            seen[tail] = fitting[0] if fitting else None
+        return fitting[0] if fitting else None
+
+    return says
 
 
 def sniffed(url: str, head: bytes) -> Format | None:

@@ -16,7 +16,8 @@ from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.images import ImageDecoder
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
-from headrace.formats.plain import decode_int, decode_json, decode_text, gunzipped
+from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_text, gunzipped
+from headrace.formats.sounds import decode_audio
 from headrace.types import Buffer
 
 __all__ = ["Decoder", "NpyDecoder", "decoder", "npy_header"]
@@ -32,7 +33,19 @@ class _Way(NamedTuple):
     is_users: bool = False
 
 
-_PLAIN: dict[str, Callable[[Any], object]] = {"int": decode_int, "text": decode_text, "json": decode_json}
+def _decode_pt(data: Buffer) -> object:
+    from headrace.formats.tensors import loaded_tensors
+
+    return loaded_tensors(data)
+
+
+_PLAIN: dict[str, Callable[[Any], object]] = {
+    "int": decode_int,
+    "text": decode_text,
+    "json": decode_json,
+    "msgpack": decode_msgpack,
+    "pt": _decode_pt,
+}
 
 
 def decoder(
@@ -45,7 +58,7 @@ def decoder(
     """What decodes the fields of samples; it pickles where the callables given to it do.
 
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
-    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, bmp, gif, tif, tiff to images, if `spec` is
+    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff to images, if `spec` is
     given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
     fields, pickles among them, stay as they are, and so do values that are not bytes.
 
@@ -55,7 +68,9 @@ def decoder(
         size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
         limits: on the pixels of an image, and on what npz and gz unpack to.
         **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
-            "int", "text", "json", "npy", "npz", an extension that was registered, or a function of the bytes.
+            "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`),
+            "msgpack", "pt" (what `torch.save` wrote, loaded with `weights_only=True`), an extension that was
+            registered, or a function of the bytes.
 
     Raises:
         OptionError: there is no such spec, or the size is none.
@@ -168,6 +183,8 @@ class Decoder:
             return _Way(what, NpyDecoder(), what)
         if what == "npz":
             return _Way(what, partial(decode_npz, limits=self._limits), what)
+        if what == "audio":
+            return _Way(what, partial(decode_audio, limits=self._limits), what)
         return _Way(what, _PLAIN[what], what)
 
 

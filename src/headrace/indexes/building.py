@@ -25,6 +25,7 @@ from headrace.formats.index.journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
 from headrace.indexes.one_shard import Cost, build_shard
+from headrace.indexes.pinned import PinnedObject
 from headrace.indexes.spool import Spool, open_spool
 from headrace.protocols import Reads
 
@@ -38,6 +39,7 @@ __all__ = [
     "build_shard",
     "cache_path",
     "cached",
+    "names_path",
 ]
 
 SUFFIX = ".hri"
@@ -53,6 +55,12 @@ def cache_path(urls: Iterable[str], storage_options: Mapping[str, object] | None
             lines += f"\n{name}={masked(str(value))}"
     name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
     return _folder() / f"{name}{SUFFIX}"
+
+
+def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
+    """Where the list of a folder's or a pattern's objects is kept on this machine."""
+    name = cache_path((place,), storage_options).stem
+    return _folder().with_name("manifests") / f"{name}.names"
 
 
 def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
@@ -288,15 +296,19 @@ async def _build(
             progress.kept += 1
             progress.entries[name] = known
             return
-        shard, _ = await build_shard(
-            reader, url, form=how.form, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
-        )
-        block = await anyio.to_thread.run_sync(shard.pack)
-        entry = Entry.of(name, shard, block)
+        own = await how.form.own_index(PinnedObject(reader, url, progress.count), how.limits)
+        if own is not None:
+            entry, block = replace(own[0], name=name), own[1]
+        else:
+            shard, _ = await build_shard(
+                reader, url, form=how.form, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
+            )
+            block = await anyio.to_thread.run_sync(shard.pack)
+            entry = Entry.of(name, shard, block)
         if publish is not None:
             await publish(url, entry, block)
         progress.entries[name] = spool.add(entry, block)
-        progress.seen_bytes += shard.size
+        progress.seen_bytes += entry.size
 
     async def work() -> None:
         for name, url in todo:

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from headrace.errors import FormatError, OptionError, StageError, masked
+from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.format import Format
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.tar.format import TAR
+from headrace.indexes.held import HeldReads
 from headrace.indexes.one_shard import build_shard
 from headrace.protocols import Reads
-from headrace.running import running_charge
 from headrace.types import Ints
 
 T = TypeVar("T")
 
 _FIRST_BYTES = 4 * 2**20
-_HELD_BYTES = 256 * 2**20
 _AT_ONCE = 64
 
 
@@ -38,7 +35,7 @@ class OpenedIndex(NamedTuple):
     Attributes:
         counts: how many samples each shard has.
         mean_bytes: of a sample, with all its members; None: not known of all.
-        shares_blocks: whether many samples are known to lie in one block.
+        blocks: where samples share blocks, the number of the first sample of each, and of all samples last.
         load: tells where those of the shard with a number lie, or None where only how many there are is known; None:
             that is so of all shards.
     """
@@ -46,7 +43,7 @@ class OpenedIndex(NamedTuple):
     counts: Ints
     load: Callable[[Reads, int], Awaitable[ShardIndex | None]] | None
     mean_bytes: float | None = None
-    shares_blocks: bool = False
+    blocks: Ints | None = None
 
 
 class IndexFiles(Protocol):
@@ -78,10 +75,7 @@ class Index:
         self._urls, self._files, self._limits, self._format = urls, files, limits, form
         self._opened: OpenedIndex | None = None
         self._starts: Ints | None = None
-        self._lock = threading.Lock()
-        self._held: OrderedDict[int, ShardIndex] = OrderedDict()
-        self._held_bytes = 0
-        self._loading: dict[tuple[asyncio.AbstractEventLoop, int], asyncio.Task[ShardIndex]] = {}
+        self._held = HeldReads(_nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Index, (self._urls, self._files, self._limits, self._format)
@@ -102,9 +96,9 @@ class Index:
         return None if self._opened is None else self._opened.mean_bytes
 
     @property
-    def shares_blocks(self) -> bool:
-        """Whether many samples are known to lie in one block; once it is open."""
-        return self._opened is not None and self._opened.shares_blocks
+    def blocks(self) -> Ints | None:
+        """Where samples share blocks, the number of each one's first sample, and of all last; once it is open."""
+        return None if self._opened is None else self._opened.blocks
 
     @property
     def starts(self) -> Ints:
@@ -120,16 +114,12 @@ class Index:
             StorageError: it could not be read.
         """
         if not self.is_open:
-            self._opened = await self._files.open(reader, self._urls, self._hold)
+            self._opened = await self._files.open(reader, self._urls, self._held.hold)
             self._starts = np.concatenate([[0], np.cumsum(self._opened.counts)])
 
     async def aclose(self) -> None:
         """End what is being read on this loop; the index stays open."""
-        loop = asyncio.get_running_loop()
-        tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._held.aclose()
 
     def locate(self, number: int) -> tuple[int, int]:
         """The shard that sample `number` of all lies in, and its number there."""
@@ -138,27 +128,9 @@ class Index:
 
     async def shard(self, reader: Reads, ordinal: int) -> ShardIndex:
         """Where the samples of a shard lie; several who ask at once share one read."""
-        with self._lock:
-            if ordinal in self._held:
-                self._held.move_to_end(ordinal)
-                return self._held[ordinal]
-        asked = asyncio.get_running_loop(), ordinal
-        if asked not in self._loading:
-            task = self._loading[asked] = asyncio.create_task(self._load(reader, ordinal))
-            task.add_done_callback(partial(self._loaded, asked))
-        try:
-            return await asyncio.shield(self._loading[asked])
-        except StageError as error:
-            raise deepcopy(error) from error.__cause__  # each who waits adds notes about itself
-
-    def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, int], task: asyncio.Task[ShardIndex]) -> None:
-        if self._loading.get(asked) is task:
-            del self._loading[asked]
-        if not task.cancelled():
-            task.exception()  # all who have waited for it may be gone
+        return await self._held.get(ordinal, partial(self._load, reader, ordinal))
 
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
-        running_charge.set(None)  # it is no part of the sample that asked first, and others wait for it, too
         assert self._opened is not None
         url = self._urls[ordinal]
         shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
@@ -170,18 +142,7 @@ class Index:
                 f"the index says that {masked(url)} has {count} samples, and it has {len(shard.rows)}; make it anew",
                 url=url,
             )
-        self._hold(ordinal, shard)
         return shard
-
-    def _hold(self, ordinal: int, shard: ShardIndex) -> None:
-        with self._lock:
-            if ordinal in self._held:
-                return
-            self._held[ordinal] = shard
-            self._held_bytes += _nbytes(shard)
-            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
-                _, oldest = self._held.popitem(last=False)
-                self._held_bytes -= _nbytes(oldest)
 
 
 class OneFile:
@@ -324,4 +285,5 @@ def _name(url: str) -> str:
 
 def _nbytes(shard: ShardIndex) -> int:
     rows = shard.rows
-    return rows.keys.nbytes + sum(array.nbytes for array in (rows.starts, rows.field, rows.offset, rows.size))
+    arrays = (rows.starts, rows.field, rows.offset, rows.size, rows.block, rows.row)
+    return rows.keys.nbytes + sum(array.nbytes for array in arrays if array is not None)

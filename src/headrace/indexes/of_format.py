@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import anyio.to_thread
 import numpy as np
 
-from headrace.errors import FormatError, masked
+from headrace.errors import FormatError, ObjectChangedError, masked
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex, gaps
 from headrace.formats.limits import Limits
+from headrace.indexes.building import cache_path
 from headrace.indexes.index import OpenedIndex, for_each
+from headrace.indexes.kept_tables import SUFFIX, KeptReads, is_far, load, save
 from headrace.protocols import Reads
+from headrace.rows import Rows
+from headrace.types import Ints
+
+_Columns = tuple[tuple[str, str], ...]
 
 
 class OwnTables:
@@ -21,10 +28,18 @@ class OwnTables:
         form: of the shards.
         entries: what is known of each.
         limits: how much they may ask for.
+        storage_options: of their store.
     """
 
-    def __init__(self, form: Format, entries: Sequence[ShardEntry], limits: Limits) -> None:
+    def __init__(
+        self,
+        form: Format,
+        entries: Sequence[ShardEntry],
+        limits: Limits,
+        storage_options: Mapping[str, object] | None = None,
+    ) -> None:
         self._format, self._entries, self._limits = form, tuple(entries), limits
+        self._storage_options = storage_options
 
     async def open(
         self,
@@ -32,21 +47,61 @@ class OwnTables:
         urls: Sequence[str],  # noqa: ARG002 (the entries have theirs)
         hold: Callable[[int, ShardIndex], None],
     ) -> OpenedIndex:
-        async def count(ordinal: int) -> int:
-            known = self._entries[ordinal].samples
-            if known is not None:
-                return known
+        columns: dict[int, _Columns] = {}
+
+        async def learn(ordinal: int) -> tuple[int, Ints | None]:
+            entry = self._entries[ordinal]
+            if entry.samples is not None:
+                return entry.samples, np.zeros(min(entry.samples, 1), np.int64) if entry.shares_blocks else None
             shard = await self._load(reader, ordinal)
             hold(ordinal, shard)
-            return len(shard.rows)
+            if shard.columns is not None:
+                columns[ordinal] = shard.columns
+            return len(shard.rows), _begins(shard.rows)
 
-        counts = np.array(await for_each(len(self._entries), count), np.int64)
-        shares = any(entry.shares_blocks for entry in self._entries)
-        return OpenedIndex(counts, self._load, shares_blocks=shares)
+        learned = await for_each(len(self._entries), learn)
+        self._compare(columns)
+        counts = np.array([count for count, _ in learned], np.int64)
+        return OpenedIndex(counts, self._load, blocks=_blocks(counts, [begins for _, begins in learned]))
+
+    def _compare(self, columns: Mapping[int, _Columns]) -> None:
+        """See that all shards have the same columns, where they say which."""
+        if not columns:
+            return
+        first = min(columns)
+        wanted = dict(columns[first])
+        for ordinal in sorted(ordinal for ordinal in columns if columns[ordinal] != columns[first]):
+            have, url = dict(columns[ordinal]), self._entries[ordinal].url
+            for name in [*wanted, *have]:
+                if wanted.get(name) != have.get(name):
+                    raise FormatError(
+                        f"column {name!r:.200} is {have.get(name, 'not there')} in {masked(url)}, and "
+                        f"{wanted.get(name, 'not there')} in {masked(self._entries[first].url)}: the shards of a "
+                        "stream have the same columns; leave it out, or read them as two streams",
+                        url=url,
+                    )
+
+    async def _index(self, reader: Reads, entry: ShardEntry) -> ShardIndex:
+        """What the format says of a shard, by what was read of it already by any process of this machine."""
+        if not self._format.keeps_tables or not is_far(entry.url):
+            return await self._format.index(reader, entry, self._limits)
+        place = cache_path((entry.url,), self._storage_options, self._format).with_suffix(SUFFIX)
+        reads = KeptReads(reader, await anyio.to_thread.run_sync(load, place))
+        is_kept = bool(reads.kept)
+        try:
+            shard = await self._format.index(reads, entry, self._limits)
+        except (FormatError, ObjectChangedError):
+            if not is_kept:
+                raise
+            reads = KeptReads(reader, {})
+            shard = await self._format.index(reads, entry, self._limits)
+        if reads.is_new:
+            await anyio.to_thread.run_sync(save, place, reads.kept)
+        return shard
 
     async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:
         entry = self._entries[ordinal]
-        shard = await self._format.index(reader, entry, self._limits)
+        shard = await self._index(reader, entry)
         try:
             _check(shard)
         except ValueError as error:
@@ -55,6 +110,25 @@ class OwnTables:
                 url=entry.url,
             ) from None
         return shard
+
+
+def _begins(rows: Rows) -> Ints | None:
+    """Where the rows of each block begin that several may share; None where none are shared."""
+    if rows.block is None:
+        return None
+    return np.flatnonzero(np.diff(rows.block, prepend=-1))
+
+
+def _blocks(counts: Ints, begins: Sequence[Ints | None]) -> Ints | None:
+    """The number of the first sample of each block, and of all samples last; None where none are shared."""
+    if not any(some is not None for some in begins):
+        return None
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    numbers = [
+        start + (np.arange(count) if some is None else some)
+        for start, count, some in zip(starts.tolist(), counts.tolist(), begins, strict=False)
+    ]
+    return np.concatenate([*numbers, starts[-1:]])
 
 
 def _check(shard: ShardIndex) -> None:

@@ -101,6 +101,11 @@ class ChangingShares:
         self._due, self._known = np.zeros((64, count)), 0
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        with self._lock:
+            known = {"_due": self._due[: self._known + 1].copy(), "_known": self._known}
+        return ChangingShares, (self._weights, self._due.shape[1], self.size), known
+
     def due(self, block: int) -> Sequence[int]:
         if block > self._known:
             with self._lock:

@@ -22,7 +22,7 @@ from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.group_level import GroupLevel
 from headrace.scheduler.inner import Level, Outcome
-from headrace.scheduler.recipe import GroupStage, InnerStage
+from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Task
 
@@ -45,7 +45,7 @@ class Epoch:
         self._wrap, self._copies, self._pack_error = resources.wrap, resources.copies, resources.pack_error
         self._dispatch = Dispatch(resources.works, resources.budget, resources.arena)
         self._boundaries, self._position_map = spec.boundaries, spec.position_map
-        self._limit, self._pass_count = spec.limit, spec.pass_count
+        self._pass_count = spec.pass_count
         self._raises = spec.skips is None
         self._assembly = Assembly(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
         self._levels = self._made_levels(spec)
@@ -54,6 +54,8 @@ class Epoch:
         self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
+        self._filled = 0  # so many of the first levels have given all that they may, and are over
+        self._feeding: anyio.CancelScope | None = None
         self._reads = object()  # who reads, where that is counted
         self._loading: set[object] = set()  # what brings bytes without needing more memory: reads, and who unpacks
         # Claims of what the source reads, by the positions they are for: it asks for them in that order.
@@ -69,18 +71,18 @@ class Epoch:
                 self._assembly.run_in(self._group)
                 for level in self._levels:
                     level.group = self._group
+                    if level.left == 0:
+                        self.filled(level)
                 self._group.start_soon(self._feed)
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
         except (Exception, BaseExceptionGroup) as error:
             self._sender.fail(self._pack_error(first_of(error)).blob)
         finally:
-            for claim in list(self._turns):
-                self._end_turn(claim)
+            self._end_reads()
             if not self._is_done and not is_exiting():
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
                 self._sender.fail(self._pack_error(closed).blob)
-            self._meters.set_reading(self._reads, False)
             self._assembly.drop()
             for level in self._levels:
                 level.drop()
@@ -101,6 +103,7 @@ class Epoch:
         return self._dispatch.under_way < self._batches.workers
 
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
+        await self._while_wanted()
         granted: list[Lease] = []
 
         def grant() -> Lease:
@@ -134,6 +137,7 @@ class Epoch:
         asyncio.get_running_loop().call_soon(self._budget.changed)
 
     async def turn(self, size: int, position: int) -> Claim:
+        await self._while_wanted()
         size *= self._copies
         granted: list[Claim] = []
 
@@ -167,6 +171,11 @@ class Epoch:
             is_early=lambda: False,
             is_input=False,
         )
+
+    async def _while_wanted(self) -> None:
+        """A source that is cancelled but never waits would go on for ever: room is all that it waits for."""
+        if self._filled:
+            await anyio.sleep_forever()
 
     def trim(self, lease: Lease, size: int) -> None:
         self._arena.trim(lease, size)
@@ -229,18 +238,29 @@ class Epoch:
             claim.release()
             self._budget.changed()  # who waits may be the first of those under way now
 
+    def _end_reads(self) -> None:
+        """Nothing is read any more, whatever was begun."""
+        self._loading.clear()
+        for claim in list(self._turns):
+            self._end_turn(claim)
+        self._meters.set_reading(self._reads, False)
+
     # Between source and batches.
 
     async def _feed(self) -> None:
         try:
-            await self._source.run(self)
+            with anyio.CancelScope() as self._feeding:
+                if not self._filled:
+                    await self._source.run(self)
         except Exception as error:
-            if self._count < self._put:
+            if self._count < self._put and not self._filled:
                 raise  # samples before it are missing, and nobody gets them any more
             # What came before is delivered first; the error has the next position.
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
             self.put(self._put, ListPart([Failure(self._pack_error(first_of(error)).widened())]))
+        if self._filled:
+            self._end_reads()
         self._is_fed = True
         self._check_end()
 
@@ -249,14 +269,16 @@ class Epoch:
             level.begin()
 
     def _made_levels(self, spec: EpochSpec) -> list[Level]:
-        """The inner stages: another level begins where samples are put together."""
+        """The inner stages: another level begins where samples are put together, and behind a limit."""
         levels: list[list[InnerStage]] = [[]]
         for stage in spec.batches.inner:
-            if isinstance(stage, GroupStage):
+            if isinstance(stage, GroupStage | LimitStage):
                 levels.append([])
             levels[-1].append(stage)
         return [
-            (GroupLevel if number else Level)(number, stages, spec, self._dispatch, self._budget, self)
+            (GroupLevel if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
+                number, stages, spec, self._dispatch, self._budget, self
+            )
             for number, stages in enumerate(levels)
         ]
 
@@ -283,9 +305,15 @@ class Epoch:
         if level is self._levels[-1]:
             self._arrive(self._cut, outcome.part)
             return
-        following = self._levels[level.number + 1]
-        assert isinstance(following, GroupLevel)
-        following.put(outcome)
+        self._levels[level.number + 1].put(outcome)
+
+    def filled(self, level: Level) -> None:
+        """Nothing more is read, nor made of what was, but behind this level."""
+        self._filled = level.number + 1
+        for filled in self._levels[: self._filled]:
+            filled.end()
+        if self._feeding is not None:
+            self._feeding.cancel()
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
         """End an epoch that would not end: the same samples come again and again, and none is ever left."""
@@ -298,7 +326,8 @@ class Epoch:
         # samples, of few ones then not in each pass.
         most = None if self._pass_count is None else max(2 * self._pass_count, _LEFT_OUT_LEAST)
         left_out = at + 1 - self._of_use[level.number]
-        if most is None or left_out < most or self._is_full:
+        is_bounded = any(before.left is not None for before in self._levels[: level.number])
+        if most is None or left_out < most or is_bounded:
             return
         error = OptionError(
             f".repeat() and .epoch(): of {left_out} samples one after the other none was left by what leaves "
@@ -306,7 +335,7 @@ class Epoch:
         )
         self._position_map.arrived(len(self._levels) - 1, [max(0, self._levels[-1].frontier - 1)])
         self._arrive(self._cut, ListPart([self.failure(error)]))
-        self._limit = self._cut
+        self.filled(self._levels[-1])
 
     def moved(self) -> None:
         self._budget.changed()  # the next one is urgent now
@@ -316,28 +345,18 @@ class Epoch:
         return Failure(self._pack_error(error).widened())
 
     def _arrive(self, start: int, part: Part) -> None:
-        """Samples that count, as far as there is no limit to them."""
-        limit = self._limit
-        if limit is not None and start + part.count > limit:
-            kept = part.cut(0, max(0, limit - start))
-            part.release()
-            part = kept
+        """Samples that count."""
         self._cut += part.count
         self._assembly.add(start, part)
 
-    @property
-    def _is_full(self) -> bool:
-        return self._limit is not None and self._cut >= self._limit
-
     def _check_end(self) -> None:
         """Whether every sample of the epoch has been cut into batches."""
-        if not self._is_full:
-            if not self._is_fed:
+        if not (self._is_fed or self._filled):
+            return
+        for level in self._levels[self._filled :]:
+            level.flush()
+            if level.is_busy:
                 return
-            for level in self._levels:
-                level.flush()
-                if level.is_busy:
-                    return
         self._assembly.end(self._cut)
 
     def _on_last_delivery(self) -> None:

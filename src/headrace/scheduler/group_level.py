@@ -22,12 +22,14 @@ class GroupLevel(Level):
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
         self._whole: deque[Units] = deque()
         self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
-        self._put = 0
         self._begun_with = deque(self._origins.begun_with)
         self._begun = 0  # groups
 
     def put(self, outcome: Outcome) -> None:
-        """The next samples."""
+        """The next samples of the level before."""
+        if self.is_over:
+            outcome.part.release()
+            return
         part, positions = outcome.part, outcome.positions
         measures = outcome.measures or itertools.repeat(0 if self._is_measured else 1)
         shared = _SharedPart(part, self._put)

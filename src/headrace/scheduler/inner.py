@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import anyio
 from anyio.abc import TaskGroup
 
 from headrace.errors import StateMismatchError
@@ -16,7 +18,7 @@ from headrace.running import running_charge
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.recipe import GroupStage, InnerStage, LoopStage
+from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Task
 
@@ -82,6 +84,10 @@ class InnerHost(Protocol):
         """The next samples of a level; the last ones of those that are of these units."""
         ...
 
+    def filled(self, level: Level) -> None:
+        """A level has given as many samples as it may."""
+        ...
+
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
         """All units up to this one have given what they give; whether the last ones gave anything."""
         ...
@@ -114,16 +120,22 @@ class Level:
         host: InnerHost,
     ) -> None:
         self.number = number
-        self._stages, self._key = tuple(stages), spec.key
+        self._stages = tuple(stage for stage in stages if not isinstance(stage, LimitStage))
+        self._key = spec.key
         self._batches, self._learned = spec.batches, spec.learned
         self._dispatch, self._budget, self._host = dispatch, budget, host
         self._origins = spec.position_map.levels[number]
         self._known = self._origins.known  # samples of what the first unit gives: they are not given again
+        self.left = spec.limits[number] if spec.limits else None  # how many samples it gives yet at most
+        self.is_over = False  # nothing more is wanted of it
         self.frontier = 0  # the units below have given what they give
         self.under_way = 0  # tasks
         self.inside = 0  # samples before, in and behind the stages
         self._made: dict[int, tuple[int, Outcome]] = {}  # (of how many units, what came of them), by the first unit
         self._pile = Pile()
+        self._put = 0  # samples of the level before
+        self._positions: deque[int] = deque()  # of those that wait
+        self._scopes: set[anyio.CancelScope] = set()  # of tasks
         self.group: TaskGroup | None = None
 
     @property
@@ -133,9 +145,18 @@ class Level:
 
     def add(self, start: int, part: Part) -> None:
         """Samples of the source, by their numbers."""
+        if self.is_over:
+            part.release()
+            return
         self.inside += part.count
         self._pile.add(start, part)
         self.begin()
+
+    def put(self, outcome: Outcome) -> None:
+        """The next samples of the level before."""
+        start, self._put = self._put, self._put + outcome.part.count
+        self._positions.extend(outcome.positions)
+        self.add(start, outcome.part)
 
     def begin(self) -> None:
         """Have the first units go through the stages: as many as keep all busy, and those that are waited for.
@@ -154,11 +175,19 @@ class Level:
     def flush(self) -> None:
         """No more samples come."""
 
+    def end(self) -> None:
+        """Nothing more is wanted of it: give up what is in it, also what workers have."""
+        self.is_over, self.inside, self.under_way = True, 0, 0
+        self.drop()
+        for scope in self._scopes:
+            scope.cancel()
+
     def drop(self) -> None:
         """Let go of everything."""
         self._pile.drop()
         for _, outcome in self._made.values():
             outcome.part.release()
+        self._made.clear()
 
     @property
     def _has_waiting(self) -> bool:
@@ -174,10 +203,36 @@ class Level:
 
     def _take(self) -> Units:
         start, part = self._pile.take(self._chunk)
-        return Units(start, part.count, [part], self._host.positions(start, start + part.count))
+        if self.number:
+            positions: Sequence[int] = [self._positions.popleft() for _ in range(part.count)]
+        else:
+            positions = self._host.positions(start, start + part.count)
+        return Units(start, part.count, [part], positions)
 
     async def _go_through(self, units: Units) -> None:
         running_charge.set(None)  # it was the source's, in whose task we were begun
+        if self.is_over:
+            _release(units.parts)
+            return
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                outcome = await self._through_stages(units)
+            finally:
+                self._scopes.discard(scope)
+            self._end_task(units, outcome)
+
+    def _end_task(self, units: Units, outcome: Outcome) -> None:
+        if self.is_over:
+            outcome.part.release()
+            return
+        self.under_way -= 1
+        self._budget.changed()
+        self._come_out(units, outcome)
+        self.begin()
+        self._host.moved()
+
+    async def _through_stages(self, units: Units) -> Outcome:
         numbers: Sequence[int] = range(units.start, units.start + units.number)
         (part, *_), positions = units.parts, units.positions
         measures: Sequence[int] = ()
@@ -194,11 +249,7 @@ class Level:
                 part, kept, measures = await self._by_workers(stage.chain, finish, units, parts, positions)
             if stage.gives_many or len(kept) < len(numbers):
                 numbers, positions = [numbers[k] for k in kept], _parts_of(positions, kept, place)
-        self.under_way -= 1
-        self._budget.changed()
-        self._come_out(units, Outcome(part, numbers, positions, measures))
-        self.begin()
-        self._host.moved()
+        return Outcome(part, numbers, positions, measures)
 
     async def _by_workers(
         self, chain: int, finish: Finish, units: Units, parts: list[Part], positions: Sequence[int]
@@ -228,8 +279,14 @@ class Level:
             is_of_use = outcome.part.count > 0
             if self._known and is_of_use:
                 outcome = self._without_known(outcome)
+            if self.left is not None:
+                outcome = self._within_limit(outcome, self.left)
+                self.left -= outcome.part.count
             self._host.left(self, outcome)
-            self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
+            if self.left == 0:
+                self._host.filled(self)
+            else:
+                self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
 
     def _size_of(self, units: Units) -> int:
         """How many samples go in with these units."""
@@ -253,6 +310,21 @@ class Level:
         left = part.cut(first, part.count)
         part.release()
         return Outcome(left, units if given > known else units[first:], positions[first:], measures[first:])
+
+    def _within_limit(self, outcome: Outcome, left: int) -> Outcome:
+        """The first ones, if so many are left to give."""
+        part, units, positions, measures = outcome
+        over = part.count - left
+        if over <= 0:
+            return outcome
+        kept = part.cut(0, left)
+        part.release()
+        return Outcome(kept, units[: len(units) - over], positions[:left], measures[:left])
+
+
+def _release(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.release()
 
 
 def _changed(known: int, given: int) -> StateMismatchError:

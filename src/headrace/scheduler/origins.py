@@ -18,10 +18,11 @@ class Origins:
 
     Args:
         known: how many of the first unit's samples are known already.
+        before: how many samples of the level came before number 0, in the whole epoch.
     """
 
-    def __init__(self, known: int = 0) -> None:
-        self.known = known
+    def __init__(self, known: int = 0, *, before: int = 0) -> None:
+        self.known, self.before = known, before
         self.begun_with: Ranges = ()
         self.stop = -known  # the number of the next sample
         self._kept: list[tuple[int, Sequence[int]]] = []  # (number of the first one, units), ascending
@@ -84,8 +85,8 @@ class GroupOrigins(Origins):
         begun_with: which samples of the level before were in groups that are known, and do not come in others.
     """
 
-    def __init__(self, known: int = 0, begun_with: Ranges = ()) -> None:
-        super().__init__(known)
+    def __init__(self, known: int = 0, begun_with: Ranges = (), *, before: int = 0) -> None:
+        super().__init__(known, before=before)
         self.begun_with = begun_with
         self._oldest = 0
         self._groups: deque[Ranges] = deque()  # from the oldest on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,23 @@ Positions = Callable[[int, int], Sequence[int]]
 """The positions in the epoch of the `start`-th up to the `stop`-th sample that a source gives."""
 
 
+class RunAgain(NamedTuple):
+    """What must be run again for the samples of batches from some one on.
+
+    Attributes:
+        first: the first of the source's samples, by its numbers.
+        known: of each level, how many samples are known that it then gives first.
+        passed: for each level behind the first, which of the samples that it is then given are of groups that are not
+            made again.
+        given: of each level but the last, how many samples it gave in the epoch before those that it then gives first.
+    """
+
+    first: int
+    known: tuple[int, ...]
+    passed: tuple[Ranges, ...]
+    given: tuple[int, ...]
+
+
 class PositionMap:
     """The samples of one epoch on one rank.
 
@@ -26,6 +44,7 @@ class PositionMap:
         kept_from: the position of the first sample that is left; None: none is left out, and none becomes many.
         mark: asked for a place where the source can be begun again; None: positions tell it.
         levels: of what samples are made, where some are left out, or become many, or are put together on the way.
+        is_limited: whether a level before the last one gives some number of samples at most, so that they are counted.
     """
 
     def __init__(
@@ -34,9 +53,11 @@ class PositionMap:
         kept_from: int | None = None,
         mark: Callable[[int], object] | None = None,
         levels: Sequence[Origins] = (),
+        *,
+        is_limited: bool = False,
     ) -> None:
         self._positions, self._kept_from, self._mark = positions, kept_from, mark
-        self.levels = levels or (Origins(),)
+        self.levels, self._is_limited = levels or (Origins(),), is_limited
         self._delivered: set[int] = set()  # batches that were, above the first that was not
         self._first_not = 0
         self._covers: list[tuple[int, int]] = []  # since the last message
@@ -77,27 +98,22 @@ class PositionMap:
             number = origins.first(origins.unit(number))
         return number
 
-    def needed(self, number: int) -> tuple[int, tuple[int, ...]]:
-        """What must be run again for the samples of batches from this one on.
-
-        Returns:
-            (the first one by the source's numbers, of each level how many samples are known that it then gives first).
-        """
-        known = []
+    def needed(self, number: int) -> int:
+        """The first of the source's samples that must be run again for those of batches from this one on."""
         for origins in reversed(self.levels):
+            number = origins.begin(origins.needed(number)[0])
+        return number
+
+    def run_again(self, number: int) -> RunAgain:
+        """What must be run again for the samples of batches from this one on."""
+        known, passed, given = list[int](), list[Ranges](), list[int]()
+        for origins in reversed(self.levels):
+            given.append(origins.before + number)
             unit, part = origins.needed(number)
             number = origins.begin(unit)
             known.append(part)
-        return number, tuple(reversed(known))
-
-    def passed(self, number: int) -> tuple[Ranges, ...]:
-        """Of what must be run again for these, what is of groups that need not be: for each level behind the first."""
-        passed = []
-        for origins in reversed(self.levels):
-            unit, _ = origins.needed(number)
-            number = origins.begin(unit)
             passed.append(origins.passed(unit))
-        return tuple(reversed(passed[:-1]))
+        return RunAgain(number, tuple(known[::-1]), tuple(passed[-2::-1]), tuple(given[:0:-1]))
 
     def put(self, stop: int) -> None:
         """The source has put all samples before this one, by its own numbers."""
@@ -116,7 +132,7 @@ class PositionMap:
         self._used += stop - start
         if self._kept_from is None:
             self._covers.append((start, stop))
-        elif (first := self.needed(start)[0]) < (end := self.needed(stop)[0]):
+        elif (first := self.needed(start)) < (end := self.needed(stop)):
             self._covers.append((first, end))
         self._delivered.add(number)
         while self._first_not in self._delivered:
@@ -141,14 +157,13 @@ class PositionMap:
         covers, self._covers = tuple(self._covers), []
         used, self._used = self._used, 0
         oldest = boundaries.start(self._first_not)
-        known, passed = tuple[int, ...](), tuple[Ranges, ...]()
+        known, passed, given = tuple[int, ...](), tuple[Ranges, ...](), tuple[int, ...]()
         if self._kept_from is not None:
-            passed = self.passed(oldest)
-            oldest, known = self.needed(oldest)
+            oldest, known, passed, given = self.run_again(oldest)
         mark = None if self._mark is None else self._mark(oldest)
         if not any(passed):
             passed, known = (), known if any(known) else ()
-        return ProgressDelta(covers, mark, skipped, used, known, passed)
+        return ProgressDelta(covers, mark, skipped, used, known, passed, given if self._is_limited else ())
 
 
 def as_numbers(positions: Ints) -> Sequence[int]:

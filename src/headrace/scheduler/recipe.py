@@ -83,7 +83,14 @@ class GroupStage:
     gives_many: ClassVar[bool] = True
 
 
-InnerStage = WorkStage | LoopStage | GroupStage
+@dataclass(frozen=True, slots=True)
+class LimitStage:
+    """Samples go on as they are, in order: what comes before is counted, where a limit of its own ends it."""
+
+    gives_many: ClassVar[bool] = False
+
+
+InnerStage = WorkStage | LoopStage | GroupStage | LimitStage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

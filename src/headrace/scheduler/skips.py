@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,7 +38,7 @@ class Skips:
     """The rulings on the failed samples of one epoch.
 
     Args:
-        policy: held by the loader alone: the user's function may refer to the loader, and this outlives it.
+        policy: the function in it asks the trainer, and does not hold what it asks: this outlives the loader.
         epoch: its number.
         meters: where samples that are left out are counted.
         unpack: a packed exception's exception.
@@ -50,7 +49,7 @@ class Skips:
 
     def __init__(
         self,
-        policy: weakref.ref[SkipPolicy],
+        policy: SkipPolicy,
         epoch: int,
         meters: SkipMeters,
         unpack: Callable[[PackedError], BaseException],
@@ -99,8 +98,8 @@ class Skips:
         return None
 
     def _rule_on(self, position: int, packed: PackedError) -> Raised | None:
-        policy = self._policy()
-        if policy is None or packed.scope is not Scope.SAMPLE:
+        policy = self._policy
+        if packed.scope is not Scope.SAMPLE:
             return Raised(packed)
         try:
             error = self._unpack(packed)
@@ -111,7 +110,7 @@ class Skips:
         is_known = hash(packed.blob) in self._known  # of one read that failed for several samples
         for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
-                return Raised(packed, self._describe(policy))
+                return Raised(packed, self._describe())
         if policy.decide is not None:
             try:
                 answer = policy.decide(error)
@@ -128,7 +127,8 @@ class Skips:
                 self._known.add(hash(packed.blob))
         return None
 
-    def _describe(self, policy: SkipPolicy) -> str:
+    def _describe(self) -> str:
+        policy = self._policy
         row = f", {self._in_a_row} of them right before it" if self._in_a_row else ""
         return (
             f"{self._in_all} samples of this epoch were skipped before it{row}: "

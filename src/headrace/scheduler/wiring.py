@@ -29,7 +29,7 @@ class EpochSpec:
         key: from which, with their positions, the samples' random numbers are made.
         boundaries: where the samples are cut into batches.
         position_map: where in the epoch they are.
-        limit: how many samples are cut into batches at most; None: all.
+        limits: how many samples each level gives at most, and the last one to batches (None: all); empty: all do.
         skips: says which failed samples are left out; None: none is.
         pass_count: samples of one pass, where the source begins again without end; None: it ends, or tells them itself.
     """
@@ -40,7 +40,7 @@ class EpochSpec:
     key: int
     boundaries: BatchBoundaries
     position_map: PositionMap = field(default_factory=PositionMap)
-    limit: int | None = None
+    limits: tuple[int | None, ...] = ()
     skips: Skips | None = None
     pass_count: int | None = None
 

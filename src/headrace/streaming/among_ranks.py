@@ -9,6 +9,7 @@ from headrace.datasets.constructors import with_built_index
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
+from headrace.engine.sharing import name_of
 from headrace.errors import OptionError, StateMismatchError
 
 log = logging.getLogger("headrace")
@@ -19,7 +20,7 @@ _ALL = "give the loader shard=False, and every rank all samples"
 def has_numbers(pipeline: Pipeline, world: int) -> bool:
     """Whether samples have numbers, as far as so many ranks need them."""
     is_shared = world > 1 and pipeline.source.traits.indexed
-    return pipeline.source.divides() if is_shared else pipeline.has_numbers
+    return (pipeline.is_by_number or pipeline.source.divides()) if is_shared else pipeline.has_numbers
 
 
 def divided(stream: Stream, world: int) -> Stream:
@@ -46,7 +47,8 @@ def divided(stream: Stream, world: int) -> Stream:
             raise OptionError(
                 f"{world} ranks cannot share the samples of {stream!r}, which are counted while they are read: say how "
                 "many an epoch has, by .epoch(samples=N) behind all filters, and each rank reads shards of its own; or "
-                f"make an index (headrace index URL…; compressed shards cannot have one of members); or {_ALL}"
+                "make an index (headrace index URL…; compressed shards are shared by it where they are packed in "
+                f"Zstandard's seekable frames and shuffled globally); or {_ALL}"
             )
     if not pipeline.keeps_count and pipeline.given_count is None:
         raise OptionError(
@@ -116,8 +118,3 @@ def why_not_merged(stream: Stream, world: int, *, has_order: bool) -> str:
         f'without an index ranks read shards of their own: {whole}; states of hr.stream(…, index="build") are good for '
         "any number of ranks"
     )
-
-
-def name_of(source: object) -> str:
-    """What errors call it."""
-    return type(source).__name__.lstrip("_")

@@ -1,18 +1,46 @@
-"""Samples of a data set that belongs to the loop of the `async for`."""
+"""What the engine asks of the trainer, where it is hosted by a thread of the same process: functions are called."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from functools import partial
 
 from headrace.cancelled import is_ours
 from headrace.datasets.source import IteratedData
-from headrace.errors import LoaderClosedError
+from headrace.errors import LoaderClosedError, OptionError
+from headrace.options import SkipPolicy
 from headrace.running import running_charge, running_reader
 
 _LOOK_S = 0.5  # how often it is seen whether that loop has been closed, which says nothing to anybody
+
+
+class DirectCalls:
+    """`headrace.engine.calls.TrainerCalls` in one process.
+
+    Args:
+        policy: the loader's, which alone holds it: the user's function may refer to the loader, and the engine's thread
+            has this as long as an epoch runs.
+        loop: of the `async for`; None: there is none.
+    """
+
+    def __init__(self, policy: SkipPolicy | None, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._policy = None if policy is None else weakref.ref(policy)
+        self._loop = loop
+
+    def decide(self, error: BaseException) -> object:
+        """What the function says; nothing is left out any more where the loader is gone."""
+        policy = None if self._policy is None else self._policy()
+        return policy is not None and policy.decide is not None and policy.decide(error)
+
+    def samples_of(self, data: IteratedData) -> Callable[[], AsyncIterator[object]]:
+        """What makes an iterator that runs on that loop."""
+        if self._loop is None:
+            raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
+        return partial(from_caller, data, self._loop)
 
 
 async def from_caller(source: IteratedData, loop: asyncio.AbstractEventLoop) -> AsyncIterator[object]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.deliver.progress import Progress
+from headrace.engine.epoch_plan import EpochPlan
 from headrace.plan import Cursor
 from headrace.state import State
-from headrace.streaming.epoch_plan import EpochPlan
 
 
 class EpochCursor:

@@ -13,6 +13,8 @@ from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.progress import Progress
+from headrace.engine.epoch_plan import EpochPlan, as_array, as_ranges, levels_of
+from headrace.engine.sources import described_as_read
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps, share
@@ -20,8 +22,6 @@ from headrace.plan.order import ENDLESS
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
 from headrace.streaming.epoch_cursor import EpochCursor
-from headrace.streaming.epoch_plan import EpochPlan, as_array, as_ranges
-from headrace.streaming.sources import described_as_read
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints, Tail
 
@@ -188,7 +188,8 @@ class NextEpoch:
         begin, order = (self._begin(ranks), None) if self._loaded is None else (self._loaded.state, self._loaded.order)
         if self.planning is not None and order is None:
             order = self.planning.order(begin.epoch)
-        if len(begin.parts) not in (0, 1 + len(pipeline.regroups)):
+        levels = levels_of(pipeline)
+        if len(begin.parts) not in (0, len(levels)) or len(begin.given) not in (0, len(levels) - 1):
             raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
         if self._loaded is not None:
             begin, size = self._gone_on(begin, ranks, size, is_shared, order)
@@ -222,8 +223,7 @@ class NextEpoch:
             is_shared=is_shared,
             source=pipeline.source.name,
             is_resumed=self._loaded is not None,
-            limit=pipeline.limit,
-            levels=1 + len(pipeline.regroups),
+            levels=levels,
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
             why_no_state=_why_no_state(pipeline),
@@ -284,7 +284,7 @@ class NextEpoch:
                     f"{ranks.world}: {why_not_merged(self.stream, begin.world, has_order=order is not None)}",
                     field="world",
                 )
-            if begin.parts:
+            if begin.parts or begin.given:
                 raise StateMismatchError(
                     f"the state is in the middle of what .{self.stream.pipeline().gives_many} made of some samples, "
                     f"which is one rank's own: load it with as many ranks as there were, {begin.world}",

@@ -6,28 +6,27 @@ import asyncio
 import logging
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.datasets.base import Operators
+from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.progress import Progress
-from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
+from headrace.engine.epoch_plan import EpochPlan
+from headrace.engine.job import Job
+from headrace.errors import LoaderBusyError, OptionError
 from headrace.holding import Holder
 from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.runtime import Runtime
-from headrace.scheduler.skips import Skips
-from headrace.scheduler.wiring import EpochSpec
-from headrace.streaming.blueprint import Blueprint
+from headrace.streaming.callers import DirectCalls
 from headrace.streaming.epoch_cursor import EpochCursor
-from headrace.streaming.epoch_plan import EpochPlan
 from headrace.streaming.next_epoch import NextEpoch
-from headrace.streaming.sources import EpochIn
-from headrace.torch_compat import serialize
+from headrace.streaming.thread_host import ThreadHost
 from headrace.torch_compat.ranks import Ranks
 
 log = logging.getLogger("headrace")
@@ -79,13 +78,10 @@ class Streaming:
         self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # that were given away
         self._peeked: _Opened | None = None
         self._runtime = Runtime(replace(settings, collate=None, init=None, skips=None), workers=workers)
-        self._use(stream)
+        self._host = ThreadHost(self._runtime)
+        self._hosted: tuple[Stream, Planning | None] | None = None  # of what its job is
         self._finalizer = weakref.finalize(self, self._runtime.close_soon)
         self._finalizer.atexit = False
-
-    def _use(self, stream: Stream) -> None:
-        self._stream = stream
-        self._blueprint = Blueprint(stream.pipeline(), self._settings, self._runtime.part_of, self._runtime.fetch_meter)
 
     @property
     def options(self) -> dict[str, object]:
@@ -241,7 +237,7 @@ class Streaming:
         """
         with self._lock:
             self._hear()
-            if self._stream.pipeline().source.traits.iterated:
+            if self._next.stream.pipeline().source.traits.iterated:
                 self._check_at_rest("peek()")
             if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
                 self._peeked = self._open(None)
@@ -275,56 +271,32 @@ class Streaming:
         """An iterator of the next epoch."""
         self._runtime.check()
         ranks = self._next.find_out()
-        if self._next.stream is not self._stream:
-            self._use(self._next.stream)
-        plan, planning = self._next.plan(), self._next.planning
-        blueprint = self._blueprint
-        if self._runtime.renew(blueprint.chains, is_in_use=self._is_in_use):
-            blueprint.forget_form()
-        self._runtime.read_ahead(2 * blueprint.sources.window_bytes(plan, planning))
-        reader = self._runtime.reader(blueprint.storage_options)
-        source = blueprint.sources.of(EpochIn(plan, planning, reader, caller, blueprint.chunk(plan.batch_size)))
+        plan = self._next.plan()
+        self._host_job()
         progress = Progress(plan.received(), plan.save)
-        iterator = self._runtime.iterate(
+        iterator = self._host.iterate(
             self,
-            EpochSpec(
-                source=source,
-                batches=replace(blueprint.batches, batch_size=plan.batch_size),
-                learned=blueprint.learned,
-                key=plan.key,
-                boundaries=plan.boundaries(),
-                position_map=plan.position_map(source.mark if planning is None else None),
-                limit=plan.left_to_keep,
-                skips=self._skips(plan),
-                pass_count=None if planning is None else planning.pass_count,
-            ),
+            plan,
+            DirectCalls(self._settings.skips, caller),
             Watcher(
                 name=self._name,
                 count=plan.batches,
                 exhausted=partial(_use_up, self._next.turn, self._runtime.meters, plan, progress),
                 progress=progress,
             ),
-            _weakly(blueprint.prepare),
+            is_in_use=self._is_in_use,
         )
         iterator.leave_out = plan.leave_out
         if ranks.is_torch:
             iterator.before = partial(ranks.agree, "the plan of an epoch", plan.digest())
         return _Opened(iterator, plan, progress)
 
-    def _skips(self, plan: EpochPlan) -> Skips | None:
-        policy = self._settings.skips
-        if policy is None:
-            return None
-        meters = self._runtime.meters
-        return Skips(
-            weakref.ref(policy),
-            plan.number,
-            meters,
-            serialize.unpack_error,
-            serialize.pack_error,
-            plan.begin.skipped,
-            needs_batches=plan.world > 1,
-        )
+    def _host_job(self) -> None:
+        """Have the engine know what it is to do, where that has become something else."""
+        stream, planning = self._next.stream, self._next.planning
+        if self._hosted is None or self._hosted[0] is not stream or self._hosted[1] is not planning:
+            self._host.take(Job.of(stream.pipeline(), self._settings, planning))
+            self._hosted = stream, planning
 
 
 class _Opened(NamedTuple):
@@ -333,19 +305,6 @@ class _Opened(NamedTuple):
     iterator: BatchIterator[Any]
     plan: EpochPlan
     progress: Progress
-
-
-def _weakly(prepare: Callable[[Runtime], Awaitable[None]]) -> Callable[[Runtime], Awaitable[None]]:
-    """The same method, without keeping its object alive."""
-    method = weakref.WeakMethod(prepare)
-
-    async def call(runtime: Runtime) -> None:
-        found = method()
-        if found is None:
-            raise LoaderClosedError("the loader is gone")
-        await found(runtime)
-
-    return call
 
 
 def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: Progress) -> None:

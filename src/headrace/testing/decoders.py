@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from headrace.errors import DecodeError
 from headrace.formats.values import decoder
@@ -84,6 +85,9 @@ def same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "untyped_storage"):  # numpy does not have all dtypes of tensors
+        flat, others = (some.contiguous().reshape(-1).view(torch.uint8) for some in (one, other))
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(flat, others)
     if hasattr(one, "dtype"):
         a, b = np.asarray(one), np.asarray(other)
         return (a.dtype, a.shape) == (b.dtype, b.shape) and a.tobytes() == b.tobytes()

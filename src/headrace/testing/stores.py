@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import ClassVar, TypeVar
 
 from headrace.errors import ObjectChangedError, ObjectMissingError
-from headrace.types import Answer, Store
+from headrace.types import Answer, Listed, Lists, Store
 
 T = TypeVar("T")
 
@@ -149,6 +149,39 @@ class StoreContract:
             return len(answers)
 
         assert self._with_store(ask) == 4
+
+    def test_listing_has_each_object_below_a_folder_once(self) -> None:
+        names = self.names if self._is_listed() else ()
+        for name in names:
+            self.put(f"shelf/{name}", name.encode())
+        self.put("shelf2/other.bin", b"x")
+        found = self._listed("shelf/")
+        assert sorted(one.path for one in found) == sorted(f"shelf/{name}" for name in names)
+        sizes = {one.path: one.size for one in found}
+        assert all(sizes[f"shelf/{name}"] in (None, len(name.encode())) for name in names), sizes
+        assert self._listed("no-such-shelf/") == []
+
+    def test_listing_of_one_level_has_what_lies_there(self) -> None:
+        if not self._is_listed():
+            return
+        for name in ("rack/a.bin", "rack/b.bin", "rack/deep/c.bin"):
+            self.put(name, b"x")
+        found = {one.path for one in self._listed("rack/", levels=1)}
+        assert {"rack/a.bin", "rack/b.bin"} <= found <= {"rack/a.bin", "rack/b.bin", "rack/deep/c.bin"}
+
+    def _is_listed(self) -> bool:
+        async def ask(store: Store) -> bool:
+            return isinstance(store, Lists)
+
+        return self._with_store(ask)
+
+    def _listed(self, prefix: str, levels: int | None = None) -> list[Listed]:
+        async def ask(store: Store) -> list[Listed]:
+            if not isinstance(store, Lists):
+                return []
+            return [one async for page in store.listing(prefix, levels=levels) for one in page]
+
+        return self._with_store(ask)
 
     def _get(
         self, path: str, start: int | None = None, stop: int | None = None, if_match: str | None = None

@@ -9,7 +9,7 @@ import functools
 import io
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -142,6 +142,41 @@ class OutwardPacker(Packer):
         if form is None and isinstance(obj, np.ndarray):
             return views.form_of_array(obj, self.gaps, mappings)
         return mapped_values.form_of(obj, mappings) if form is None and mappings is not None else form
+
+
+class ReferringPacker(OutwardPacker):
+    """The same for what refers to things that are there already.
+
+    Args:
+        reference: gives of each object what stands for it; None: it is packed itself.
+        **named: as `OutwardPacker` has them.
+    """
+
+    def __init__(self, out: io.BytesIO, reference: Callable[[object], object], **named: Any) -> None:
+        super().__init__(out, **named)
+        self._reference = reference
+
+    def persistent_id(self, obj: object) -> object:
+        """Called by the pickler."""
+        return self._reference(obj)
+
+
+class ReferringUnpacker(pickle.Unpickler):
+    """The reverse.
+
+    Args:
+        data: the pickle.
+        buffers: that belong to it.
+        referred: gives what a reference stands for.
+    """
+
+    def __init__(self, data: Buffer, buffers: Iterable[object], referred: Callable[[Any], object]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._referred = referred
+
+    def persistent_load(self, reference: object) -> object:
+        """Called by the unpickler."""
+        return self._referred(reference)
 
 
 def _has_a_home(what: object) -> bool:

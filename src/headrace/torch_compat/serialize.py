@@ -9,7 +9,8 @@ import io
 import pickle
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ from headrace.torch_compat import reducers, spawning, views
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
 from headrace.torch_compat.mappings import Mappings
 from headrace.torch_compat.mappings import are_known as mappings_are_known
-from headrace.torch_compat.picklers import OutwardPacker, Packer, tensor_of
+from headrace.torch_compat.picklers import OutwardPacker, Packer, ReferringPacker, ReferringUnpacker, tensor_of
 from headrace.torch_compat.received import Received
 from headrace.torch_compat.reducers import put_together
 from headrace.types import Buffer
@@ -71,7 +72,12 @@ def pack(value: object) -> list[PickledPart]:
     return [out, *(b.raw() for b in buffers)]
 
 
-def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | None = None) -> list[Buffer]:
+def pack_for_workers(
+    value: object,
+    descriptors: list[int],
+    modules: set[str] | None = None,
+    reference: Callable[[object], object] | None = None,
+) -> list[Buffer]:
     """`value` for `write` and `unpack_in_worker`; what is mapped in this process is mapped by workers too.
 
     Functions and classes of modules that a worker could not import go by value, from now on. Such are modules that were
@@ -81,6 +87,7 @@ def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | 
         descriptors: of what workers map, and of other things that they are to have, for `unpack_in_worker`; they are
             the caller's to close.
         modules: the names of the modules that workers will import are put here.
+        reference: gives of each object what stands for it there, where it is known already; None: it is packed.
 
     Raises:
         CannotCarryError: something lies in memory that is shared with other processes, and cannot be with a worker.
@@ -88,7 +95,7 @@ def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | 
     try:
         for _ in range(_ATTEMPTS):
             close_all(descriptors)
-            packer, parts, is_current = _dumped(value, descriptors)
+            packer, parts, is_current = _dumped(value, descriptors, reference)
             by_value = modules_by_value()
             names = (name for name in packer.modules if name in sys.modules and name not in by_value)
             foreign = [sys.modules[name] for name in names if not _is_importable(name)]
@@ -104,12 +111,15 @@ def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | 
         raise
 
 
-def _dumped(value: object, descriptors: list[int]) -> tuple[OutwardPacker, list[Buffer], bool]:
+def _dumped(
+    value: object, descriptors: list[int], reference: Callable[[object], object] | None
+) -> tuple[OutwardPacker, list[Buffer], bool]:
     """The parts, and whether nothing was mapped meanwhile that should have been told."""
     mappings = _mappings(descriptors)
     buffers: list[pickle.PickleBuffer] = []
     out = io.BytesIO()
-    packer = OutwardPacker(out, descriptors, mappings, buffer_callback=buffers.append)
+    makes = OutwardPacker if reference is None else partial(ReferringPacker, reference=reference)
+    packer = makes(out, descriptors=descriptors, mappings=mappings, buffer_callback=buffers.append)
     with spawning.spawning(descriptors):
         packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
     is_current = mappings is None or mappings.is_current()
@@ -223,13 +233,19 @@ def unpack_parts(parts: Sequence[bytes]) -> Any:
     return pickle.loads(parts[0], buffers=[bytearray(part) for part in parts[1:]])
 
 
-def unpack_in_worker(source: memoryview, lengths: Sequence[int], descriptors: Sequence[int]) -> Any:
+def unpack_in_worker(
+    source: memoryview,
+    lengths: Sequence[int],
+    descriptors: Sequence[int],
+    referred: Callable[[Any], object] | None = None,
+) -> Any:
     """The value of `pack_for_workers`: its arrays are views of `source`, or of what was mapped in the trainer.
 
     Functions and classes that went by value can be found in their modules from now on; those are made, if need be.
 
     Args:
         descriptors: those of `pack_for_workers`; none of them is needed any more after this.
+        referred: gives what a reference stands for.
     """
     table, data, *rest = _pieces(source, lengths)
     received, sent = Received(descriptors), iter(rest)
@@ -237,7 +253,10 @@ def unpack_in_worker(source: memoryview, lengths: Sequence[int], descriptors: Se
     memory = [next(sent) if mapped is None else received.memory(mapped) for mapped in mappings]
     buffers = [memory[number][start : start + size] for number, start, size in places]
     with reducers.Unpickling(), received.unpacking():
-        value, named = pickle.loads(data, buffers=buffers)
+        if referred is None:
+            value, named = pickle.loads(data, buffers=buffers)
+        else:
+            value, named = ReferringUnpacker(data, buffers, referred).load()
     for what in named:  # whoever pickles by name in the worker finds them: torch's DataPipes, the user's own code
         vars(_module(what.__module__)).setdefault(what.__name__, what)
     return value

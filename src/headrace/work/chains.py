@@ -28,6 +28,10 @@ class SharedChain(Protocol):
         """As bytes, for workers that share no memory."""
         ...
 
+    def is_it(self, chain: Chain) -> bool:
+        """Whether workers are told this very object."""
+        ...
+
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
         """Whether a chain that was packed again is this one, without a change."""
         ...
@@ -50,6 +54,9 @@ class PackedChain:
 
     def message(self, number: int) -> ChainMessage:
         return ChainMessage(number, bytes(self.segment.view), self.lengths)
+
+    def is_it(self, chain: Chain) -> bool:  # noqa: ARG002 (others need it)
+        return False
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
         return are_same(descriptors, self.descriptors) and is_written(parts, self.lengths, self.segment.view)
@@ -75,6 +82,9 @@ class KnownChain:
 
     def message(self, number: int) -> ChainMessage:  # noqa: ARG002 (others need it)
         raise TypeError("threads are told chains as they are")
+
+    def is_it(self, chain: Chain) -> bool:
+        return self._chain() is chain
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:  # noqa: ARG002 (others need it)
         raise TypeError("threads are told chains as they are")
@@ -129,10 +139,11 @@ class Chains:
 
         Large arrays are not copied for that, only compared. None: workers know it as it is now.
         """
-        if self._shares_objects:
-            return None  # the functions are the trainer's own
+        known = self._chains.get(number)
+        if self._shares_objects:  # the functions are the trainer's own
+            return None if known is not None and known.is_it(chain) else KnownChain(chain)
         parts, descriptors = self._parts(chain)
-        if self._chains[number].is_of(parts, descriptors):
+        if known is not None and known.is_of(parts, descriptors):
             close_all(descriptors)
             return None
         return PackedChain(parts, descriptors)

@@ -171,7 +171,7 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
         sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
         number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)
         if number:
-            sample[BLOCK] = SharedBlock(number, row, members)
+            sample[BLOCK] = SharedBlock(number, row, members, None if rows.about is None else rows.about[block])
         else:
             sample.update(members())
         samples.append(sample)

@@ -65,6 +65,8 @@ class Maker:
         samples = self._inputs.samples(order.parts, busy)
         if any(part.has_large for part in order.parts):
             samples = map(_unheld, samples)
+        elif chain.steps and chain.steps[0].prepare is not None:
+            samples = chain.steps[0].prepare(samples)
         for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
             if index in failures:
                 yield Failure(failures[index])

@@ -13,23 +13,33 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 import torch
-from end_to_end import mds
+from end_to_end import mds, parquet
 from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.formats.delimited import Csv
+from headrace.formats.format import Format
 from headrace.formats.index.shard import ShardIndex
-from headrace.formats.json_lines import LineScanner
+from headrace.formats.json_lines import JSON_LINES
+from headrace.formats.limits import DEFAULTS
 from headrace.testing import FaultServer
 
 INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files", "map"
 STATEFUL, STATEFUL_ITERATOR = "stateful data set", "stateful iterator"
-LINES, INDEXED_LINES, MDS, MDS_ZSTD = "jsonl", "indexed jsonl", "mds", "mds in zstd"
-INDEXED_SHARDS = (INDEXED, INDEXED_LINES, MDS, MDS_ZSTD)
-SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES)
+CSV, INDEXED_CSV = "csv", "indexed csv"
+LINES, INDEXED_LINES, MDS, MDS_ZSTD, TOKENS = "jsonl", "indexed jsonl", "mds", "mds in zstd", "tokens"
+PARQUET = "parquet"
+SCHEMA = pa.schema({"n": pa.int64(), "bin": pa.string()})
+INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET)
+SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES, CSV)
 NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP)
-KINDS = (*NUMBERED, TAR, GZ, LINES, STATEFUL, STATEFUL_ITERATOR)
+KINDS = (*NUMBERED, TAR, GZ, LINES, CSV, STATEFUL, STATEFUL_ITERATOR)
+
+
+RECORDS = Csv(types={"n": int, "bin": lambda text: bytes.fromhex(text).decode("latin-1")})
 
 
 @dataclass
@@ -61,8 +71,8 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {TAR: [], GZ: [], FILES: [], LINES: []}
-        indexes, line_indexes, shards = [], [], []
+        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: []}
+        indexes, line_indexes, record_indexes, shards = [], [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
             archive = tar(samples)
@@ -73,17 +83,28 @@ class Places:
             shards.append([{"n": int(key), "bin": fields["bin"].decode("latin-1")} for key, fields in samples])
             lines = "\n".join(json.dumps(sample) for sample in shards[-1]).encode()
             written.urls[LINES].append(self.server.add(f"{name}/{k}.jsonl", lines))
-            line_indexes.append((written.urls[LINES][-1], _index_of_lines(written.urls[LINES][-1], lines)))
+            line_indexes.append(_index_of(written.urls[LINES][-1], JSON_LINES, lines))
+            rows = [f'{sample["n"]},"{sample["bin"].encode("latin-1").hex()}"\n' for sample in shards[-1]]
+            records = "".join(["n,bin\n", *rows]).encode()
+            written.urls[CSV].append(self.server.add(f"{name}/{k}.csv", records))
+            record_indexes.append(_index_of(written.urls[CSV][-1], RECORDS, records))
+            table = parquet.written(shards[-1], SCHEMA, row_group_size=11)
+            written.urls[PARQUET].append(self.server.add(f"{name}/{k}.parquet", table))
             for key, fields in samples:
                 path = self.folder / name / f"{key}.bin"
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(fields["bin"])
                 written.urls[FILES].append(str(path))
+            if count:  # the number of a window, thrice, and then that of the next one
+                tokens = np.repeat(np.arange(first, first + count + 1, dtype=np.int32), 3)[:-2]
+                memory.put(f"memory://states/{name}/{k}.bin", tokens.tobytes())
+                written.urls[TOKENS].append(f"memory://states/{name}/{k}.bin")
             first += count
         written.index = f"memory://states/{name}.hri"
         self.indexes[written.index] = index_file(indexes)
         memory.put(written.index, self.indexes[written.index])
         memory.put(written.index + "l", index_file(line_indexes))
+        memory.put(written.index + "r", index_file(record_indexes))
         for kind, compression in ((MDS, None), (MDS_ZSTD, "zstd:3")):
             files = mds.folder({"n": "int", "bin": "str"}, shards, compression)
             written.urls[kind] = [mds.put(f"states/{name}/{compression}", files)]
@@ -103,10 +124,12 @@ def _damaged(archive: bytes, samples: Sequence[tuple[str, dict[str, bytes]]], ba
     return bytes(whole)
 
 
-def _index_of_lines(url: str, data: bytes) -> ShardIndex:
-    rows = LineScanner(url).feed(memoryview(data), 0, True)
+def _index_of(url: str, form: Format, data: bytes) -> tuple[str, ShardIndex]:
+    scanner = form.scanner(url, DEFAULTS)
+    assert scanner is not None
+    rows = scanner.feed(memoryview(data), 0, True)
     crc = [google_crc32c.value(data[at : at + size]) for at, size in zip(rows.offset, rows.size, strict=True)]
-    return ShardIndex(rows, np.array(crc, np.uint32), len(data), None)
+    return url, ShardIndex(rows, np.array(crc, np.uint32), len(data), None)
 
 
 def source(kind: str, written: Written) -> Any:
@@ -115,8 +138,13 @@ def source(kind: str, written: Written) -> Any:
         return hr.stream(written.urls[TAR], index=written.index)
     if kind == INDEXED_LINES:
         return hr.stream(written.urls[LINES], index=written.index + "l")
-    if kind in (TAR, GZ, LINES, MDS, MDS_ZSTD):
+    if kind in (CSV, INDEXED_CSV):
+        index = written.index + "r" if kind == INDEXED_CSV else None
+        return hr.stream(written.urls[CSV], index=index, format=RECORDS)
+    if kind in (TAR, GZ, LINES, MDS, MDS_ZSTD, PARQUET):
         return hr.stream(written.urls[kind], index=None)
+    if kind == TOKENS:
+        return hr.tokens(written.urls[kind], "int32", 4, stride=3)
     if kind == FILES:
         return hr.files(written.urls[FILES])
     made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful, STATEFUL_ITERATOR: WithStatefulIterator}
@@ -217,6 +245,8 @@ class Seen:
         self.bad, self.with_torch = bad, with_torch
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        if "tokens" in sample:
+            sample = {"n": int(sample["tokens"][0]), "bin": sample["tokens"].tobytes()}
         number = sample["n"] if "n" in sample else int(sample["__key__"])
         data = sample["bin"]
         if number in self.bad:

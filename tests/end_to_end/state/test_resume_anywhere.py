@@ -87,12 +87,19 @@ def stepped(
     return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), is_kept
 
 
-def regrouped(rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    """What gives many samples for one, and puts some together on the way, as often as chance says."""
+def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[str, Callable[[Any], Any]]:
+    """What gives many samples for one, puts some together on the way, and takes some, as often as chance says.
+
+    Args:
+        is_begun_again: whether the data may be: there is something to give each time.
+    """
     names, ways = [], []
+    if is_begun_again and rng.random() < 0.3:
+        names, most = ["flat_map, epoch"], rng.randint(1, 2 * total)
+        ways = [lambda data, n=most: data.flat_map(sources.parts_of).epoch(samples=n)]
     size = lambda: rng.choice([1, 2, 3, 5, 9])
-    for _ in range(rng.choice([1, 1, 2, 3])):
-        first, second, last = size(), size(), rng.random() < 0.3
+    for _ in range(rng.choice([1, 2, 3, 4])):
+        first, second, last, most = size(), size(), rng.random() < 0.3, rng.randint(1, 2 * total)
         kinds: dict[str, Callable[[Any], Any]] = {
             "flat_map": lambda data: data.flat_map(sources.parts_of),
             "flat_map, async": lambda data: data.flat_map(sources.some_parts),
@@ -105,6 +112,10 @@ def regrouped(rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
                 data.batch(n).map(sources.totals).batch(m).map(sources.weighed).unbatch()
             ),
         }
+        if rng.random() < 0.3:
+            names.append(f"take {most}")
+            ways.append(lambda data, n=most: data.take(n))
+            continue
         for name, make in registered_operators().items():
             made = make()
             if isinstance(made, hr.OrderOp):
@@ -125,7 +136,7 @@ def _by_key(sample: dict[str, Any]) -> bool:
 
 def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
     """A case by its number."""
-    rng = random.Random(f"case {number}")
+    rng, of_many = random.Random(f"case {number}"), random.Random(f"many {number}")
     while True:
         kind = rng.choice(KINDS)
         counts = [rng.choice([0, 1, 3, 8, 15]) for _ in range(rng.randint(1, 5))]
@@ -143,10 +154,11 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, written, rng)
         which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
-        of_many = random.Random(f"many {number}")
         if of_many.random() < 0.4:
             options["in_order"] = True
-            many, gives_many = regrouped(of_many)
+            many, gives_many = regrouped(
+                sum(counts), of_many, is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8
+            )
             which, operators = f"{which}, {many}", [*operators, gives_many]
         if is_grouped:
             operators.append(partial(_grouped, size))

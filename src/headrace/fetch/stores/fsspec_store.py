@@ -16,7 +16,7 @@ from headrace.errors import (
 )
 from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.threads import Threads, retrieved
-from headrace.types import Answer, Buffer
+from headrace.types import Answer, Buffer, Listed
 
 _THREADS = 8
 _PIECE_BYTES = 8 * 2**20
@@ -67,6 +67,38 @@ class FsspecStore:
                 return
             yield piece
             first += len(piece)
+
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
+        """See `Lists.listing`: a page is a folder."""
+        folders = [(prefix.rstrip("/"), 1)]
+        while folders:
+            folder, level = folders.pop()
+            files, inner = await self._entries(folder)
+            if files:
+                yield files
+            if levels is None or level < levels:
+                folders += [(name, level + 1) for name in inner]
+
+    async def _entries(self, folder: str) -> tuple[list[Listed], list[str]]:
+        """The files and the folders in a folder, by their paths in this store."""
+        url = f"{self._root}/{folder}" if folder else self._root
+        files: list[Listed] = []
+        inner: list[str] = []
+        with self._translating(url):
+            place = self._class._strip_protocol(url)
+            try:
+                entries = await self._call("ls", place, True)
+            except (FileNotFoundError, NotADirectoryError):
+                return [], []
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            path = f"{folder}/{name}" if folder else name
+            if entry.get("type") == "directory":
+                inner.append(path)
+            elif str(entry["name"]).strip("/") != place.strip("/"):  # of a file its own name is given by some
+                size, version = _size_and_version(entry)
+                files.append(Listed(path, size, version))
+        return files, inner
 
     @contextmanager
     def _translating(self, url: str) -> Iterator[None]:
@@ -127,9 +159,13 @@ class FsspecStore:
         about = await self._call("info", path)
         if about.get("type") == "directory":
             raise IsADirectoryError(path)
-        version = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
-        size = about.get("size")
-        return None if size is None else int(size), None if version is None else str(version)
+        return _size_and_version(about)
+
+
+def _size_and_version(about: Mapping[str, Any]) -> tuple[int | None, str | None]:
+    version = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
+    size = about.get("size")
+    return None if size is None else int(size), None if version is None else str(version)
 
 
 def _class_of(scheme: str) -> Any:

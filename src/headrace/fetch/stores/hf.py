@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from headrace.errors import AccessDeniedError, OptionError
+from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingError, OptionError
 from headrace.fetch.web.client import Web
-from headrace.types import Answer
+from headrace.types import Answer, Listed
 
 # hf://datasets/ORG/NAME@REVISION/PATH; of the hub's own revisions these two kinds have slashes.
 _PATH = re.compile(
     r"(?:(datasets|models|spaces)/)?((?!(?:datasets|models|spaces)/)[^/@]+/[^/@]+)(?:@(refs/pr/\d+|refs/convert/\w+|[^/]+))?/(.+)",
     re.DOTALL,
 )
+_NEXT = re.compile(r"""<([^>]*)>\s*;[^,]*rel="?next\b""")
 _REMEMBERED_S = 300.0
 _REMEMBERED = 4096
 
@@ -78,19 +80,48 @@ class HuggingFaceStore:
             address, start, stop, if_match=if_match, headers=self._headers, name=name, redirected=remember
         )
 
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
+        """See `Lists.listing`: the hub gives a thousand files a page, and the address of the next one with it."""
+        kind, repository, revision, folder = _parts_of(prefix + ".")
+        folder = folder.rpartition("/")[0]
+        base = prefix[: len(prefix) - len(folder) - 1].rstrip("/") if folder else prefix.rstrip("/")
+        place = f"{self.endpoint}/api/{kind or 'models'}/{quote(repository)}/tree/{revision}"
+        address = f"{place}/{quote(folder)}" if folder else place
+        following: str | None = f"{address}?recursive={'false' if levels == 1 else 'true'}&limit=1000"
+        passed: set[str] = set()
+        while following is not None and following not in passed:
+            passed.add(following)
+            try:
+                body, link = await self._web.page(following, self._headers, name=f"hf://{prefix}")
+                entries = json.loads(body)
+                files = [one for one in entries if one["type"] == "file"]
+                yield [Listed(f"{base}/{one['path']}", int(one["size"]), None) for one in files]
+            except ObjectMissingError:
+                if folder:
+                    return  # the repository has no such folder; of one that is not there the hub says the same
+                raise
+            except (ValueError, KeyError, TypeError) as error:
+                raise BadResponseError("the hub's list of files cannot be read", url=f"hf://{prefix}") from error
+            match = _NEXT.search(link)
+            # A mirror's pages may name the hub: only where they go on is taken from there, and never the host.
+            following = None if match is None else f"{address}?{urlsplit(match[1]).query}"
+
     async def aclose(self) -> None:
         """See `Store.aclose`; the connections are the reader's."""
 
     def _address(self, path: str) -> str:
-        match = _PATH.fullmatch(path)
-        if match is None:
-            raise OptionError(
-                f"hf://{path} is no file on the hub: hf://datasets/ORGANISATION/NAME[@REVISION]/PATH is one"
-            )
-        kind, repository, revision, file = match.groups()
+        kind, repository, revision, file = _parts_of(path)
         prefix = "" if kind in (None, "models") else f"{kind}/"
-        revision = quote(unquote(revision or "main"), safe="")
         return f"{self.endpoint}/{prefix}{quote(repository)}/resolve/{revision}/{quote(file)}"
+
+
+def _parts_of(path: str) -> tuple[str | None, str, str, str]:
+    """(the kind, the repository, its revision in quotes, the file)."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise OptionError(f"hf://{path} is no file on the hub: hf://datasets/ORGANISATION/NAME[@REVISION]/PATH is one")
+    kind, repository, revision, file = match.groups()
+    return kind, repository, quote(unquote(revision or "main"), safe=""), file
 
 
 def _token(storage_options: Mapping[str, object]) -> str | None:

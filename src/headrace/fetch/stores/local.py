@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Self
 
 from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
 from headrace.fetch.threads import Threads
-from headrace.types import Answer, Buffer
+from headrace.types import Answer, Buffer, Listed
 
 _THREADS = 8
 # A range up to this size comes with the answer, in one visit to a thread; longer ones are copied by pieces of it, which
@@ -36,6 +36,17 @@ class LocalStore:
     ) -> Answer:
         """See `Store.get`. The version is made of the file's time of change, number and size."""
         return await answer_from(self._threads, partial(_open, path), start, stop, if_match)
+
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
+        """See `Lists.listing`: a page is a folder. Links are followed, but not to a folder that one lies in."""
+        folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [(prefix, ())]
+        while folders:
+            folder, above = folders.pop()
+            files, inner, this = await self._threads.call(_entries, folder, above)
+            if files:
+                yield files
+            if levels is None or len(above) + 1 < levels:
+                folders += [(name, (*above, this)) for name in inner]
 
     async def aclose(self) -> None:
         """See `Store.aclose`."""
@@ -123,6 +134,40 @@ class _Body:
         """See `Fills.aclose`: nothing is open."""
 
 
+def _entries(folder: str, above: tuple[tuple[int, int], ...]) -> tuple[list[Listed], list[str], tuple[int, int]]:
+    """(the files, the folders, which folder it is) of what lies in a folder; nothing of one that is `above` it."""
+    files: list[Listed] = []
+    inner: list[str] = []
+    try:
+        status = Path(folder or ".").stat()
+        this = status.st_dev, status.st_ino
+        if this in above:
+            return [], [], this
+        with os.scandir(folder or ".") as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    inner.append(f"{folder}{entry.name}/")
+                else:
+                    files.append(_listed(f"{folder}{entry.name}", entry))
+    except (FileNotFoundError, NotADirectoryError):
+        return [], [], (0, 0)
+    except PermissionError as error:
+        raise AccessDeniedError("this user may not list the folder", url=folder) from error
+    return files, inner, this
+
+
+def _listed(path: str, entry: os.DirEntry[str]) -> Listed:
+    try:
+        status = entry.stat()
+    except FileNotFoundError:  # a link to nothing, or gone since: whoever reads it is told so
+        return Listed(path)
+    return Listed(path, status.st_size, _version_of(status))
+
+
+def _version_of(status: os.stat_result) -> str:
+    return f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
+
+
 def _open(path: str, if_match: str | None) -> tuple[int, int, str]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
@@ -134,7 +179,7 @@ def _open(path: str, if_match: str | None) -> tuple[int, int, str]:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise ObjectMissingError("this is a folder, not a file", url=path)
-        etag = f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
+        etag = _version_of(status)
         if if_match is not None and if_match != etag:
             raise ObjectChangedError(f"the file changed: its version was {if_match}, now {etag}", url=path)
     except BaseException:

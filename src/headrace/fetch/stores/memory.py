@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from hashlib import blake2b
 
 from headrace.errors import ObjectChangedError, ObjectMissingError, OptionError
-from headrace.types import Answer, Buffer
+from headrace.types import Answer, Buffer, Listed
+
+_PAGE = 1000
 
 _objects: dict[str, tuple[bytes, str]] = {}
 
@@ -45,6 +47,12 @@ class MemoryStore:
         first = min(start or 0, len(data))
         last = len(data) if stop is None else max(first, min(stop, len(data)))
         return Answer(first, last, len(data), etag, _one(memoryview(data)[first:last]))
+
+    async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+        """See `Lists.listing`."""
+        found = [Listed(path, len(data), etag) for path, (data, etag) in _objects.items() if path.startswith(prefix)]
+        for start in range(0, len(found), _PAGE):
+            yield found[start : start + _PAGE]
 
     async def aclose(self) -> None:
         """See `Store.aclose`; the objects stay."""

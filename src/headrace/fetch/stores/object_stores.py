@@ -31,13 +31,14 @@ from headrace.errors import (
 from headrace.fetch.panics import panic_in
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
-from headrace.types import Answer, Buffer
+from headrace.types import Answer, Buffer, Listed
 
 # Bodies up to this size come in one piece; longer ones in pieces of at least it. What was received of a piece is lost
 # when the body is cut, and a stall is noticed by the piece; measured, pieces of 1 MiB cost 10 % less CPU than these.
 _CHUNK_BYTES = 256 * 1024
 _OUTER_SETTINGS = ("client_options", "credential_provider")
 _ADDRESSES = 64
+_PAGE = 1000  # objects of a listing
 
 # Types that obstore raises whether or not it says the status.
 _STATUSES: dict[type, int] = {
@@ -51,11 +52,11 @@ _GOT_RANGE = re.compile(r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)")
 _SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
 
 
-def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, Any]) -> Any:
+def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, Any], *, attempts: int = 1) -> Any:
     """The store of obstore's own for `root`.
 
-    obstore's own attempts are switched off (the reader makes them), and its time-outs are the reader's; a connection
-    that is silent for too long is ended in Rust, even where nobody awaits it.
+    obstore's own attempts are switched off (the reader makes them) unless more than one is asked for, and its time-outs
+    are the reader's; a connection that is silent for too long is ended in Rust, even where nobody awaits it.
     """
     outer = {name: storage_options[name] for name in _OUTER_SETTINGS if name in storage_options}
     config = {name: value for name, value in storage_options.items() if name not in outer}
@@ -71,7 +72,7 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
         **outer.get("client_options", {}),
     }
     client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
-    settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": 0}}
+    settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": attempts - 1}}
     if root.startswith(("http://", "https://")):
         # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
         settings.pop("credential_provider", None)
@@ -84,6 +85,27 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     alone = [name for name in config if make({k: v for k, v in config.items() if k != name})[0] is not None]
     which = f"storage_options[{alone[0]!r}] does" if alone else f"storage_options={sorted(storage_options)} do"
     raise OptionError(f"{which} not fit {masked(root)!r}: {why}")
+
+
+async def list_remote(
+    root: str, options: FetchOptions, storage_options: Mapping[str, Any], prefix: str
+) -> AsyncIterator[list[Listed]]:
+    """The objects of a bucket below a folder; a page that fails is asked for again, by obstore.
+
+    Args:
+        root: `s3://bucket`.
+        prefix: empty, or the folder and a slash.
+
+    Raises:
+        StorageError: a page did not come.
+    """
+    try:
+        store = open_remote(root, options, storage_options, attempts=options.attempts)
+        async for page in store.list(prefix.rstrip("/") or None, chunk_size=_PAGE):
+            objects = [Listed(one["path"], int(one["size"]), one["e_tag"]) for one in page]
+            yield [one for one in objects if one.path.startswith(prefix) and not one.path.endswith("/")]
+    except (BaseError, OSError) as error:
+        raise translated(error, f"{root}/{prefix}") from None
 
 
 def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> tuple[Any, str]:
@@ -115,7 +137,7 @@ class RemoteStore:
     """
 
     def __init__(self, root: str, options: FetchOptions, storage_options: Mapping[str, object]) -> None:
-        self._root = root
+        self._root, self._options, self._storage_options = root, options, storage_options
         self._store = open_remote(root, options, storage_options)
 
     async def get(
@@ -147,6 +169,10 @@ class RemoteStore:
             return await self._answer(path, options, stop, start or 0)
         except (BaseError, OSError) as error:
             raise translated(error, self._address(path)) from None
+
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+        """See `Lists.listing`; of a web origin nothing can be listed."""
+        return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:
         """See `Store.aclose`; obstore's connections end with its last reference."""

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 
 import obstore
@@ -15,11 +15,11 @@ from obstore.exceptions import BaseError
 
 from headrace.errors import AccessDeniedError, OptionError, StorageError
 from headrace.fetch.stores.masking import masked_text
-from headrace.fetch.stores.object_stores import open_remote, translated
+from headrace.fetch.stores.object_stores import list_remote, open_remote, translated
 from headrace.fetch.web.client import Web
 from headrace.fetch.web.http1 import target_of
 from headrace.options import FetchOptions
-from headrace.types import Answer
+from headrace.types import Answer, Listed
 
 _VALID = timedelta(hours=1)
 # obstore asks for new credentials when those it has end within five minutes: what it has just signed holds as long.
@@ -53,6 +53,7 @@ class S3Store:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root, self._web, self._headers, self._clock = root, web, headers, clock
+        self._options, self._storage_options = options, storage_options
         self._open = functools.partial(_Signer, root, options, storage_options, clock)
         self._signer = self._open()
         self._renew_after = clock()
@@ -95,6 +96,10 @@ class S3Store:
             if not self._renew(signer):
                 raise
         return await self._ask(self._signer, path, name, start, stop, if_match)
+
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:  # noqa: ARG002
+        """See `Lists.listing`; obstore asks, and signs."""
+        return list_remote(self._root, self._options, self._storage_options, prefix)
 
     async def aclose(self) -> None:
         """See `Store.aclose`; the connections are the reader's."""

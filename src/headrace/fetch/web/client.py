@@ -24,6 +24,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOPS = 5
 _REFUSAL_BYTES = 8 * 1024
 _SKIPPED_BYTES = 256 * 1024
+_PAGE_BYTES = 64 * 2**20
 _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -111,6 +112,28 @@ class Web:
         if redirected is not None and final != url:
             redirected(final)
         return answer
+
+    async def page(self, url: str, headers: Mapping[str, str], *, name: str) -> tuple[bytes, str]:
+        """All of a document, and its `Link` header: whose lists go on elsewhere say there where.
+
+        Raises:
+            StorageError: it did not come.
+        """
+        wanted = _WantedAnswer(name, None, None, None)
+        _, connection, head = await self._follow(url, wanted, {}, headers)
+        if head.status != 200:
+            raise await self._refusal(connection, head, wanted)
+        body, pieces = Body(connection, head, name), list[Buffer]()
+        try:
+            nbytes = 0
+            async for piece in body:
+                nbytes += len(piece)
+                if nbytes > _PAGE_BYTES:
+                    raise BadResponseError(f"a list of more than {_PAGE_BYTES} bytes came", url=name)
+                pieces.append(piece)
+        finally:
+            await body.aclose()
+        return b"".join(pieces), head.headers.get("link", "")
 
     async def _follow(
         self, url: str, wanted: _WantedAnswer, fields: Mapping[str, str], headers: Mapping[str, str]

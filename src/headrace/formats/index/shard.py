@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,9 @@ class ShardIndex:
         size: bytes of the object; -1 where it is not known.
         etag: the object's version when the index was made, where the store has versions.
         frames: of a compressed archive; one that can only be read from its start is one frame.
+        opened_bytes: about what all samples have once their blocks are opened, where that is more than was read.
+        kept: what its format keeps of what it has read more, while this is held.
+        columns: (name, kind) of each field, where all samples have the same; shards that differ are no data set.
     """
 
     rows: Rows
@@ -40,6 +44,9 @@ class ShardIndex:
     size: int
     etag: str | None
     frames: Frames | None = None
+    opened_bytes: int = 0
+    columns: tuple[tuple[str, str], ...] | None = None
+    kept: dict[int, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """The index as bytes: 5 to 10 a member, half of them its checksum.
@@ -176,6 +183,6 @@ def _has_twice(field: Ints, counts: Ints) -> bool:
 def _frames(arrays: Arrays, size: int | None) -> Frames:
     packed = np.cumsum(arrays.ints("frame_packed"))
     unpacked = np.cumsum(arrays.ints("frame_unpacked", len(packed)))
-    if len(packed) < 2 or unpacked[0] != 0 or packed[-1] > (MOST if size is None else size) or unpacked[-1] > MOST:
+    if not len(packed) or unpacked[0] != 0 or packed[-1] > (MOST if size is None else size) or unpacked[-1] > MOST:
         raise damage(arrays.what, "its frames lie in no archive")
     return Frames(packed, unpacked)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import posixpath
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import LimitError, masked
 from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.folders import beside, catalogue_damage, catalogue_object, file_name
 from headrace.formats.format import ShardEntry
-from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
+from headrace.formats.json_values import as_count, as_list, as_object, as_texts
 from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import described
 
@@ -20,7 +18,6 @@ _VERSION = 2
 _SAMPLES_MOST = 2**32 - 1
 _BYTES_MOST = 2**53
 _KINDS = {"zstd": "zstd", "gz": "gzip", "bz2": "bzip2"}
-_ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 
 Hashes = tuple[tuple[str, str], ...]
 
@@ -57,10 +54,10 @@ def listed(url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
     Raises:
         FormatError, LimitError: it is damaged, or has shards that are not read here.
     """
-    said = _object(url, data)
+    said = catalogue_object(url, data)
     shards = as_list(said.get("shards"))
     if said.get("version") != _VERSION or shards is None:
-        raise _damage(url, f"it is of version {str(said.get('version'))[:20]!r}, and {_VERSION} is read")
+        raise catalogue_damage(url, f"it is of version {str(said.get('version'))[:20]!r}, and {_VERSION} is read")
     texts: dict[str, str] = {}  # most shards have the same columns: one text for all
     entries = []
     for number, one in enumerate(shards):
@@ -69,21 +66,11 @@ def listed(url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
         except LimitError as error:
             raise LimitError(f"{masked(url)}: shard {number}: {error.args[0]}", url=url) from None
         except ValueError as error:
-            raise _damage(url, f"shard {number}: {error}") from None
-        entries.append(ShardEntry(_beside(url, name), shard.samples, shard, shard.packed is not None))
+            raise catalogue_damage(url, f"shard {number}: {error}") from None
+        entries.append(ShardEntry(beside(url, name), shard.samples, shard, shard.packed is not None))
     for kind in {entry.about.kind for entry in entries} - {""}:
         Decompressor(kind, url, limits)  # says now which library is missing
     return entries
-
-
-def _object(url: str, data: bytes) -> dict[str, object]:
-    try:
-        said = as_object(json.loads(data))
-    except (ValueError, RecursionError) as error:
-        raise _damage(url, f"it is no JSON ({str(error)[:80]})") from None
-    if said is None:
-        raise _damage(url, "it is no JSON object")
-    return said
 
 
 def _shard(one: object, texts: dict[str, str], limits: Limits) -> tuple[str, Shard]:
@@ -116,11 +103,7 @@ def _file(one: object) -> tuple[str, File]:
     said = as_object(one)
     if said is None:
         raise ValueError("it has no file")
-    name, nbytes = as_text(said.get("basename")), as_count(said.get("bytes"), _BYTES_MOST)
-    if not name or _ODD.search(name) or name.startswith("/"):
-        raise ValueError(f"its file is called {str(said.get('basename'))[:80]!r}")
-    if ".." in name.split("/"):
-        raise ValueError(f"its file {name[:80]!r} lies outside of the folder")
+    name, nbytes = file_name(said.get("basename")), as_count(said.get("bytes"), _BYTES_MOST)
     if nbytes is None:
         raise ValueError(f"its file {name[:80]!r} has {str(said.get('bytes'))[:40]!r} bytes")
     hashes = as_object(said.get("hashes") or {})
@@ -128,13 +111,3 @@ def _file(one: object) -> tuple[str, File]:
     if hashes is None or digits is None:
         raise ValueError(f"the hashes of its file {name[:80]!r} are none")
     return name, File(nbytes, tuple(zip(hashes, digits, strict=True)))
-
-
-def _beside(url: str, name: str) -> str:
-    """The address of what lies beside the catalogue; what follows its path holds for that, too."""
-    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    return posixpath.dirname(url[:end]) + "/" * ("/" in url[:end]) + name + url[end:]
-
-
-def _damage(url: str, why: str) -> FormatError:
-    return FormatError(f"the catalogue {masked(url)} is damaged: {why}", url=url)

@@ -145,7 +145,7 @@ def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
     if name == "ndarray":
         return _array_decoder(more)
     if encoding in _IMAGE_LISTS:
-        return partial(_list, partial(_pil, limits) if "pil" in encoding else bytes)
+        return partial(_list, partial(raw_image, limits) if "pil" in encoding else bytes)
     plain: dict[str, Callable[[bytes], object]] = {
         "str": decode_text,
         "int": _int,
@@ -153,9 +153,9 @@ def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
         "str_float": _str_float,
         "str_decimal": _str_decimal,
         "json": decode_json,
-        "pil": partial(_pil, limits),
-        "jpeg_array": _image_array,
-        "jpegarray": _image_array,
+        "pil": partial(raw_image, limits),
+        "jpeg_array": image_array,
+        "jpegarray": image_array,
     }
     return plain.get(encoding)
 
@@ -218,7 +218,7 @@ def _array(dtype: np.dtype[np.generic] | None, shape: tuple[int, ...] | None, da
     return np.frombuffer(data, dtype, offset=at).reshape(shape).copy()
 
 
-def _pil(limits: Limits, data: bytes) -> object:
+def raw_image(limits: Limits, data: bytes) -> object:
     from PIL import Image
 
     if len(data) < _PIL.size:
@@ -232,10 +232,10 @@ def _pil(limits: Limits, data: bytes) -> object:
 
 def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
     """Values with a word that means nothing, their number and their sizes before them."""
-    return [decode(one) for one in _image_array(data[4:])] if len(data) >= 8 else _cut_off()
+    return [decode(one) for one in image_array(data[4:])] if len(data) >= 8 else _cut_off()
 
 
-def _image_array(data: bytes) -> list[bytes]:
+def image_array(data: bytes) -> list[bytes]:
     """Bytes with their number and their sizes before them."""
     (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
     if 4 + 4 * count > len(data):

@@ -11,7 +11,8 @@ from typing import Any, overload
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, masked
-from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.compression.whole import unpacked_to
+from headrace.formats.folders import at_least
 from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
@@ -73,14 +74,14 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
         raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.raw.nbytes}")
     if said is not None:
         columns = said.columns
-        head = await _at_least(reads, url, head, min(wanted, span.size), span.etag)
+        head = await at_least(reads, url, head, min(wanted, span.size), span.etag)
     else:
         end = min(table_bytes(count, limits), span.size)
-        head = await _at_least(reads, url, head, end, span.etag)
+        head = await at_least(reads, url, head, end, span.etag)
         start = int(offsets_of(head, count, span.size, limits)[0])
         if start - end > limits.header_bytes:
             raise LimitError(f"its settings have {start - end} bytes, over the limit of {limits.header_bytes}")
-        head = await _at_least(reads, url, head, start, span.etag)
+        head = await at_least(reads, url, head, start, span.etag)
         columns = columns_said(head[end:start])
     offsets = offsets_of(head, count, span.size, limits)
     rows = Rows(
@@ -92,18 +93,6 @@ async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> 
         (columns,),
     )
     return ShardIndex(rows, None, span.size, span.etag)
-
-
-async def _at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:
-    """The first `stop` bytes of a shard, of which `head` was read."""
-    if stop <= len(head):
-        return head
-    more = memoryview(bytearray(stop))
-    more[: len(head)] = head
-    span = await reads.read_into(url, len(head), more[len(head) :], etag=etag)
-    if span.stop < stop:
-        raise ValueError("it is cut off in its table")
-    return more
 
 
 async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, limits: Limits) -> ShardIndex:
@@ -141,7 +130,7 @@ class _Unpacked(Sequence[dict[str, object]]):
     def __init__(self, said: dict[str, Any], data: bytes, block: Block) -> None:
         raw_hashes, packed_hashes = said["hashes"]
         _check(data, packed_hashes, "its compressed bytes")
-        self._data = _unpacked(said["kind"], data, said["bytes"], block)
+        self._data = unpacked_to(said["bytes"], said["kind"], data, block.url, block.limits)
         _check(self._data, raw_hashes, "the bytes that it unpacks to")
         self._columns: tuple[MdsColumn, ...] = columns_of(said["columns"], block.limits)
         self._offsets: Ints = offsets_of(self._data, said["samples"], len(self._data), block.limits)
@@ -159,20 +148,6 @@ class _Unpacked(Sequence[dict[str, object]]):
         at = range(len(self))[at]
         start, stop = self._offsets[at : at + 2].tolist()
         return sample_of(self._columns, bytes(self._data[start:stop]))
-
-
-def _unpacked(kind: str, data: bytes, nbytes: int, block: Block) -> bytearray:
-    out = bytearray(nbytes)
-    decompressor = Decompressor(kind, block.url, block.limits)
-    decompressor.feed(data)
-    got = decompressor.read_into(memoryview(out))
-    if got < nbytes:
-        decompressor.finish()  # says of what is cut off where it ends
-        raise ValueError(f"it unpacks to {got} bytes, and its catalogue says {nbytes}")
-    if decompressor.read_into(memoryview(bytearray(1))):
-        raise ValueError(f"it unpacks to more than the {nbytes} bytes that its catalogue says")
-    decompressor.finish()
-    return out
 
 
 def _check(data: bytes | bytearray, hashes: dict[str, str], what: str) -> None:

@@ -15,17 +15,23 @@ ZEROS = bytes(BLOCK)
 _HIGH = bytes(range(128))
 _OCTAL = b"01234567"
 _DIGITS_MOST = 20
-_LOOKS = (
+_NO_TEXT = (
     (b"\x1f\x8b", "gzip data"),
     (b"\x28\xb5\x2f\xfd", "zstandard data"),
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ\x00", "xz data"),
     (b"\x04\x22\x4d\x18", "lz4 data"),
     (b"PK\x03\x04", "a zip archive"),
+    (b"%pdf-", "a PDF"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+    (b"version https://git-lfs", "a Git LFS pointer: the object itself was not fetched"),
+)
+_LOOKS = (
+    *_NO_TEXT,
     (b"<!doctype html", "an HTML page"),
     (b"<html", "an HTML page"),
     (b"<?xml", "an XML document"),
-    (b"version https://git-lfs", "a Git LFS pointer: the archive itself was not fetched"),
     (b"{", "JSON"),
 )
 
@@ -107,10 +113,14 @@ def header_name(block: bytes) -> bytes:
     return name
 
 
-def looks_like(start: bytes) -> str:
-    """The end of a sentence that says what an object looks like by its first bytes; empty where they are unknown."""
+def looks_like(start: bytes, *, is_text: bool = False) -> str:
+    """The end of a sentence that says what an object looks like by its first bytes; empty where they are unknown.
+
+    Args:
+        is_text: any text is meant, so that only what is none, or stands for another object, is named.
+    """
     head = start[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for magic, kind in _LOOKS:
+    for magic, kind in _NO_TEXT if is_text else _LOOKS:
         if start.startswith(magic) or head.startswith(magic):
             return f": it looks like {kind}"
     return ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed
@@ -20,6 +21,19 @@ from headrace.state import Fingerprint, ResplitBase, State, check_of, last_posit
 from headrace.types import Ints, Ranges
 
 Numbers = Callable[[Order, Ints], Ints]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPlan:
+    """Samples that are counted: those of the source that its steps leave, first of all, or those of another such level.
+
+    Attributes:
+        limit: how many come of it in the epoch at most, on all ranks together; None: all.
+        is_grouped: whether it is made of groups of samples of the level before.
+    """
+
+    limit: int | None = None
+    is_grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +51,6 @@ class EpochPlan:
         keeps_count: whether each sample of the source comes in a batch.
         is_shared: whether all ranks receive the same steps, so that one state is that of all.
         is_resumed: whether a state was loaded; else `begin` is for states alone, and the source is as it should be.
-        limit: how many samples come in the epoch at most, of those that filters leave, on all ranks together.
         levels: of samples that are counted: those of the source are one, and groups of those of another one are, too.
         leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
@@ -57,8 +70,7 @@ class EpochPlan:
     is_shared: bool
     source: str
     is_resumed: bool = False
-    limit: int | None = None
-    levels: int = 1
+    levels: tuple[LevelPlan, ...] = (LevelPlan(),)
     leave_out: int = 0
     share: Steps | None = None
     why_no_state: str | None = None
@@ -77,11 +89,13 @@ class EpochPlan:
         return key
 
     @property
-    def left_to_keep(self) -> int | None:
-        """How many of the samples that filters leave are to come at most, on this rank; None: all."""
-        if self.limit is None:
-            return None
-        return self.limit - self.begin.samples if self.share is None else self.share.count
+    def left_to_keep(self) -> tuple[int | None, ...]:
+        """How many of the samples that each level gives are to come at most, on this rank; None: all."""
+        *limits, last = (level.limit for level in self.levels)
+        left = [None if limit is None else max(0, limit - n) for limit, n in zip(limits, self._given, strict=True)]
+        if last is not None:
+            last = max(0, last - self.begin.samples) if self.share is None else self.share.count
+        return (*left, last)
 
     @property
     def batches(self) -> int | None:
@@ -132,9 +146,23 @@ class EpochPlan:
         if mark is not None:
             ask = mark
             mark = lambda number: ask(_original(number, self._done))
-        first, *parts = self.begin.parts or (0,) * self.levels
-        passed = self.begin.passed or ((),) * (self.levels - 1)
-        return PositionMap(positions, kept_from, mark, [Origins(first), *map(GroupOrigins, parts, passed)])
+        is_limited = any(level.limit is not None for level in self.levels[:-1])
+        return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited)
+
+    @property
+    def _origins(self) -> list[Origins]:
+        """Of what each level's samples are made."""
+        levels, begin = self.levels, self.begin
+        known, passed = begin.parts or (0,) * len(levels), ((), *(begin.passed or ((),) * (len(levels) - 1)))
+        return [
+            GroupOrigins(count, some, before=before) if level.is_grouped else Origins(count, before=before)
+            for level, count, some, before in zip(levels, known, passed, (*self._given, 0), strict=True)
+        ]
+
+    @property
+    def _given(self) -> tuple[int, ...]:
+        """How many samples each level but the last gave before those that it begins with."""
+        return self.begin.given or (0,) * (len(self.levels) - 1)
 
     @property
     def _is_plain(self) -> bool:
@@ -154,7 +182,13 @@ class EpochPlan:
             samples = samples // self.world
         begin = self.begin
         return ProgressSnapshot(
-            begin.batches, samples, samples, skipped=begin.skipped, parts=begin.parts, passed=begin.passed
+            begin.batches,
+            samples,
+            samples,
+            skipped=begin.skipped,
+            parts=begin.parts,
+            passed=begin.passed,
+            given=begin.given,
         )
 
     def digest(self) -> int:
@@ -165,7 +199,7 @@ class EpochPlan:
         )
         if not self.is_shared:
             state = replace(
-                state, done=(), samples=0, mark=None, parts=(), passed=(), since=state.since._replace(here=0)
+                state, done=(), samples=0, mark=None, parts=(), passed=(), given=(), since=state.since._replace(here=0)
             )
         if self.order is None:
             state = replace(state, cursor=Cursor.at())  # each rank's own
@@ -201,6 +235,7 @@ class EpochPlan:
             skip=max(0, self.leave_out - (received.batches - self.begin.batches)),
             parts=received.parts,
             passed=received.passed,
+            given=received.given,
         )
         if received.is_over:
             return replace(
@@ -217,6 +252,7 @@ class EpochPlan:
                 since=ResplitBase(),
                 parts=(),
                 passed=(),
+                given=(),
                 mark=self.next_mark(received.mark),
             )
         if self.is_shared:
@@ -299,6 +335,13 @@ class EpochPlan:
                 "changed, or the state was edited",
                 field="check",
             )
+
+
+def levels_of(pipeline: Pipeline) -> tuple[LevelPlan, ...]:
+    """What samples of a pipeline are counted."""
+    limits = (*(regroup.limit for regroup in pipeline.regroups), pipeline.limit)
+    are_grouped = (False, *(regroup.grouping is not None for regroup in pipeline.regroups))
+    return tuple(map(LevelPlan, limits, are_grouped))
 
 
 def as_ranges(holes: Ints) -> Ranges:

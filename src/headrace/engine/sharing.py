@@ -7,12 +7,11 @@ from typing import Self
 
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.sharing import Asked, ShardInfo, running_shard
+from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError
 from headrace.plan import Cursor, Steps, sample_seed
 from headrace.plan.order import ENDLESS
 from headrace.running import RunningSample, running_sample
-from headrace.streaming.among_ranks import name_of
-from headrace.streaming.epoch_plan import EpochPlan
 
 _AHEAD = 1024  # positions that are found at once
 
@@ -117,3 +116,8 @@ class AtPositions(_Around):
             sample = await anext(self._samples)
             self._at += 1
         return sample
+
+
+def name_of(source: object) -> str:
+    """What errors call it."""
+    return type(source).__name__.lstrip("_")

@@ -1,7 +1,7 @@
-"""What a loader runs: the chains of its workers, how samples become batches, and what makes their sources.
+"""What is made of a job: the chains of the workers, how samples become batches, and what makes their sources.
 
-It holds the user's data set and functions. It belongs to the loader and its iterators alone: what runs in the engine's
-thread must not keep alive what may refer to the loader itself.
+It holds the user's data set and functions. In the trainer's process it belongs to the loader and its iterators alone:
+what runs in the engine's thread must not keep alive what may refer to the loader itself.
 """
 
 from __future__ import annotations
@@ -10,34 +10,55 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 
 from headrace.datasets.pipeline import Pipeline
-from headrace.fetch import Meter
+from headrace.engine.async_steps import apply
+from headrace.engine.calls import TrainerCalls
+from headrace.engine.epoch_plan import EpochPlan
+from headrace.engine.job import Job
+from headrace.engine.sources import EpochIn, Sources
+from headrace.fetch import Meter, Reader
 from headrace.functions import is_async
 from headrace.options import Settings
 from headrace.parts import Part
 from headrace.protocols import Opens
 from headrace.running import RunningSample, running_sample
-from headrace.runtime import Runtime
-from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LoopStage, WorkStage
-from headrace.streaming.async_steps import apply
-from headrace.streaming.sources import Sources
+from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
+from headrace.scheduler.skips import SkipMeters, Skips
+from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
+from headrace.torch_compat import serialize
 from headrace.torch_compat.collate import default_collate
 from headrace.work.maker import stage_key
 from headrace.work.task_runner import open_part
+
+Wrap = Callable[[list[Any]], Part]
+"""Makes a part of Python objects."""
 
 _FINAL = 1  # the number of the chain that makes batches
 _LOOK_AHEAD = 2  # as many samples as may be on their way, times this, may lie ready beyond what may be sent
 
 
+class Workplace(Protocol):
+    """Where a job's epochs run."""
+
+    def learn(self, number: int, chain: Chain) -> None:
+        """Make a chain known to the workers."""
+        ...
+
+    async def open(self, dataset: Opens) -> None:
+        """Open a data set, to be closed at the end of all."""
+        ...
+
+
 class Blueprint:
-    """A pipeline with its settings.
+    """What a job's epochs have in common.
 
     Args:
+        job: what is to be done.
         wrap: makes a part of Python objects.
         meter: where it is counted how long coroutines hold the loop.
 
@@ -48,9 +69,10 @@ class Blueprint:
         sources: makes the source of each epoch.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, wrap: Callable[[list[Any]], Part], meter: Meter) -> None:
-        self._pipeline, self._settings, self._wrap = pipeline, settings, wrap
-        prefix, self.chains, inner = _stages(pipeline, settings, meter, self._loop_stage)
+    def __init__(self, job: Job, wrap: Wrap, meter: Meter) -> None:
+        pipeline, settings = job.pipeline, job.settings
+        self._job = job
+        prefix, self.chains, inner = _stages(pipeline, settings, meter, wrap)
         self.batches = BatchSpec(
             inner=tuple(inner),
             chain=_FINAL,
@@ -64,55 +86,94 @@ class Blueprint:
             depth=settings.prefetch_factor,
         )
         self.learned = Learned(settings.use_slots)
-        self.sources = Sources(pipeline, settings, prefix, meter)
+        self.sources = Sources(job, prefix, meter)
 
     @property
     def storage_options(self) -> Mapping[str, object] | None:
         """What the source's store is told."""
-        return self._pipeline.source.storage_options
+        return self._job.pipeline.source.storage_options
 
     @property
     def opens(self) -> Opens | None:
         """The data set that is opened and closed on the engine's loop, if there is one."""
-        return self._pipeline.source.opens
+        return self._job.pipeline.source.opens
 
     def forget_form(self) -> None:
         """Samples of the epochs that begin from now on may have another form."""
         before = self.learned  # epochs that have begun go by that
-        self.learned = Learned(self._settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
+        self.learned = Learned(self._job.settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
 
-    def chunk(self, batch_size: int) -> int:
-        """How many samples of a batch are handed on together."""
-        return self.batches.chunk(batch_size, self.learned.sample_s)
+    def spec(self, plan: EpochPlan, reader: Reader, calls: TrainerCalls, meters: SkipMeters) -> EpochSpec:
+        """What an epoch is made of.
 
-    def _loop_stage(self, number: int, steps: Sequence[Step]) -> LoopStage:
-        """Asynchronous steps; by the stage's number its samples' random numbers differ from others'."""
-        return LoopStage(partial(self._through_loop, number, steps), _give_many(steps))
+        Args:
+            plan: the epoch's.
+            reader: reads bytes.
+            calls: asks the trainer.
+            meters: where samples that are left out are counted.
 
-    async def _through_loop(
-        self, number: int, steps: Sequence[Step], part: Part, positions: Sequence[int], key: int
-    ) -> tuple[Part, Sequence[int]]:
-        """All samples of a part through asynchronous steps, at once; which of them are left."""
-        samples: list[object] = open_part(part)
-        part.release()
-        made: list[list[object]] = [[]] * len(samples)
+        Raises:
+            OptionError: the samples cannot be had so.
+        """
+        planning = self._job.planning
+        chunk = self.batches.chunk(plan.batch_size, self.learned.sample_s)
+        source = self.sources.of(EpochIn(plan, reader, calls, chunk))
+        return EpochSpec(
+            source=source,
+            batches=replace(self.batches, batch_size=plan.batch_size),
+            learned=self.learned,
+            key=plan.key,
+            boundaries=plan.boundaries(),
+            position_map=plan.position_map(source.mark if planning is None else None),
+            limits=plan.left_to_keep,
+            skips=self._skips(plan, calls, meters),
+            pass_count=None if planning is None else planning.pass_count,
+        )
 
-        async def one(k: int) -> None:
-            running_sample.set(RunningSample(stage_key(key, number), positions[k]))
-            made[k] = await apply(steps, samples[k], positions[k])
+    def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: SkipMeters) -> Skips | None:
+        policy = self._job.settings.skips
+        if policy is None:
+            return None
+        return Skips(
+            replace(policy, decide=calls.decide) if self._job.asks else policy,
+            plan.number,
+            meters,
+            serialize.unpack_error,
+            serialize.pack_error,
+            plan.begin.skipped,
+            needs_batches=plan.world > 1,
+        )
 
-        async with anyio.create_task_group() as group:
-            for k in range(len(samples)):
-                group.start_soon(one, k)
-        kept = [k for k, some in enumerate(made) for _ in some]
-        return self._wrap([sample for some in made for sample in some]), kept
-
-    async def prepare(self, runtime: Runtime) -> None:
+    async def prepare(self, place: Workplace) -> None:
         """Teach the workers their chains, and open the data set; on the engine's loop, before the first epoch."""
         for number, chain in self.chains.items():
-            runtime.learn(number, chain)
+            place.learn(number, chain)
         if self.opens is not None:
-            await runtime.open(self.opens)
+            await place.open(self.opens)
+
+
+def _loop_stage(number: int, steps: Sequence[Step], wrap: Wrap) -> LoopStage:
+    """Asynchronous steps; by the stage's number its samples' random numbers differ from others'."""
+    return LoopStage(partial(_through_loop, number, steps, wrap), _give_many(steps))
+
+
+async def _through_loop(
+    number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
+) -> tuple[Part, Sequence[int]]:
+    """All samples of a part through asynchronous steps, at once; which of them are left."""
+    samples: list[object] = open_part(part)
+    part.release()
+    made: list[list[object]] = [[]] * len(samples)
+
+    async def one(k: int) -> None:
+        running_sample.set(RunningSample(stage_key(key, number), positions[k]))
+        made[k] = await apply(steps, samples[k], positions[k])
+
+    async with anyio.create_task_group() as group:
+        for k in range(len(samples)):
+            group.start_soon(one, k)
+    kept = [k for k, some in enumerate(made) for _ in some]
+    return wrap([sample for some in made for sample in some]), kept
 
 
 def _give_many(steps: Sequence[Step]) -> bool:
@@ -120,7 +181,7 @@ def _give_many(steps: Sequence[Step]) -> bool:
 
 
 def _stages(
-    pipeline: Pipeline, settings: Settings, meter: Meter, loop_stage: Callable[[int, Sequence[Step]], LoopStage]
+    pipeline: Pipeline, settings: Settings, meter: Meter, wrap: Wrap
 ) -> tuple[tuple[Step, ...], dict[int, Chain], list[InnerStage]]:
     """(asynchronous steps that the source does itself, the workers' chains, the stages before the last one)."""
     groups = _by_color(pipeline.narrowed_steps, meter)
@@ -140,7 +201,7 @@ def _stages(
         for is_on_loop, steps in groups:
             number = _FINAL + 1 + len(inner)
             if is_on_loop:
-                inner.append(loop_stage(number, steps))
+                inner.append(_loop_stage(number, steps, wrap))
             else:
                 chains[number] = Chain(steps, init=settings.init)
                 inner.append(WorkStage(number, _give_many(steps)))
@@ -154,6 +215,10 @@ def _stages(
 
     add(groups)
     for grouping, steps in ((regroup.grouping, regroup.steps) for regroup in pipeline.regroups):
+        if grouping is None:
+            inner.append(LimitStage())
+            add(_by_color(steps, meter))
+            continue
         if grouping.measure is not None:
             have_measured(grouping.measure)
         groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)

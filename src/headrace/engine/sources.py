@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.datasets.ordering import Ordering
-from headrace.datasets.pipeline import Pipeline
-from headrace.datasets.planning import Planning
 from headrace.datasets.source import IteratedData, KeyedData, Wanted
+from headrace.engine.async_steps import get_through, iterate_through
+from headrace.engine.calls import TrainerCalls
+from headrace.engine.epoch_plan import EpochPlan
+from headrace.engine.job import Job
+from headrace.engine.sharing import Sharing
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
 from headrace.fetch.held import WatchedIterator
-from headrace.options import Settings
 from headrace.plan import Rounds, draw, window_order
 from headrace.producer import Producer
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
@@ -28,10 +29,6 @@ from headrace.producers.shards import ShardProducer
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.producers.unpack import Unpacks
 from headrace.rows import Scanner
-from headrace.streaming.async_steps import get_through, iterate_through
-from headrace.streaming.callers import from_caller
-from headrace.streaming.epoch_plan import EpochPlan
-from headrace.streaming.sharing import Sharing
 from headrace.tasks import Step
 from headrace.torch_compat import serialize
 from headrace.types import Ints
@@ -43,26 +40,28 @@ _PLANNED_AT_ONCE = 4096
 
 
 class Sources:
-    """Makes what gives the samples of a pipeline's epochs.
+    """Makes what gives the samples of a job's epochs.
 
     Args:
+        job: what is to be done.
         prefix: asynchronous steps that the source does itself, behind reading a sample.
         meter: where it is counted how long a data set's own coroutines hold the loop.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, prefix: Sequence[Step], meter: Meter) -> None:
-        self.pipeline, self.settings, self.prefix, self.meter = pipeline, settings, prefix, meter
-        self.adaptive = AdaptiveConcurrency(settings.first_reads, settings.fetch_concurrency)
+    def __init__(self, job: Job, prefix: Sequence[Step], meter: Meter) -> None:
+        self.job, self.prefix, self.meter = job, prefix, meter
+        self.adaptive = AdaptiveConcurrency(job.settings.first_reads, job.settings.fetch_concurrency)
 
-    def window_bytes(self, plan: EpochPlan, planning: Planning | None) -> int:
+    def window_bytes(self, plan: EpochPlan) -> int:
         """How many bytes of samples lie ready on this rank before any of them is used; 0: it is not known."""
+        pipeline, planning = self.job.pipeline, self.job.planning
         if planning is not None:
             return planning.window_bytes // plan.steps.world
-        return WINDOW_BYTES if self.pipeline.source.traits.sharded and self.pipeline.order.shuffle is not None else 0
+        return WINDOW_BYTES if pipeline.source.traits.sharded and pipeline.order.shuffle is not None else 0
 
     def of(self, epoch: EpochIn) -> Producer:
         """The samples of an epoch."""
-        return self.pipeline.source.open(_EpochIO(self, epoch))
+        return self.job.pipeline.source.open(_EpochIO(self, epoch))
 
 
 class EpochIn(NamedTuple):
@@ -70,16 +69,14 @@ class EpochIn(NamedTuple):
 
     Attributes:
         plan: the epoch's.
-        planning: knows where the samples at its positions lie; None: they have no numbers.
         reader: reads bytes.
-        caller: the loop of an `async for`.
+        calls: asks the trainer.
         chunk: how many samples of a batch are handed on together.
     """
 
     plan: EpochPlan
-    planning: Planning | None
     reader: Reader
-    caller: asyncio.AbstractEventLoop | None
+    calls: TrainerCalls
     chunk: int
 
 
@@ -87,9 +84,10 @@ class _EpochIO:
     """The ways to get samples, as `headrace.datasets.source.EpochIO` has them."""
 
     def __init__(self, sources: Sources, epoch: EpochIn) -> None:
-        self._pipeline, self._settings, self._prefix = sources.pipeline, sources.settings, sources.prefix
-        self._meter, self._adaptive = sources.meter, sources.adaptive
-        self._plan, self._planning, self._reader, self._caller, self._chunk = epoch
+        job = sources.job
+        self._pipeline, self._settings, self._planning = job.pipeline, job.settings, job.planning
+        self._prefix, self._meter, self._adaptive = sources.prefix, sources.meter, sources.adaptive
+        self._plan, self._reader, self._calls, self._chunk = epoch
 
     @property
     def is_planned(self) -> bool:
@@ -104,12 +102,8 @@ class _EpochIO:
         return self._pipeline.wanted
 
     def iterated(self, data: IteratedData) -> IterProducer:
-        plan, caller = self._plan, self._caller
-        samples: Callable[[], AsyncIterator[object]] = data.aiter
-        if data.loop == "caller":
-            if caller is None:
-                raise OptionError(f"{type(data).__name__}.loop is 'caller': it can be used with `async for` only")
-            samples = partial(from_caller, data, caller)
+        plan = self._plan
+        samples = self._calls.samples_of(data) if data.loop == "caller" else data.aiter
         begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
         sharing = Sharing(self._pipeline, plan, samples)
         resumable = Resumable(data, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)

@@ -1,0 +1,358 @@
+"""Writes the samples of any place as shards: `headrace pack`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from headrace.cli.settings import add_storage_to, count, say, storage_options
+from headrace.errors import HeadraceError, OptionError, masked
+
+_DESCRIPTION = """\
+Write the samples of a place, of any format, in their order as shards: WebDataset's tar, each with its index beside it,
+or Parquet. Shards are written as a whole or not at all.
+"""
+_EPILOG = """\
+A run that was interrupted goes on where it ended when the same command is given again: finished shards are kept, and
+what they have is not read again.
+"""
+_ROWS_BYTES = 32 * 2**20
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to a parser's."""
+    parser = commands.add_parser(
+        "pack",
+        help="write the samples of any place as shards",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "url", metavar="PLACE", help="an address, a folder, or a pattern like 's3://bucket/**/*.parquet'"
+    )
+    parser.add_argument("output", metavar="OUT", help="the folder that shards go to: a path, or an address")
+    parser.add_argument(
+        "--format", choices=("tar", "parquet"), default="tar", help="what is written (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--from", dest="source", metavar="NAME", help="what is read; by default it follows from the place"
+    )
+    parser.add_argument(
+        "--samples-per-shard", type=count, default=10_000, metavar="N", help="at most (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--shard-bytes",
+        type=count,
+        default=256 * 2**20,
+        metavar="N",
+        help="a shard ends when it has as many (default: %(default)s)",
+    )
+    add_storage_to(parser)
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    """Pack what was asked for; gives the exit status."""
+    try:
+        return _run(given)
+    except (HeadraceError, OSError, ValueError) as error:
+        say("pack", f"error: {error}; finished shards are kept, and the same command goes on behind them")
+        return 1
+
+
+class _ShardWriter(Protocol):
+    """Writes one shard.
+
+    Attributes:
+        nbytes: how much it has, about.
+    """
+
+    nbytes: int
+
+    def add(self, sample: Mapping[str, Any], number: int) -> None:
+        """One more sample."""
+        ...
+
+    def close(self) -> None:
+        """There are no more."""
+        ...
+
+    def drop(self) -> None:
+        """Let the file go, closed or not."""
+        ...
+
+
+class _TarShard:
+    def __init__(self, path: Path, journal: _PackJournal) -> None:  # noqa: ARG002 (as the other)
+        self._tar = tarfile.open(path, "x", format=tarfile.PAX_FORMAT)  # noqa: SIM115 (closed by close)
+        self._taken: set[str] = set()
+        self.nbytes = 0
+
+    def add(self, sample: Mapping[str, Any], number: int) -> None:
+        from headrace.cli.members import key_of, members_of  # numpy with it, which other commands do without
+
+        key = key_of(sample, number, self._taken)
+        for name, body in members_of(sample, number).items():
+            member = tarfile.TarInfo(f"{key}.{name}")
+            member.size = len(body)
+            self._tar.addfile(member, BytesIO(body))
+            self.nbytes += 512 + len(body) + -len(body) % 512
+
+    def close(self) -> None:
+        self._tar.close()
+
+    def drop(self) -> None:
+        self._tar.close()
+
+
+class _ParquetShard:
+    def __init__(self, path: Path, journal: _PackJournal) -> None:
+        self._path, self._journal = path, journal
+        self._rows: list[dict[str, Any]] = []
+        self._waiting = self.nbytes = 0
+        self._file: Any = None
+
+    def add(self, sample: Mapping[str, Any], number: int) -> None:  # noqa: ARG002 (as the other)
+        row = {name: value for name, value in sample.items() if not name.startswith("__")}
+        if "key" not in row:
+            row = {"key": str(sample.get("__key__", "")), **row}
+        self._rows.append(row)
+        nbytes = sum(_size(value) for value in row.values())
+        self._waiting += nbytes
+        self.nbytes += nbytes
+        if self._waiting >= _ROWS_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        self._flush()
+        self._file.close()
+
+    def drop(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = self._journal.schema
+        if schema is None:
+            table = pa.Table.from_pylist(self._rows)
+            schema = self._journal.schema = table.schema
+        else:
+            if others := {name for row in self._rows for name in row} - set(schema.names):
+                raise OptionError(f"a sample has the field {min(others)!r}, and those of the first rows have not")
+            table = pa.Table.from_pylist(self._rows, schema=schema)
+        if self._file is None:
+            self._file = pq.ParquetWriter(self._path, schema, write_page_checksum=True)
+        self._file.write_table(table)
+        self._rows, self._waiting = [], 0
+
+
+class _PackJournal:
+    """What is finished: the state behind it, and how many shards and samples there are.
+
+    Args:
+        path: where it lies.
+        about: what was asked for; a journal of something else is none.
+
+    Attributes:
+        parts: the folder in which shards are begun.
+        shards, samples: how many are finished.
+        state: of the samples behind them.
+        schema: that of Parquet files, once rows are there.
+        is_done: whether no more come.
+    """
+
+    def __init__(self, path: Path, about: str) -> None:
+        self._path, self._about, self._is_new = path, about, not path.exists()
+        self.parts, self.is_done = path.with_name(f"{path.name}.parts"), False
+        self.shards = self.samples = 0
+        self.state: Any = None
+        self.schema: Any = None
+        if self._is_new:
+            return
+        try:
+            found = json.loads(path.read_text())
+            if found["about"] != about:
+                raise OptionError(f"{path} is of another run, with other options: give another OUT, or remove it")
+            self.shards, self.samples, self.state = int(found["shards"]), int(found["samples"]), found["state"]
+            self.is_done = bool(found["done"])
+            if found["schema"] is not None:
+                import pyarrow as pa
+
+                self.schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise OptionError(f"{path} is damaged; remove it, and all is written anew") from error
+
+    def begin(self, output: str, kind: str, options: Mapping[str, object]) -> None:
+        """See that nothing lies at the place of the first shard that is not of this run."""
+        from headrace.datasets.blocking import blocking
+        from headrace.reading import found
+
+        shutil.rmtree(self.parts, ignore_errors=True)  # of a run that was killed
+        first = f"{output}/{0:06d}.{kind}"
+        if self._is_new:
+            if blocking(partial(found, first, 1, options)) is not None:
+                raise OptionError(
+                    f"{masked(first)} is there already, and not of a run that can go on: give another OUT"
+                )
+            self._write(None)
+
+    def add(self, samples: int, state: object, *, is_last: bool) -> None:
+        """Another shard is finished."""
+        self.shards, self.samples, self.is_done = self.shards + 1, self.samples + samples, is_last
+        self._write(state)
+
+    def _write(self, state: object) -> None:
+        schema = None if self.schema is None else self.schema.serialize().to_pybytes().hex()
+        found = {"about": self._about, "shards": self.shards, "samples": self.samples, "state": state, "schema": schema}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        part = self._path.with_name(f"{self._path.name}.part")
+        part.write_text(json.dumps({**found, "done": self.is_done}))
+        part.replace(self._path)
+
+    def remove(self) -> None:
+        """All is written."""
+        self._path.unlink(missing_ok=True)
+        shutil.rmtree(self.parts, ignore_errors=True)
+
+
+class _SingleSamples(Protocol):
+    """A loader of single samples."""
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+    def __iter__(self) -> _SampleIterator: ...
+
+    def close(self) -> None: ...
+
+
+class _SampleIterator(Iterator[Any], Protocol):
+    def state_dict(self) -> Any: ...
+
+
+def _run(given: argparse.Namespace) -> int:
+    from headrace.datasets.constructors import stream
+    from headrace.datasets.iterating import loader_of
+    from headrace.fetch.stores.addresses import split
+    from headrace.fetch.stores.writing import check_writable
+    from headrace.indexes.building import names_path
+
+    if given.format == "parquet":
+        _check_pyarrow()
+    options = storage_options(given.storage_option)
+    output = given.output.rstrip("/")
+    check_writable(f"{output}/x")
+    asked = [given.url, output, given.format, given.samples_per_shard, given.shard_bytes, given.source]
+    about = blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
+    is_here = split(output)[0] == "file"
+    place = Path(split(output)[2]) / ".headrace-pack.json" if is_here else names_path(output).with_suffix(".pack.json")
+    journal = _PackJournal(place, about)
+    data = stream(given.url, format=given.source, storage_options=options)
+    loader = cast("_SingleSamples", loader_of(data))
+    journal.begin(output, given.format, options)
+    if journal.state is not None:
+        loader.load_state_dict(journal.state)
+    began, first = time.monotonic(), journal.samples
+    try:
+        if not journal.is_done:
+            _write(given, iter(loader), journal, output, options)
+    finally:
+        loader.close()
+        shutil.rmtree(journal.parts, ignore_errors=True)
+    if not given.quiet:
+        kept = f" ({first:,} of them from before)" if first else ""
+        print(
+            f"{journal.shards:,} shards with {journal.samples:,} samples{kept} in {masked(output)}, "
+            f"{time.monotonic() - began:.1f} s"
+        )
+    journal.remove()
+    return 0
+
+
+def _write(
+    given: argparse.Namespace,
+    samples: _SampleIterator,
+    journal: _PackJournal,
+    output: str,
+    options: Mapping[str, object],
+) -> None:
+    """Write what is left."""
+    kind = _TarShard if given.format == "tar" else _ParquetShard
+    waiting = next(samples, None)
+    journal.parts.mkdir(parents=True, exist_ok=True)
+    while waiting is not None:
+        part = journal.parts / f"{journal.shards:06d}.{given.format}"
+        writer: _ShardWriter = kind(part, journal)
+        with ExitStack() as closing:
+            closing.callback(writer.drop)
+            written, waiting, state = _fill(given, writer, waiting, samples, journal)
+        url = f"{output}/{part.name}"
+        asyncio.run(_publish(url, part, options, has_index=given.format == "tar"))
+        part.unlink()
+        journal.add(written, state, is_last=waiting is None)
+        if not given.quiet:
+            say("pack", f"{masked(url)}: {written:,} samples, {writer.nbytes:,} bytes")
+
+
+def _fill(
+    given: argparse.Namespace, writer: _ShardWriter, waiting: object, samples: _SampleIterator, journal: _PackJournal
+) -> tuple[int, object, object]:
+    """Write one shard; gives how many samples it has, the one behind them, and the state between."""
+    written = 0
+    while True:
+        if not isinstance(waiting, Mapping):
+            raise OptionError(f"samples are of type {type(waiting).__name__}: dicts of fields can be packed")
+        writer.add(waiting, journal.samples + written)
+        written += 1
+        is_full = written >= given.samples_per_shard or writer.nbytes >= given.shard_bytes
+        if is_full:
+            break
+        waiting = next(samples, None)
+        if waiting is None:
+            break
+    state = samples.state_dict()  # of what is in this shard and before it, and nothing else
+    waiting = next(samples, None) if is_full else None
+    writer.close()
+    return written, waiting, state
+
+
+async def _publish(url: str, part: Path, options: Mapping[str, object], *, has_index: bool) -> None:
+    """Have the shard at its place, and its index beside it: made by reading what was written."""
+    from headrace.fetch import Reader
+    from headrace.fetch.stores.writing import write_object
+    from headrace.indexes.building import build_beside
+
+    await write_object(url, part, options)
+    if not has_index:
+        return
+    async with Reader(concurrency=4, storage_options=options) as reader:
+        progress = await build_beside(reader, [url], storage_options=options)
+    for failure in progress.failures.values():
+        raise failure
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, bytes | str) else getattr(value, "nbytes", 0) or 16
+
+
+def _check_pyarrow() -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise OptionError("--format parquet needs pyarrow: pip install headrace[parquet]") from error

@@ -1,0 +1,60 @@
+"""What the commands have in common: the settings for stores, counts, and how they speak."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from headrace.errors import OptionError
+
+
+def add_storage_to(parser: Any) -> None:
+    """Add the settings for stores."""
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="K=V",
+        help="a setting for the store, such as endpoint=http://127.0.0.1:9000; inside a group: headers.X-Name=value, "
+        "client_options.allow_http=true",
+    )
+
+
+def count(text: str) -> int:
+    """A whole number, 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be 1 or more")
+    return int(text)
+
+
+def storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
+    """The settings as `storage_options` has them.
+
+    Raises:
+        OptionError: one is a value and a group.
+    """
+    options: dict[str, Any] = {}
+    for name, text in settings:
+        value = {"true": True, "false": False}.get(text, text)
+        group, dot, inner = name.partition(".")
+        if dot and isinstance(options.setdefault(group, {}), dict):
+            options[group][inner] = value
+        elif dot:
+            raise OptionError(f"--storage-option {group} is given a value and a part of one, {name}")
+        else:
+            options[name] = value
+    return options
+
+
+def say(command: str, text: str) -> None:
+    """Say something that is no result."""
+    sys.stderr.write(f"headrace {command}: {text}\n")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError("it must be NAME=VALUE")  # the text is not shown: it may be a secret
+    return name, value

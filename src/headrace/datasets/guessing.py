@@ -1,0 +1,289 @@
+"""What an address, a list, a pattern or a folder stands for, and why that is thought so."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headrace.datasets.blocking import blocking
+from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, way_round
+from headrace.datasets.listing import Listing, listing_of, without
+from headrace.datasets.packed import packed
+from headrace.datasets.patterns import Pattern, is_pattern
+from headrace.datasets.urls import expand
+from headrace.errors import OptionError, StorageError, masked
+from headrace.formats.compression.decompressor import path_of
+from headrace.formats.format import Format, ShardEntry
+from headrace.formats.limits import Limits
+from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed
+from headrace.reading import found
+
+Asks = Callable[[str, int | None], bytes | None]
+Options = Mapping[str, object] | None
+Facts = tuple[tuple[str, str], ...]
+"""What is said of a place: (of what, what)."""
+
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What was found.
+
+    Attributes:
+        urls: the objects.
+        format: of the shards; None: they are single samples.
+        entries: the shards, where a catalogue names them.
+        facts: why.
+        folder: of single samples: what was listed.
+        table: what says which there are, if one lies there.
+    """
+
+    urls: Sequence[str]
+    format: Format | None
+    facts: Facts
+    entries: Sequence[ShardEntry] | None = None
+    folder: Listing | None = None
+    table: str | None = None
+
+
+@dataclass(frozen=True)
+class Names:
+    """Addresses, and the lists that they are from."""
+
+    urls: Sequence[str]
+    listings: tuple[Listing, ...] = ()
+
+    @property
+    def facts(self) -> Facts:
+        """What is said of them."""
+        return tuple(("listed", one.text) for one in self.listings)
+
+
+def names_at(urls: object, storage_options: Options, *, kept: bool = False) -> Names:
+    """The addresses that are meant: patterns are looked up, all else is as it stands.
+
+    Raises:
+        OptionError: there is none; or an object is meant twice.
+        StorageError: a folder was not listed.
+    """
+    given = expand(urls)  # type: ignore[arg-type]
+    if not any(map(is_pattern, given)):
+        return Names(given)
+    parts: list[Sequence[str]] = []
+    listings: list[Listing] = []
+    for url in given:
+        if not is_pattern(url):
+            parts.append((url,))
+            continue
+        listing = listing_of(url, Pattern(url), storage_options, kept=kept)
+        if not listing.urls:
+            raise OptionError(f"{listing.text}: nothing there is like that{_shown(listing)}")
+        listings.append(listing)
+        parts.append(listing.urls)
+    return Names(_joined(parts), tuple(listings))
+
+
+def place_of(
+    names: Names, given: str | Format | None, limits: Limits, storage_options: Options, *, kept: bool = False
+) -> Place:
+    """What addresses stand for.
+
+    Args:
+        given: the format, where the caller knows it.
+        kept: take lists of folders that are kept on this machine.
+
+    Raises:
+        OptionError: nobody knows; the message says what can be done.
+        FormatError, StorageError: a catalogue cannot be read.
+    """
+    asks = partial(_read, storage_options)
+    urls = names.urls
+    if names.listings:
+        if given is None:
+            return _by_kinds(names, asks)
+        return Place(urls, format_named(given), (*names.facts, ("format", "as it was given")))
+    form = format_of(urls) if given is None else format_named(given)
+    if form is None and (listed := _catalogue(urls, None, asks, limits)) is not None:
+        why = f"{listed[0].name}, by its {listed[0].catalogue}"
+        return Place(urls, listed[0], (("format", why),), entries=listed[1])
+    if form is not None and form.catalogue is not None:
+        listed = _catalogue(urls, form, asks, limits)
+        if listed is not None:
+            return Place(urls, form, (("format", f"{form.name}, by its {form.catalogue}"),), entries=listed[1])
+    if all(map(_is_folder, urls)):
+        names = folders_at(urls, storage_options, kept=kept)
+        return _by_kinds(names, asks) if form is None else _of_format(names, form)
+    if form is not None:
+        why = "as it was given" if given is not None else "by the names"
+        return Place(urls, form, (("format", f"{form.name}, {why}"),))
+    return _sniffed(names, asks, storage_options, kept=kept)
+
+
+def _by_kinds(names: Names, asks: Asks) -> Place:
+    """What was listed, by the kinds of objects that there are."""
+    urls, facts, first = names.urls, names.facts, names.listings[0]
+    kinds = Kinds(urls)
+    if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.place == first.folder:
+        return Place(urls, None, facts, folder=first, table=kinds.tables[0])
+    if kinds.is_loose:
+        if len(names.listings) > 1:
+            raise OptionError(f"{first.text}, and others: objects of one sample each are for hr.files")
+        return Place(urls, None, facts, folder=first)
+    if len(kinds.formats) > 1 or (kinds.formats and kinds.others):
+        urls, facts = _without_what_lies_beside(names, kinds)
+        kinds = Kinds(urls)
+    form = form_in(kinds)
+    if form is not None:
+        return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
+    if kinds.formats or len(kinds.others) != 1:
+        raise mixed(first.place, kinds)
+    head = asks(urls[0], SNIFFED_BYTES)
+    form = None if head is None else sniffed(urls[0], head)
+    if form is None:
+        raise OptionError(
+            f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}"
+        )
+    return Place(urls, form, (*facts, ("format", f"{form.name}, by the first bytes of {masked(urls[0])}")))
+
+
+def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
+    """The same without tables and statistics that lie beside tar shards, and are named as those are."""
+    if "tar" not in kinds.formats:
+        return names.urls, names.facts
+    urls = without(names.urls, only_shards(names.urls, "tar"))
+    less = len(names.urls) - len(urls)
+    fact = ("left out", f"{less:,} objects that lie beside a shard and are named as it is")
+    return urls, (*names.facts, fact) if less else names.facts
+
+
+def _of_format(names: Names, form: Format) -> Place:
+    """What was listed of a format that the caller knows: by the names, where any says it, else all."""
+    says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
+    kinds = Kinds(names.urls)
+    urls = names.urls
+    if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
+        urls = without(urls, lambda url: _says(url, form))
+    why = f"{form.name}, as it was given{'' if says_so else '; the names do not say it'}"
+    return Place(urls, form, (*names.facts, ("format", why)))
+
+
+def _says(url: str, form: Format) -> bool:
+    one = format_of((url,))
+    return one is not None and one.name == form.name
+
+
+def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) -> Place:
+    """What the first bytes say; or, where there is no such object, what lies in the folder of that name."""
+    urls = names.urls
+    head = asks(urls[0], SNIFFED_BYTES)
+    form = None if head is None else sniffed(urls[0], head)
+    if form is not None:
+        return Place(urls, form, (("format", f"{form.name}, by the first bytes of {masked(urls[0])}"),))
+    if head is None and len(urls) == 1:
+        try:
+            folders = folders_at(urls, storage_options, kept=kept)
+        except (OptionError, StorageError, OSError):
+            folders = None  # it has no objects, or its store does not say
+        if folders is not None:
+            return _by_kinds(folders, asks)
+    known = ", ".join(suffix for one in known_formats().values() for suffix in one.suffixes)
+    hub = ""
+    if _HUB.fullmatch(urls[0]) and head is None:
+        hub = f"; of a repository on Hugging Face's hub the address is hf://datasets/{urls[0]}"
+    raise OptionError(
+        f"{masked(urls[0])} does not say its format, and its first bytes do not either; names in {known} do, or "
+        f"give format='tar'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
+    )
+
+
+def is_looked_up(names: Names) -> bool:
+    """Whether what they stand for follows from a listing."""
+    return bool(names.listings) or all(map(_is_folder, names.urls))
+
+
+def _is_folder(url: str) -> bool:
+    """Whether an address is that of a folder, as far as it tells without a request."""
+    if url.endswith("/") or _HUB_ROOT.fullmatch(url):
+        return True
+    return "://" not in url and Path(url).is_dir()
+
+
+def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
+    """What some folders have, one behind the other.
+
+    Raises:
+        OptionError: one has nothing, or its store does not list.
+        StorageError: one was not listed.
+    """
+    listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]
+    for listing in listings:
+        if not listing.urls:
+            raise OptionError(f"{listing.text}: nothing is there to be read")
+    return Names(_joined([one.urls for one in listings]), tuple(listings))
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
+    if len(parts) == 1:
+        return parts[0]
+    whole = packed(url for part in parts for url in part)
+    seen: set[str] = set()
+    for url in whole:
+        if url in seen:
+            raise OptionError(f"{masked(url)} is meant by two of the patterns: it would come twice")
+        seen.add(url)
+    return whole
+
+
+def _shown(listing: Listing) -> str:
+    return f"; {masked(listing.folder) or 'the working folder'} was listed"
+
+
+def _catalogue(
+    urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits
+) -> tuple[Format, list[ShardEntry]] | None:
+    """(the format, the shards) of the folders, or catalogues, at `urls`; None where they are none.
+
+    Args:
+        form: whose catalogues; None: any, which is found by what they say.
+    """
+    named: defaultdict[str, list[Format]] = defaultdict(list)
+    for one in [form] if form is not None else known_formats().values():
+        if one.catalogue is not None:
+            named[one.catalogue].append(one)
+    entries: list[ShardEntry] = []
+    for url in urls:
+        end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+        name = url[:end].rpartition("/")[2]
+        places = [url] if name in named else []
+        if not places and "." not in name:
+            places = [f"{url[:end].rstrip('/')}/{known}{url[end:]}" for known in named]
+        for place in places:
+            data = asks(place, None)
+            said = None if data is None else form or _surest(named[path_of(place).rpartition("/")[2]], data)
+            if data is None or said is None:
+                continue
+            form = said
+            entries += form.listed(place, data, limits)
+            break
+        else:
+            if entries:
+                raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
+            return None
+    return None if form is None else (form, entries)
+
+
+def _surest(forms: Sequence[Format], data: bytes) -> Format | None:
+    """Of formats whose catalogues have one name, the one that is surest of this one; None where none is."""
+    sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
+    return sure[max(sure)] if max(sure, default=0.0) > 0 else None
+
+
+def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
+    """The first bytes of an object, or all of it; None where it cannot be read."""
+    return blocking(partial(found, url, count, storage_options))

@@ -1,0 +1,142 @@
+"""What kinds of objects a place has, by their names, and what to do about those that are no shards."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.errors import OptionError, masked
+from headrace.formats.compression.decompressor import path_of
+from headrace.formats.decoders import WHAT_BY_EXTENSION, registered_decoders
+from headrace.formats.format import Format
+from headrace.formats.images import EXTENSIONS as IMAGES
+from headrace.formats.registry import formats_by_names, known_formats
+
+_SOUNDS = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "aac")
+_FILMS = ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg")
+MEDIA = IMAGES | {"avif", "heic", "jp2", "jxl", "svg", "dcm", *_SOUNDS, *_FILMS}
+"""Extensions of objects that are one sample each, and never many."""
+
+_TABLE = re.compile(r"metadata\.(?:csv|tsv|jsonl|parquet)")
+_SHOWN = 6
+
+_WAYS = {
+    "bin": "raw tokens are for hr.tokens(url, dtype, window)",
+    "idx": "it lies beside a .bin of Megatron's, which is for hr.tokens",
+    **dict.fromkeys(("h5", "hdf5", "nc"), "open it with h5py in a data set of its own, and give that to hr.from_map"),
+    **dict.fromkeys(("rar", "7z"), "no part of such an archive can be read by itself: unpack it, or make it a .tar"),
+    **dict.fromkeys(
+        ("pt", "pth", "pkl", "pickle", "ckpt"), "a pickle runs what it says; hr.files(url) gives its bytes"
+    ),
+    **dict.fromkeys(("zarr", "lance"), "its own library reads it: hr.from_map takes what has __len__ and __getitem__"),
+    **dict.fromkeys(("db", "sqlite", "lmdb", "mdb"), "a data base is for hr.from_map, with what reads its rows"),
+    "csv": "hr.table(url) has a row as a sample",
+    "json": "one JSON value is no stream; lines of JSON are .jsonl, and hr.files(url).decode() has it as one sample",
+    **dict.fromkeys(MEDIA, "objects of one sample each are for hr.files(url), a folder of them for hr.folder(url)"),
+}
+
+
+def _path(url: str) -> str:
+    """An address without a query; only on the web it can have one."""
+    return path_of(url) if url.startswith(("http://", "https://")) else url
+
+
+def extension_of(url: str) -> str:
+    """What stands behind the last dot of a name, in lower case."""
+    name = _path(url).rpartition("/")[2]
+    return name.rpartition(".")[2].lower() if "." in name else ""
+
+
+def way_round(url: str) -> str:
+    """What else can be done about an object whose format is not known."""
+    way = _WAYS.get(extension_of(url))
+    return "" if way is None else f"; {way}"
+
+
+class Kinds:
+    """Counts of the kinds of some objects.
+
+    Attributes:
+        formats: how many are of a format, by its name.
+        others: how many have another extension.
+        tables: those that say something of the others.
+    """
+
+    def __init__(self, urls: Iterable[str]) -> None:
+        self.formats: Counter[str] = Counter()
+        self.others: Counter[str] = Counter()
+        self.media = 0
+        self.tables: list[str] = []
+        says = formats_by_names()
+        for url in urls:
+            extension, form = extension_of(url), says(url)
+            self.media += extension in MEDIA
+            if _TABLE.fullmatch(url.rpartition("/")[2]):
+                self.tables.append(url)
+            if form is not None:
+                self.formats[form.name] += 1
+            else:
+                self.others[extension] += 1
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether they are objects of single samples: pictures, sounds, and what lies with them."""
+        few = {*WHAT_BY_EXTENSION, *registered_decoders(), *MEDIA}
+        named = {one.removeprefix(".") for name in self.formats for one in known_formats()[name].suffixes}
+        if self.media:
+            return set(self.others) <= few and named <= few
+        return not self.formats and bool(self.others) and set(self.others) <= few
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        others = ((f".{name}" if name else "without an extension", count) for name, count in self.others.most_common())
+        counts = [*self.formats.most_common(), *others]
+        shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
+        return shown + (f" and {len(counts) - _SHOWN} other kinds" if len(counts) > _SHOWN else "")
+
+
+def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
+    """Says of addresses whether they are no tables or statistics that lie beside a shard and are named as it is."""
+    says = formats_by_names()
+    stems = {stem_of(url) for url in urls if (form := says(url)) is not None and form.name == name}
+
+    def is_wanted(url: str) -> bool:
+        form = says(url)
+        if form is not None and form.name == name:
+            return True
+        stem = stem_of(url)
+        return stem not in stems and stem.removesuffix("_stats") not in stems
+
+    return is_wanted
+
+
+def stem_of(url: str) -> str:
+    """An address without what stands behind the first dot of the name."""
+    path = _path(url)
+    dot = path.find(".", path.rfind("/") + 1)
+    return path[:dot] if dot > 0 else path
+
+
+def without_extension(url: str) -> str:
+    """An address without what stands behind the last dot of the name."""
+    path = _path(url)
+    dot = path.rfind(".", path.rfind("/") + 2)
+    return path[:dot] if dot > 0 else path
+
+
+def mixed(place: str, kinds: Kinds) -> OptionError:
+    """The error of a place that has several kinds of objects."""
+    return OptionError(
+        f"{masked(place)} has {kinds.text}: say which are meant by a pattern such as "
+        f"{masked(place.partition('*')[0].rstrip('/'))}/**/*.tar, or by format='tar'; pictures by a table are for "
+        "hr.table(…), and files that lie in folders by their classes for hr.folder(…)"
+    )
+
+
+def form_in(kinds: Kinds) -> Format | None:
+    """The format that all are of; None where they are of none, or of several."""
+    if len(kinds.formats) != 1 or kinds.others:
+        return None
+    return known_formats()[next(iter(kinds.formats))]

@@ -1,0 +1,232 @@
+"""What a folder has, or what a pattern means there: listed page by page, sorted, and held without an object a name."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Self
+
+from headrace.datasets.blocking import blocking
+from headrace.datasets.manifest import Manifest, ManifestWriter
+from headrace.datasets.packed import packed
+from headrace.datasets.patterns import Pattern
+from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
+from headrace.formats.json_values import as_number, as_object
+from headrace.indexes.building import names_path
+from headrace.reading import listed
+from headrace.types import Listed
+
+Options = Mapping[str, object] | None
+
+_RUN = 2**18  # names that are sorted in memory; more go to disk
+_CHUNK = 2**14
+_ATTEMPTS = 3
+_MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)
+_ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
+_BESIDE = re.compile(r".*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The objects that a place has.
+
+    Attributes:
+        place: as it was given.
+        folder: what was listed; it ends with a slash.
+        urls: of the objects, sorted.
+        nbytes: of all of them together; None: not told of each.
+        left_out: how many were left out, by why.
+        listed_at: seconds since 1970.
+    """
+
+    place: str
+    folder: str
+    urls: Sequence[str]
+    nbytes: int | None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    listed_at: int = 0
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
+        out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
+        return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; left out: {out}' if out else ''}"
+
+
+def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *, kept: bool) -> Listing:
+    """The objects of a folder, or those that a pattern means, sorted by their addresses.
+
+    Args:
+        place: the folder, with a slash at its end, or the pattern.
+        kept: take the list that is kept on this machine, if one is; else it is made, and kept.
+
+    Raises:
+        OptionError: the store cannot say what it has.
+        StorageError, OSError: it did not.
+    """
+    path = names_path(place, storage_options)
+    folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
+    if kept and path.exists():
+        return _kept(place, folder, path)
+    leaves_out = _LeavesOut(len(folder), pattern)
+    began = int(time.time())
+
+    async def collect(spool: _Spool) -> None:
+        async with aclosing(listed(folder, levels, storage_options)) as pages:
+            async for page in pages:
+                spool.add(leaves_out.chosen(page))
+
+    async def attempts() -> Listing:
+        for attempt in range(1, _ATTEMPTS + 1):
+            leaves_out.begin()
+            with _Spool(path, is_kept=kept) as spool:
+                try:
+                    await collect(spool)
+                except (AccessDeniedError, ObjectMissingError):
+                    raise
+                except (StorageError, TimeoutError):
+                    if attempt == _ATTEMPTS:
+                        raise
+                    await asyncio.sleep(attempt)
+                    continue
+                counts = dict(leaves_out.counts)
+                urls = spool.finish({"nbytes": leaves_out.nbytes, "left_out": counts, "listed_at": began})
+                return Listing(place, folder, urls, leaves_out.nbytes, counts, began)
+        raise AssertionError
+
+    return blocking(attempts)
+
+
+class _LeavesOut:
+    """Says of names whether they are data, and counts those that are not.
+
+    Args:
+        start: where the path below the folder begins.
+        pattern: what else they must match.
+    """
+
+    def __init__(self, start: int, pattern: Pattern | None) -> None:
+        self._start, self._matches = start, None if pattern is None else pattern.matches
+        self._is_open = pattern is None or pattern.is_open
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is counted yet."""
+        self.counts: Counter[str] = Counter()
+        self.nbytes: int | None = 0
+
+    def chosen(self, page: Sequence[Listed]) -> list[str]:
+        """The addresses of a page's data."""
+        names = []
+        for path, size, _ in page:
+            below = path[self._start :]
+            if self._matches is not None and not self._matches(below):
+                continue
+            if self._is_open and (why := _why_not(below, hides=self._matches is None)) is not None:
+                self.counts[why] += 1
+                continue
+            names.append(path)
+            self.nbytes = None if self.nbytes is None or size is None else self.nbytes + size
+        return names
+
+
+def _why_not(path: str, *, hides: bool) -> str | None:
+    """Why an object in a folder is no data; None: it is."""
+    if hides and (path.startswith(".") or "/." in path):
+        return "hidden"
+    parts = path.split("/")
+    if any(part in ("_temporary", "_delta_log", "__pycache__", "__MACOSX") for part in parts[:-1]):
+        return "of other programs"
+    name = parts[-1]
+    if not name or _MARKS.fullmatch(name):
+        return "marks of other programs"
+    if _BESIDE.fullmatch(name):
+        return "beside data (indexes, checksums, parts)"
+    return "about the data (README and the like)" if _ABOUT.fullmatch(name) else None
+
+
+def _kept(place: str, folder: str, path: Path) -> Listing:
+    """The list that is kept at `path`."""
+    names = Manifest(path)
+    nbytes, at = as_number(names.about.get("nbytes")), as_number(names.about.get("listed_at"))
+    left_out = {why: as_number(count) for why, count in (as_object(names.about.get("left_out")) or {}).items()}
+    if at is None or None in left_out.values():
+        raise FormatError(f"{path} is damaged; remove it", url=str(path))
+    return Listing(place, folder, names, nbytes, {why: count or 0 for why, count in left_out.items()}, at)
+
+
+class _Spool:
+    """Takes names in any order, and gives them sorted: few in memory, many by files.
+
+    Args:
+        path: where the list is kept, where it is to be, or is too long for memory.
+    """
+
+    def __init__(self, path: Path, *, is_kept: bool) -> None:
+        self._path, self._is_kept = path, is_kept
+        self._some: list[str] = []
+        self._stack = ExitStack()
+        self._runs: list[ManifestWriter] = []
+        self._last = ""
+
+    def add(self, names: Sequence[str]) -> None:
+        """More names."""
+        self._some += names
+        if len(self._some) >= _RUN:
+            self._flush()
+
+    def finish(self, about: Mapping[str, object]) -> Sequence[str]:
+        """All names, sorted."""
+        if not self._runs and not self._is_kept:
+            return packed(sorted(self._some))
+        self._flush()
+        if len(self._runs) > 1:
+            parts = [iter(run.finish({})) for run in self._runs]
+            merged = heapq.merge(*parts)
+            whole = self._stack.enter_context(ManifestWriter(self._path))
+            while chunk := list(islice(merged, _CHUNK)):
+                whole.add(chunk)
+            return whole.finish(about)
+        manifest = self._runs[0].finish(about)
+        manifest.path.replace(self._path)
+        return Manifest(self._path)
+
+    def _flush(self) -> None:
+        self._some.sort()
+        if not self._runs or (self._some and self._some[0] < self._last):
+            if not self._runs:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._folder = Path(
+                    self._stack.enter_context(tempfile.TemporaryDirectory(prefix=".listing-", dir=self._path.parent))
+                )
+            run = ManifestWriter(self._folder / f"{len(self._runs)}.names")
+            self._runs.append(self._stack.enter_context(run))
+        if self._some:
+            self._runs[-1].add(self._some)
+            self._last = self._some[-1]
+        self._some = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+def without(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Sequence[str]:
+    """Those of some names that are wanted, as compact as they were."""
+
+    def chosen() -> Iterator[str]:
+        return filter(is_wanted, urls)
+
+    return packed(chosen())

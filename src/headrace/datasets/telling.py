@@ -1,0 +1,48 @@
+"""Samples in words: a line for each field, whatever it has."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_WIDTH = 100
+_FIELDS = 40
+_BYTES = 24
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def told(samples: Iterable[object]) -> Iterator[str]:
+    """The lines that say what samples have: of each its fields, their types and sizes, and how they begin."""
+    for number, sample in enumerate(samples):
+        if number:
+            yield ""
+        if not isinstance(sample, Mapping):
+            yield value_in_words(sample)
+            continue
+        for name, value in itertools.islice(sample.items(), _FIELDS):
+            yield f"{_line(str(name))}: {value_in_words(value)}"
+        if len(sample) > _FIELDS:
+            yield f"… and {len(sample) - _FIELDS} more fields"
+
+
+def value_in_words(value: Any) -> str:
+    """What a value is, in one line."""
+    if isinstance(value, str):
+        return _line(repr(value[: _WIDTH + 1]) + (f" ({len(value):,} characters)" if len(value) > _WIDTH else ""))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"{len(value):,} bytes, {bytes(value[:_BYTES])!r}{'…' if len(value) > _BYTES else ''}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{type(value).__name__} {list(shape)} {dtype}"
+    if isinstance(value, list | tuple | dict | set):
+        return _line(f"{type(value).__name__} of {len(value):,}: {reprlib.repr(value)}")
+    return _line(f"{type(value).__name__} {reprlib.repr(value)}")
+
+
+def _line(text: str) -> str:
+    """`text` as one line of a terminal: data may hold what terminals obey."""
+    text = _UNPRINTABLE.sub("·", text)
+    return text if len(text) <= _WIDTH + 40 else f"{text[: _WIDTH + 40]}…"

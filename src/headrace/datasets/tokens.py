@@ -1,0 +1,205 @@
+"""Windows of token ids as samples, over files of tokens as they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from headrace.datasets.blocking import blocking
+from headrace.datasets.bodies import Where, bodies_at, version_of
+from headrace.datasets.constructors import Urls
+from headrace.datasets.operators import EachSample
+from headrace.datasets.shards import IndexedShards, IndexedShardSource
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
+from headrace.datasets.stream import Stream
+from headrace.datasets.urls import expand
+from headrace.errors import OptionError, masked
+from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.tokens.layouts import Chunk, litdata_listed, split_path, token_dtype
+from headrace.formats.tokens.opener import TokenFormat, TokenOpener
+from headrace.indexes.index import Index
+from headrace.indexes.of_tokens import TokenFiles, TokenSettings, TokenTable, bin_of
+from headrace.producers.members import Members
+from headrace.reading import found
+from headrace.running import running_reader
+from headrace.tasks import Step
+from headrace.types import Ints
+
+_CATALOGUE = "index.json"
+
+
+def tokens(
+    urls: Urls,
+    dtype: DTypeLike | None = None,
+    window: int | None = None,
+    *,
+    stride: int | None = None,
+    eos: int | None = None,
+    documents: Literal["ids", "samples"] | None = None,
+    tail: Literal["drop", "short"] = "drop",
+    limits: Limits = DEFAULTS,
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """Windows of token ids, read in ranges from files of tokens as they lie.
+
+    A sample is a dict: `tokens`, an array `[window]` of the type that they have in the file; `__key__`, the number of
+    the window there; `__url__`. torch's embeddings take no uint16: `.long()` costs least behind the copy to the device.
+
+    Windows have numbers before they are read: shuffles, ranks, states, `data[i]` and mixtures are as with indexed
+    shards. What is asked for beforehand is each file's first bytes; of Megatron's indexes their heads and ends.
+
+    Files are raw; or llm.c's, with a header of 1,024 bytes; or Megatron's, with an `.idx` beside the `.bin`; `.npy`, of
+    one dimension, or of two, where rows are the windows; or chunks of tokens in a folder of LitData's. A window lies in
+    one file.
+
+    Args:
+        urls: an address, a pattern such as "s3://bucket/train_{000000..000099}.bin", or a list of them; of LitData that
+            of its folder.
+        dtype: of the tokens in raw files, such as "uint16"; where files say it themselves it is compared.
+        window: tokens in a window. For labels that are shifted by one, ask for one more than the model takes, and for a
+            stride of as many as it takes: `hr.tokens(url, "uint16", 1025, stride=1024)`.
+        stride: from the begin of one window to that of the next; by default `window`.
+        eos: the token that ends each document. Samples have `document_ids` then: an array `[window]` of int32, which
+            counts the documents in the window from 0.
+        documents: "ids": samples have `document_ids` by Megatron's index, which is read for that: 8 bytes of memory
+            for each document. "samples": samples are the documents of that index, of any length, and not windows.
+        tail: what becomes of the tokens at a file's end that fill no window. "drop": they are left out, as nanoGPT and
+            Megatron do. "short": they come, as a shorter window.
+        limits: how much files may ask for: `member_bytes` for one sample, and for where documents begin.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: an argument is of no use.
+        FormatError: LitData's catalogue is damaged. Files are read later, when it is first asked how many samples there
+            are: then a file that is damaged, cut off, shorter than a window or of another type is an error.
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.tokens("s3://bucket/train_{000000..000099}.bin", "uint16", 1025, stride=1024).shuffle()
+    """
+    _check(window, stride, eos, documents, tail)
+    settings = TokenSettings(
+        None if dtype is None else token_dtype(dtype),
+        window,
+        stride,
+        has_short=tail == "short",
+        documents=documents,
+        eos=eos,
+    )
+    given = expand(urls)
+    packed = next((url for url in given if kind_of(url) is not None), None)
+    if packed is not None:
+        raise OptionError(f"{masked(packed)} is compressed: windows are read at their places; unpack it first")
+    chunks = _chunks(given, storage_options)
+    places = tuple(chunk.url for chunk in chunks) if chunks else tuple(map(bin_of, given))
+    source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits)
+    opener = TokenOpener(eos, has_ids=documents == "ids")
+    return Stream(source, (EachSample(Step("open(tokens)", "map", opener, is_implied=True), opens=True),))
+
+
+def _check(window: object, stride: object, eos: object, documents: object, tail: object) -> None:
+    for name, count in (("window", window), ("stride", stride)):
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise OptionError(f"{name}={count!r}: 1 token or more")
+    if documents not in (None, "ids", "samples") or tail not in ("drop", "short"):
+        raise OptionError(f"documents={documents!r}, tail={tail!r}: 'ids' or 'samples', 'drop' or 'short' are meant")
+    if documents == "samples" and not (window is stride is None and tail == "drop"):
+        raise OptionError("documents='samples': a sample is a whole document; window=, stride=, tail= are of windows")
+    if eos is not None and documents is not None:
+        raise OptionError(f"eos={eos}, documents={documents!r}: they are found by the token, or by an index; give one")
+
+
+def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None) -> Sequence[Chunk]:
+    """The chunks of folders of LitData; none where these are files."""
+    names = [split_path(url)[0].rpartition("/")[2] for url in urls]
+    if not all(name == _CATALOGUE or "." not in name for name in names):
+        return ()
+    chunks: list[Chunk] = []
+    for url, name in zip(urls, names, strict=True):
+        path, rest = split_path(url)
+        place = url if name == _CATALOGUE else f"{path.rstrip('/')}/{_CATALOGUE}{rest}"
+        data = blocking(partial(found, place, None, storage_options))
+        if data is None:
+            if name != _CATALOGUE and not chunks:
+                return ()
+            raise OptionError(f"{masked(url)} is no folder of LitData: its {_CATALOGUE} cannot be read")
+        chunks += litdata_listed(place, data)
+    if not chunks:
+        raise OptionError(f"{masked(urls[0])} has no chunks")
+    return chunks
+
+
+class TokenShards(IndexedShards):
+    """Samples of files of tokens, by number: where they lie is computed when they are wanted."""
+
+    def __init__(
+        self,
+        urls: tuple[str, ...],
+        files: TokenFiles,
+        storage_options: Mapping[str, object] | None,
+        limits: Limits,
+    ) -> None:
+        form = TokenFormat()
+        super().__init__(urls, Index(urls, files, limits, form), storage_options, limits, form)
+        self.files = files
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenShards, (self.urls, self.files, self.storage_options, self.limits)
+
+    def __sample_source__(self) -> SampleSource:
+        return TokenSource(self)
+
+    def table(self, ordinal: int) -> TokenTable:
+        """What is known of a file; once they are open."""
+        return self.files.tables[ordinal]
+
+    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:  # noqa: ARG002
+        shard = self.table(ordinal).shard(chosen)
+        return Members(shard.rows, None, shard.size, version_of(shard))
+
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:  # noqa: ARG002
+        reader = running_reader.get()
+        assert reader is not None
+        ordinal, row = self.index.locate(number)
+        shard = self.table(ordinal).shard(np.array([row]))
+        rows, url = shard.rows, self.urls[ordinal]
+        places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
+        bodies = await bodies_at(reader, Where(url, shard, False, self.limits), places, [None] * len(places))
+        return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
+
+
+class TokenSource(IndexedShardSource):
+    """Windows of tokens: got one by one, or read in ranges."""
+
+    data: TokenShards
+
+    @property
+    def name(self) -> str:
+        return "tokens"
+
+    @property
+    def text(self) -> str:
+        return super().text.replace("stream(", "tokens(", 1)
+
+    def fingerprint(self) -> str:
+        return fingerprint_of((*self.urls, self.data.files.settings.text))
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
+        return _TokenOrders(self, keeps, self.data.files.settings.text)
+
+
+class _TokenOrders(SourceOrders):
+    """The same orders as those of shards; states know which windows they are of."""
+
+    def __init__(self, source: SampleSource, keeps: tuple[KeepsKey, ...], text: str) -> None:
+        super().__init__(source, keeps)
+        self._text = text
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of((*self._source.urls, self._text), self.sizes)

@@ -1,0 +1,251 @@
+"""Columns of Arrow as values of Python, a row at a time: what rows of a table become, and nothing of the other rows.
+
+Numbers, text and bytes are read out of Arrow's buffers themselves: to ask Arrow for each value takes ten times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from headrace.formats.json_values import as_list, as_number, as_object, as_text
+
+Arrow = Any
+"""An object of pyarrow, which has no types."""
+
+Getter = Callable[[int], object]
+"""The value of a row."""
+
+_ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")
+_ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
+_NESTED = ("Sequence", "List", "LargeList")
+
+
+def library() -> Arrow:
+    """The library pyarrow.
+
+    Raises:
+        ImportError: it is not installed; the message says how it is.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            "Parquet and Arrow files are decoded by pyarrow: pip install headrace[parquet]", name="pyarrow"
+        ) from error
+    return pa
+
+
+class TableRows(Sequence[dict[str, object]]):
+    """The rows of a table as dicts; each is made when it is asked for.
+
+    Args:
+        table: a table, or record batch, of Arrow.
+        features: what Hugging Face's `datasets` says of columns; see `getter`.
+        constants: fields that are the same in all rows.
+
+    Attributes:
+        nbytes: of the table.
+    """
+
+    def __init__(self, table: Arrow, features: Mapping[str, object], constants: Mapping[str, object]) -> None:
+        self._count, self.nbytes = int(table.num_rows), int(table.nbytes)
+        self._constants = dict(constants)
+        self._getters = [
+            (name, getter(_whole(column), features.get(name)))
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        rows = range(self._count)[at]
+        if type(rows) is range:
+            return [self[k] for k in rows]
+        row = rows
+        return {**self._constants, **{name: get(row) for name, get in self._getters}}
+
+
+def _whole(column: Arrow) -> Arrow:
+    """A column as one array."""
+    if not hasattr(column, "chunks"):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    pa = library()
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def getter(array: Arrow, feature: object = None) -> Getter:
+    """What gives the values of an array as Python has them; None for those that are missing.
+
+    Numbers are int, float and bool; text is str; lists of numbers that miss none are arrays of numpy, of their own
+    memory; structs are dicts, maps lists of pairs, decimals `decimal.Decimal`; dates and times are those of `datetime`,
+    those that count nanoseconds numpy's.
+
+    Args:
+        feature: what Hugging Face's `datasets` says of it: images and the like are their encoded bytes then, and arrays
+            have their shape.
+    """
+    if hasattr(array, "storage"):  # of an extension type that somebody has registered
+        array = array.storage
+    get = _of_feature(array, feature) or _present(array, feature)
+    if not array.null_count:
+        return get
+    is_there = memoryview(array.is_valid().to_numpy(zero_copy_only=False))
+    return lambda row: get(row) if is_there[row] else None
+
+
+def _present(array: Arrow, feature: object) -> Getter:
+    """The same of values that are not missing."""
+    pa = library()
+    types, kind = pa.types, array.type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        get: Getter = _numbers(array).item
+        return get
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _text(array)
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        starts, data = _starts(array), _bytes_of(array)
+        return lambda row: bytes(data[starts[row] : starts[row + 1]])
+    if types.is_dictionary(kind):
+        values, indices = getter(array.dictionary, feature), _numbers(array.indices)
+        return lambda row: values(int(indices[row]))
+    if types.is_struct(kind):
+        names, of_child = [field.name for field in kind], _features_of_children(feature)
+        children = [(name, getter(array.field(k), of_child(name))) for k, name in enumerate(names)]
+        return lambda row: {name: get(row) for name, get in children}
+    if types.is_map(kind):
+        starts, keys, items = _starts(array), getter(array.keys), getter(array.items)
+        return lambda row: [(keys(k), items(k)) for k in range(starts[row], starts[row + 1])]
+    if types.is_fixed_size_list(kind):
+        return _fixed_lists(array, feature)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _lists(array, _feature_of_values(feature))
+    if types.is_null(kind):
+        return lambda row: None  # noqa: ARG005
+    if (types.is_timestamp(kind) or types.is_duration(kind)) and kind.unit == "ns":
+        numbers = _numbers(array)
+        return lambda row: numbers[row]
+    return lambda row: array[row].as_py()
+
+
+def _numbers(array: Arrow) -> Arrow:
+    """Numbers as an array of numpy; what stands where one is missing means nothing."""
+    pa = library()
+    if array.null_count:
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else pa.scalar(0, pa.int64()).cast(array.type))
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _starts(array: Arrow) -> memoryview:
+    """Where the values of an array of lists, text or bytes begin, and where the last one ends."""
+    pa = library()
+    is_large = array.type in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(array.type)
+    width, buffer = 8 if is_large else 4, array.buffers()[1]
+    if buffer is None or not len(array):
+        return memoryview(bytes(width)).cast("q" if is_large else "i")
+    part = memoryview(buffer)[array.offset * width : (array.offset + len(array) + 1) * width]
+    return part.cast("B").cast("q" if is_large else "i")
+
+
+def _bytes_of(array: Arrow) -> memoryview:
+    buffer = array.buffers()[2]
+    return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
+
+
+def _text(array: Arrow) -> Getter:
+    starts, data = _starts(array), _bytes_of(array)
+    return lambda row: str(data[starts[row] : starts[row + 1]], "utf-8")
+
+
+def _lists(array: Arrow, feature: object) -> Getter:
+    starts, values = _starts(array), array.values
+    if _are_numbers(values.type):
+        some = _stretches(values)
+        return lambda row: some(starts[row], starts[row + 1])
+    get = getter(values, feature)
+    return lambda row: [get(k) for k in range(starts[row], starts[row + 1])]
+
+
+def _fixed_lists(array: Arrow, feature: object) -> Getter:
+    types, values, shape = library().types, array.values, [array.type.list_size]
+    first, size = array.offset * shape[0], shape[0]  # where the values of row 0 begin, and how many each row has
+    while types.is_fixed_size_list(values.type) and not values.null_count:
+        shape.append(values.type.list_size)
+        first, size, values = (first + values.offset) * shape[-1], size * shape[-1], values.values
+    if _are_numbers(values.type):
+        some = _stretches(values, shape if len(shape) > 1 else None)
+        return lambda row: some(first + row * size, first + (row + 1) * size)
+    begin, step, get = array.offset * shape[0], shape[0], getter(array.values, _feature_of_values(feature))
+    return lambda row: [get(k) for k in range(begin + row * step, begin + (row + 1) * step)]
+
+
+def _stretches(values: Arrow, shape: list[int] | None = None) -> Callable[[int, int], object]:
+    """What gives some consecutive numbers as an array, or as a list where one of them is missing."""
+    numbers = _numbers(values)
+    if not values.null_count:
+        if shape is not None:
+            return lambda start, stop: numbers[start:stop].reshape(shape).copy()
+        return lambda start, stop: numbers[start:stop].copy()
+    is_there, get = values.is_valid().to_numpy(zero_copy_only=False), getter(values)
+
+    def some(start: int, stop: int) -> object:
+        if is_there[start:stop].all():
+            return numbers[start:stop].reshape(shape or -1).copy()
+        return [get(k) for k in range(start, stop)]
+
+    return some
+
+
+def _are_numbers(kind: Arrow) -> bool:
+    types = library().types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _of_feature(array: Arrow, feature: object) -> Getter | None:
+    """The values of what `datasets` has a class of its own for; None where it has none."""
+    said = as_object(feature) or {}
+    kind, types = as_text(said.get("_type")), library().types
+    if kind in _ENCODED and types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        bodies = getter(array.field("bytes"))
+
+        def body(row: int) -> object:
+            found = bodies(row)
+            if found is None:
+                raise ValueError(f"an {kind.lower()} has a path and no bytes: it lies in a file of its own")
+            return found
+
+        return body
+    if kind in _ARRAYS:
+        sizes, get = as_list(said.get("shape")) or [None], _present(array, None)
+        shape = [-1 if size is None else size for size in map(as_number, sizes)]
+        return lambda row: np.asarray(_stacked(get(row))).reshape(shape)
+    return None
+
+
+def _stacked(value: object) -> object:
+    lists = as_list(value)
+    return value if lists is None else [_stacked(one) for one in lists]
+
+
+def _feature_of_values(feature: object) -> object:
+    said, several = as_object(feature) or {}, as_list(feature) or []
+    if len(several) == 1:
+        return several[0]
+    return said.get("feature") if said.get("_type") in _NESTED else None
+
+
+def _features_of_children(feature: object) -> Callable[[str], object]:
+    said = as_object(feature) or {}
+    inner = as_object(said.get("feature"))
+    if said.get("_type") == "Sequence" and inner is not None:  # a struct of lists stands for a list of structs
+        return lambda name: {"_type": "Sequence", "feature": inner.get(name)}
+    return said.get

@@ -1,0 +1,69 @@
+"""Folders with a catalogue of their shards: names in it, addresses beside it, and the heads of shards."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+
+from headrace.errors import FormatError, masked
+from headrace.formats.json_values import as_object, as_text
+from headrace.protocols import Reads
+
+_ODD = re.compile(r"[\x00-\x1f\\?#]|://")
+
+
+def catalogue_object(url: str, data: bytes) -> dict[str, object]:
+    """The JSON object that the catalogue at `url` is.
+
+    Raises:
+        FormatError: it is none.
+    """
+    try:
+        said = as_object(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise catalogue_damage(url, f"it is no JSON ({str(error)[:80]})") from None
+    if said is None:
+        raise catalogue_damage(url, "it is no JSON object")
+    return said
+
+
+def catalogue_damage(url: str, why: str) -> FormatError:
+    """The error that says so."""
+    return FormatError(f"the catalogue {masked(url)} is damaged: {why}", url=url)
+
+
+def file_name(said: object) -> str:
+    """The name of a file in the folder of a catalogue.
+
+    Raises:
+        ValueError: it is none, or one that lies elsewhere.
+    """
+    name = as_text(said)
+    if not name or _ODD.search(name) or name.startswith("/"):
+        raise ValueError(f"its file is called {str(said)[:80]!r}")
+    if ".." in name.split("/"):
+        raise ValueError(f"its file {name[:80]!r} lies outside of the folder")
+    return name
+
+
+def beside(url: str, name: str) -> str:
+    """The address of what lies beside the catalogue at `url`; what follows its path holds for that, too."""
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    return posixpath.dirname(url[:end]) + "/" * ("/" in url[:end]) + name + url[end:]
+
+
+async def at_least(reads: Reads, url: str, head: memoryview, stop: int, etag: str | None) -> memoryview:
+    """The first `stop` bytes of a shard, of which `head` was read.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    if stop <= len(head):
+        return head
+    more = memoryview(bytearray(stop))
+    more[: len(head)] = head
+    span = await reads.read_into(url, len(head), more[len(head) :], etag=etag)
+    if span.stop < stop:
+        raise ValueError("it is cut off in its table")
+    return more

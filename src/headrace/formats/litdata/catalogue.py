@@ -1,0 +1,123 @@
+"""What the `index.json` of a folder of LitData's chunks says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.errors import LimitError, OptionError, masked
+from headrace.formats.compression.decompressor import Decompressor
+from headrace.formats.folders import beside, catalogue_damage, catalogue_object, file_name
+from headrace.formats.format import ShardEntry
+from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
+from headrace.formats.limits import Limits
+from headrace.formats.litdata.trees import tree_of
+
+NAME = "index.json"
+_SAMPLES_MOST = 2**32 - 1
+_BYTES_MOST = 2**53
+_ELSEWHERE = {
+    "TokensLoader": "it holds tokens, which hr.tokens reads",
+    "ParquetLoader": "its chunks are Parquet files: give those, with format='parquet'",
+}
+_PLAIN = ("str", "int", "float", "bool", "bytes", "null", "list", "map", "struct")
+_DEPTH_MOST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ItemChunk:
+    """What is said of a chunk.
+
+    Attributes:
+        formats, spec: of its items, as `tree_of` has them.
+        samples: how many it has.
+        nbytes: of it; of one that is compressed as a whole, those that it unpacks to.
+        packing: "" where it lies there as it is, "chunk", "batch" or "sample" for what is compressed by itself.
+    """
+
+    formats: str
+    spec: str
+    samples: int
+    nbytes: int
+    packing: str
+
+
+def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
+    """The chunks that the catalogue at `url` names, in its order.
+
+    Raises:
+        FormatError, LimitError: it is damaged, or has chunks that are not read here.
+    """
+    said = catalogue_object(url, data)
+    chunks, config = as_list(said.get("chunks")), as_object(said.get("config"))
+    if chunks is None or config is None:
+        raise catalogue_damage(url, "it has no chunks, or no config")
+    loader = as_text(config.get("item_loader")) or "PyTreeLoader"
+    if loader != "PyTreeLoader":
+        why = _ELSEWHERE.get(loader, "that is not read")
+        raise OptionError(f"{masked(url)} is made for LitData's {loader[:80]}: {why}")
+    are_rows = _are_arrows(config.get("types"))
+    try:
+        formats, spec, packing = _config(config)
+        tree_of(formats, spec, unpickle, limits)
+    except ValueError as error:
+        raise catalogue_damage(url, str(error)) from None
+    entries = []
+    for number, one in enumerate(chunks):
+        try:
+            entries.append(_entry(url, as_object(one) or {}, (formats, spec, packing), are_rows, limits))
+        except LimitError as error:
+            raise LimitError(f"{masked(url)}: chunk {number}: {error.args[0]}", url=url) from None
+        except ValueError as error:
+            raise catalogue_damage(url, f"chunk {number}: {error}") from None
+    if packing:
+        Decompressor("zstd", url, limits)  # says now that the library is missing
+    return entries
+
+
+def _config(config: dict[str, object]) -> tuple[str, str, str]:
+    """The leaves' serializers, the tree, and what is compressed by itself."""
+    names, spec = as_texts(config.get("data_format")), as_text(config.get("data_spec"))
+    if config.get("encryption") is not None:
+        raise ValueError("its chunks are encrypted, and that is not read")
+    if names is None or spec is None:
+        raise ValueError("it does not say what its items are")
+    compression = config.get("compression")
+    packing = "chunk" if config.get("compression_level") is None else str(config["compression_level"])
+    if compression is None:
+        packing = ""
+    elif str(compression).partition(":")[0] != "zstd":
+        raise ValueError(f"its chunks are compressed by {str(compression)[:40]!r}; zstd is unpacked here")
+    elif packing not in ("chunk", "batch", "sample"):
+        raise ValueError(f"its chunks are compressed by {packing[:40]!r}, which is not known")
+    return json.dumps(names), spec, packing
+
+
+def _entry(
+    url: str, said: dict[str, object], config: tuple[str, str, str], are_rows: bool, limits: Limits
+) -> ShardEntry:
+    samples, nbytes = as_count(said.get("chunk_size"), _SAMPLES_MOST), as_count(said.get("chunk_bytes"), _BYTES_MOST)
+    if samples is None or nbytes is None:
+        sizes = f"{str(said.get('chunk_size'))[:40]!r} items, {str(said.get('chunk_bytes'))[:40]!r} bytes"
+        raise ValueError(f"it has {sizes}")
+    formats, spec, packing = config
+    if packing == "chunk" and nbytes > limits.member_bytes:
+        raise LimitError(f"it has {nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
+    chunk = ItemChunk(formats, spec, samples, nbytes, packing)
+    shares_blocks = are_rows or packing in ("chunk", "batch")
+    return ShardEntry(beside(url, file_name(said.get("filename"))), samples, chunk, shares_blocks)
+
+
+def _are_arrows(types: object) -> bool:
+    """Whether items have the types of which LitData writes a table of Arrow behind them; only costs follow from it."""
+    fields = as_object(types)
+    return bool(fields) and all(_is_plain(one, 0) for one in (fields or {}).values())
+
+
+def _is_plain(kind: object, depth: int) -> bool:
+    said = as_object(kind)
+    if said is None or depth > _DEPTH_MOST:
+        return as_text(kind) in _PLAIN
+    parts = [*(as_object(said.get("fields")) or {}).values(), said.get("value") or "str"]
+    return as_text(said.get("type")) in _PLAIN and all(_is_plain(one, depth + 1) for one in parts)

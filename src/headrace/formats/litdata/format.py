@@ -1,0 +1,260 @@
+"""LitData's chunks as a format: items are known from a table; of what is compressed together they share a block."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.compression.whole import unpacked_to, unpacked_whole
+from headrace.formats.folders import at_least
+from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count
+from headrace.formats.limits import Limits
+from headrace.formats.litdata import catalogue
+from headrace.formats.litdata.catalogue import ItemChunk
+from headrace.formats.litdata.trees import Tree, tree_of
+from headrace.formats.mds.table import offsets_of, table_bytes
+from headrace.protocols import Reads
+from headrace.rows import Rows
+from headrace.types import Ints
+
+_AT_FIRST = 4 * 2**20
+_MAGIC, _VERSION = b"LDFZ01\0\0", 1
+_HEAD = struct.Struct("<8sHHIII")
+_FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("offset", "<u8"), ("packed", "<u4"), ("unpacked", "<u4")])
+_ARROW, _ARROW_END = b"LDARW01\0", 12
+
+
+class LitData(Format):
+    """A folder with LitData's `index.json`.
+
+    Args:
+        unpickle: the fields of which pickles are read; to read one runs what the data say.
+    """
+
+    name = "litdata"
+    suffixes = ()
+    catalogue = catalogue.NAME
+
+    def __init__(self, unpickle: Sequence[str] = ()) -> None:
+        self.unpickle = (unpickle,) if isinstance(unpickle, str) else tuple(unpickle)
+
+    def sniff(self, name: str, head: bytes) -> float:
+        begins_so = name == catalogue.NAME and head.lstrip()[:1] == b"{"
+        return 0.8 if begins_so and b'"chunk_bytes"' in head and b'"shards"' not in head else 0.0
+
+    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
+        return catalogue.listed(url, data, self.unpickle, limits)
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        said: ItemChunk | None = shard.about
+        if said is None:
+            raise FormatError(f"{masked(shard.url)}: what is in it only its index.json says: give that", url=shard.url)
+        how = {"chunk": _index_of_whole, "batch": _index_of_frames}.get(said.packing, _index_of_items)
+        try:
+            return await how(reads, shard.url, said, limits)
+        except LimitError as error:
+            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
+        except ValueError as error:
+            raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+        how, formats, spec, samples, nbytes = _said(block.members[0])
+        if how == "arrow":
+            return _arrow_rows(bodies[0], samples)
+        tree = tree_of(formats, spec, self.unpickle, block.limits)
+        if how == "item":
+            return [tree.sample(bodies[0])]
+        if how == "sample":
+            return [tree.sample(unpacked_whole("zstd", bodies[0], block.url, block.limits))]
+        if how == "chunk":
+            data = bytes(unpacked_to(nbytes, "zstd", bodies[0], block.url, block.limits))
+            return _Items(tree, data, offsets_of(data, samples, len(data), block.limits))
+        data = unpacked_whole("zstd", bodies[0], block.url, block.limits)
+        return _Items(tree, data, _offsets_in(data, tree, samples))
+
+
+LITDATA = LitData()
+
+
+class _Items(Sequence[dict[str, object]]):
+    """The samples of what was compressed together; each is made when it is asked for."""
+
+    def __init__(self, tree: Tree, data: bytes, offsets: Ints) -> None:
+        self._tree, self._data, self._offsets = tree, data, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        start, stop = self._offsets[at : at + 2].tolist()
+        return self._tree.sample(self._data[start:stop])
+
+
+def _field(how: str, said: ItemChunk, samples: int = 0, nbytes: int = 0) -> str:
+    return json.dumps([how, said.formats, said.spec, samples, nbytes], separators=(",", ":"))
+
+
+@lru_cache(maxsize=256)
+def _said(field: str) -> tuple[str, str, str, int, int]:
+    how, formats, spec, samples, nbytes = json.loads(field)
+    return how, formats, spec, samples, nbytes
+
+
+def _keys(count: int) -> NDArray[np.bytes_]:
+    return np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}")
+
+
+async def _index_of_items(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
+    """The items of a chunk that lie there one by one, or behind which they lie once more, as a table of Arrow."""
+    wanted = table_bytes(said.samples, limits)
+    head = memoryview(bytearray(min(wanted, _AT_FIRST)))
+    span = await reads.read_into(url, 0, head)
+    head = await at_least(reads, url, head[: span.stop - span.start], min(wanted, span.size), span.etag)
+    if span.size != said.nbytes and said.packing == "":
+        raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.nbytes}")
+    end = int.from_bytes(head[wanted - 4 : wanted], "little") if len(head) == wanted else span.size
+    offsets = offsets_of(head, said.samples, min(end, span.size), limits)
+    if end < span.size:
+        return await _index_of_arrow(reads, url, said, (end, span.size, span.etag), limits)
+    count = said.samples
+    field = _field(said.packing or "item", said)
+    zeros = np.zeros(count, np.int32)
+    rows = Rows(_keys(count), np.arange(count + 1), zeros, offsets[:-1], np.diff(offsets), (field,))
+    return ShardIndex(rows, None, span.size, span.etag)
+
+
+async def _index_of_arrow(
+    reads: Reads, url: str, said: ItemChunk, place: tuple[int, int, str | None], limits: Limits
+) -> ShardIndex:
+    start, size, etag = place
+    end = memoryview(bytearray(_ARROW_END))
+    span = await reads.read_into(url, max(size - _ARROW_END, 0), end, etag=etag)
+    length = int.from_bytes(end[:4], "little")
+    if span.stop - span.start < _ARROW_END or bytes(end[4:]) != _ARROW or start + length + _ARROW_END != size:
+        raise ValueError(f"{size - start} bytes follow its items, and they are no table of Arrow")
+    if length > limits.member_bytes:
+        raise LimitError(f"its table of Arrow has {length} bytes, over the limit of {limits.member_bytes}")
+    return ShardIndex(_one_block(said, start, length, "arrow"), None, size, etag)
+
+
+async def _index_of_whole(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
+    """The items of a chunk that is compressed as a whole."""
+    span = await reads.read_into(url, 0, memoryview(bytearray(1)))
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * span.size)
+    if max(said.nbytes, span.size) > limits.member_bytes or said.nbytes > most:
+        raise LimitError(f"its {span.size} bytes would unpack to {said.nbytes}, over the limit of {most}")
+    return ShardIndex(_one_block(said, 0, span.size, "chunk"), None, span.size, span.etag)
+
+
+def _one_block(said: ItemChunk, start: int, size: int, how: str) -> Rows:
+    count = said.samples
+    some = min(count, 1)
+    return Rows(
+        _keys(count),
+        np.array([0, 1] if count else [0]),
+        np.zeros(some, np.int32),
+        np.full(some, start, np.int64),
+        np.full(some, size, np.int64),
+        (_field(how, said, count, said.nbytes),),
+        block=np.zeros(count, np.int64),
+        row=np.arange(count),
+    )
+
+
+async def _index_of_frames(reads: Reads, url: str, said: ItemChunk, limits: Limits) -> ShardIndex:
+    """The items of a chunk of frames, each of which is compressed by itself: from the tables before them."""
+    head = memoryview(bytearray(_HEAD.size))
+    span = await reads.read_into(url, 0, head)
+    if span.stop - span.start < _HEAD.size:
+        raise ValueError("it is cut off in its head")
+    magic, version, flags, count, per_frame, frames = _HEAD.unpack(head)
+    if (magic, version, flags) != (_MAGIC, _VERSION, 0) or as_count(count, said.samples) != said.samples:
+        raise ValueError(f"it begins with {bytes(head[:12])!r} and says {count} items; {said.samples} were announced")
+    if span.size != said.nbytes:
+        raise ValueError(f"it has {span.size} bytes, and its catalogue says {said.nbytes}")
+    at = _HEAD.size + 4 * (count + 1)
+    end = at + _FRAME.itemsize * frames
+    if not count or not per_frame or frames != -(-count // per_frame) or end > span.size:
+        raise ValueError(f"it says {frames} frames of {per_frame} items for {count} in {span.size} bytes")
+    if end > limits.member_bytes:
+        raise LimitError(f"its tables have {end} bytes, over the limit of {limits.member_bytes}")
+    head = await at_least(reads, url, head, end, span.etag)
+    items = np.frombuffer(head, "<u4", count + 1, _HEAD.size).astype(np.int64)
+    table = np.frombuffer(head, _FRAME, frames, at)
+    rows = _rows_of_frames(said, per_frame, items, table, limits)
+    ends = rows.offset + rows.size
+    if int(rows.offset[0]) != end or int(ends[-1]) != span.size or (ends[:-1] != rows.offset[1:]).any():
+        raise ValueError("its frames do not lie one behind the other, to its end")
+    return ShardIndex(rows, None, span.size, span.etag)
+
+
+def _rows_of_frames(said: ItemChunk, per_frame: int, items: Ints, table: NDArray[np.void], limits: Limits) -> Rows:
+    count, frames = len(items) - 1, len(table)
+    first = np.arange(frames) * per_frame
+    stop = np.minimum(first + per_frame, count)
+    unpacked = table["unpacked"].astype(np.int64)
+    if (table["first"] != first).any() or (table["items"] != stop - first).any() or (table["offset"] > 2**53).any():
+        raise ValueError("its table of frames does not have its items")
+    if items[0] or (np.diff(items) < 0).any() or (items[stop] - items[first] != unpacked).any():
+        raise ValueError("its items do not lie in its frames one behind the other")
+    if int(unpacked.max()) > limits.member_bytes:
+        raise LimitError(f"a frame has {int(unpacked.max())} bytes unpacked, over the limit of {limits.member_bytes}")
+    fields = (_field("batch", said, per_frame), _field("batch", said, int(stop[-1] - first[-1])))
+    field = np.zeros(frames, np.int32)
+    field[-1] = fields[0] != fields[1]
+    return Rows(
+        _keys(count),
+        np.arange(frames + 1),
+        field,
+        table["offset"].astype(np.int64),
+        table["packed"].astype(np.int64),
+        fields[: 1 + int(field[-1])],
+        block=np.arange(count) // per_frame,
+        row=np.arange(count) % per_frame,
+    )
+
+
+def _offsets_in(data: bytes, tree: Tree, samples: int) -> Ints:
+    """Where the items of a frame begin, which each say how long they are, and where the last one ends."""
+    offsets = [0]
+    for _ in range(samples):
+        offsets.append(tree.end_at(data, offsets[-1]))
+    if offsets[-1] != len(data):
+        raise ValueError(f"the items of a frame end at byte {offsets[-1]} of {len(data)}")
+    return np.array(offsets)
+
+
+def _arrow_rows(data: bytes, samples: int) -> Sequence[dict[str, object]]:
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise FormatError(
+            "to read these chunks of LitData, pyarrow is needed; try: pip install 'headrace[parquet]'"
+        ) from None
+    try:
+        source = pa.py_buffer(data)
+        reader = pa.ipc.open_file(source) if data[:6] == b"ARROW1" else pa.ipc.open_stream(source)
+        table = reader.read_all()
+        table.validate(full=True)
+        rows: list[dict[str, object]] = table.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"its table of Arrow is damaged: {str(error)[:300]}") from None
+    if len(rows) != samples or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"its table of Arrow has {len(rows)} rows, and its catalogue says {samples}")
+    return rows

@@ -1,0 +1,159 @@
+"""Frames of a small file in memory to pixels: by torchcodec, or by PyAV, which brings FFmpeg along.
+
+Either has its own FFmpeg, whose conversion to RGB rounds as its version does: which one decodes is said, and never
+guessed. An MP4 has no checksums: where FFmpeg conceals damage within a frame, so does this; a frame that does not come
+is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import DecodeError, OptionError, StageError, masked
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.pieces import Piece, file_of
+from headrace.types import Buffer
+
+Frames = NDArray[np.uint8]
+
+DECODERS = {"torchcodec": ("torchcodec", "video"), "pyav": ("av", "pyav")}
+"""Of those that may be named the module, and the extra that installs it."""
+
+PIECES, BODIES = "__pieces__", "__bodies__"
+"""Under these names lies, until a clip is decoded, what it is to be decoded from."""
+
+WHY_MOST = 500
+"""Characters of an error's text, which is others'."""
+
+
+def check_decoder(name: str) -> None:
+    """See that there is a decoder of that name.
+
+    Raises:
+        OptionError: it is not known, or not installed.
+    """
+    if name not in DECODERS:
+        raise OptionError(f"decoder={name!r} is not known; {' and '.join(map(repr, DECODERS))} are")
+    module, extra = DECODERS[name]
+    if importlib.util.find_spec(module) is None:
+        raise OptionError(f"decoder={name!r} is not installed; try: pip install 'headrace[{extra}]'")
+
+
+class ClipDecoder:
+    """The first step of a stream of clips: from the bytes of a clip's frames to their pixels.
+
+    Args:
+        name: of the decoder.
+        limits: `pixels` of a frame, and `member_bytes` of a clip.
+    """
+
+    def __init__(self, name: str, limits: Limits = DEFAULTS) -> None:
+        self.name, self.limits = name, limits
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, object]:
+        """`frames`, `[T, 3, H, W] uint8`, and `times`, when they are shown, in seconds.
+
+        Raises:
+            DecodeError: they do not decode.
+        """
+        key, url = sample["__key__"], sample["__url__"]
+        pieces: list[Piece] = sample[PIECES]
+        try:
+            frames, times = decoded(self.name, pieces, sample[BODIES], self.limits)
+        except (StageError, OptionError):
+            raise
+        except Exception as error:
+            why = str(error)[:WHY_MOST] or type(error).__name__
+            text = f"clip {key!r} of {masked(url)} does not decode by {self.name}: {why}"
+            raise DecodeError(text, key=key, url=url, field="frames") from error
+        return {"__key__": key, "__url__": url, "frames": frames, "times": times}
+
+
+def decoded(
+    name: str, pieces: Sequence[Piece], bodies: Sequence[Buffer], limits: Limits
+) -> tuple[Frames, NDArray[np.float64]]:
+    """The frames that are wanted of all pieces, each at its place, `[T, 3, H, W]`, and their times, `[T]`.
+
+    Args:
+        name: of the decoder.
+        bodies: of the ranges that were read for the pieces.
+
+    Raises:
+        OptionError: the decoder does not load.
+        ValueError, and others that FFmpeg's libraries have: they do not decode.
+    """
+    decode = _by_torchcodec if name == "torchcodec" else _by_pyav
+    count, track = sum(len(piece.wanted) for piece in pieces), pieces[0].track
+    _check_size(count, track.width, track.height, limits)
+    frames, times = np.empty(0, np.uint8), np.empty(count)
+    for k, piece in enumerate(pieces):
+        some = decode(file_of(piece, bodies), piece, limits)
+        if not k:
+            _check_size(count, some.shape[3], some.shape[2], limits)
+            frames = some if len(pieces) == 1 else np.empty((count, *some.shape[1:]), np.uint8)
+        if some.shape[1:] != frames.shape[1:]:
+            raise ValueError(f"its frames have {some.shape[2:]} and {frames.shape[2:]} pixels")
+        if len(pieces) > 1:
+            frames[piece.places] = some
+        times[piece.places] = piece.times
+    return frames, times
+
+
+def _check_size(count: int, width: int, height: int, limits: Limits) -> None:
+    if width * height > limits.pixels:
+        raise ValueError(f"it has {width} x {height} pixels, over the limit of {limits.pixels}")
+    if count * width * height * 3 > limits.member_bytes:
+        raise ValueError(
+            f"{count} frames of {width} x {height} pixels have {count * width * height * 3} bytes, over the limit of "
+            f"{limits.member_bytes}"
+        )
+
+
+def _by_torchcodec(data: bytes, piece: Piece, limits: Limits) -> Frames:
+    try:
+        decoders = importlib.import_module("torchcodec.decoders")
+    except (ImportError, OSError, RuntimeError) as error:
+        first = str(error).strip().partition("\n")[0][:200]
+        raise OptionError(
+            f"torchcodec does not load ({first}): it needs FFmpeg's shared libraries, and a build for the torch that "
+            "is here; decoder='pyav' brings its own"
+        ) from error
+    decoder = decoders.VideoDecoder(data, seek_mode="exact", num_ffmpeg_threads=1)
+    about = decoder.metadata
+    _check_size(len(piece.wanted), about.width, about.height, limits)
+    got = decoder.get_frames_at(piece.wanted.tolist())
+    ticks = got.pts_seconds.numpy() * piece.track.timescale
+    late = np.flatnonzero(np.abs(ticks - piece.ticks) > 0.5)
+    if len(late):  # another one would be given in its place
+        raise ValueError(f"its frame at {piece.times[late[0]]:.3f} s did not come of its bytes")
+    frames: Frames = got.data.numpy()
+    return frames
+
+
+def _by_pyav(data: bytes, piece: Piece, limits: Limits) -> Frames:
+    av = importlib.import_module("av")
+    if piece.track.is_turned:
+        raise ValueError("it is to be turned or mirrored, which decoder='torchcodec' does")
+    ticks = piece.ticks.tolist()
+    wanted, found = frozenset(ticks), dict[int, Frames]()
+    with av.open(io.BytesIO(data)) as container:
+        video = container.streams.video[0]
+        video.thread_type = "NONE"
+        _check_size(len(ticks), video.width, video.height, limits)
+        for frame in container.decode(video):
+            if frame.pts in wanted:
+                _check_size(len(ticks), frame.width, frame.height, limits)
+                found[frame.pts] = frame.to_ndarray(format="rgb24")
+                if len(found) == len(wanted):
+                    break
+    for tick, time in zip(ticks, piece.times.tolist(), strict=True):
+        if tick not in found:
+            raise ValueError(f"its frame at {time:.3f} s did not come of its bytes")
+    return np.ascontiguousarray(np.stack([found[tick] for tick in ticks]).transpose(0, 3, 1, 2))

@@ -1,0 +1,289 @@
+"""The frames of an MP4 file's video, as its tables have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.formats.limits import Limits
+from headrace.formats.mp4.boxes import Box, shown
+from headrace.types import Ints
+
+_FRAMES_MOST = 2**26  # a file of a month; of frames of one size a few bytes could claim any number
+_HELD_MOST = 16  # as H.264 has it
+_REMUX = "`ffmpeg -i IN.mp4 -c copy -movflags +faststart OUT.mp4` makes such a file of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What a decoder must know of a video besides its frames: boxes of its file, as they are there.
+
+    Attributes:
+        codec: the kind of its first sample description, such as b"avc1".
+        timescale: ticks of a second.
+        width, height: in pixels, as they are coded.
+        is_turned: whether it is to be shown turned or mirrored.
+        boxes: "tkhd", "hdlr", "vmhd" and "stsd", with their bodies.
+    """
+
+    codec: bytes
+    timescale: int
+    width: int
+    height: int
+    is_turned: bool
+    boxes: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True)
+class VideoTable:
+    """The frames of a video, in the order in which they are decoded.
+
+    Attributes:
+        track: what they have in common.
+        offset, size: where the bytes of each lie in the file.
+        delta: how much later the next one is decoded, in ticks.
+        dts, pts: when it is decoded and shown, in ticks of the track.
+        is_key: whether one can begin to decode there.
+        description: by which of the track's sample descriptions it is decoded, from 1.
+        shown: the numbers of those that are shown, in the order in which they are.
+        begin_s: which time, in seconds, a frame has whose `pts` is 0.
+    """
+
+    track: Track
+    offset: Ints
+    size: Ints
+    delta: Ints
+    dts: Ints
+    pts: Ints
+    is_key: NDArray[np.bool_]
+    description: Ints
+    shown: Ints
+    begin_s: float
+
+    def __len__(self) -> int:
+        return len(self.shown)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory, about."""
+        return 80 * len(self.offset) + 4096
+
+    @cached_property
+    def keys(self) -> Ints:
+        """The numbers of the frames where one can begin to decode."""
+        return np.flatnonzero(self.is_key)
+
+    @cached_property
+    def given_by(self) -> Ints:
+        """For each frame the number of the one by which a decoder has surely given it.
+
+        It gives frames as they are shown, and holds as many as are ever decoded before one that is shown before them.
+        """
+        order = np.argsort(self.pts, kind="stable")
+        rank, numbers = np.empty(len(order), np.int64), np.arange(len(order))
+        rank[order] = numbers
+        held = min(int((numbers - rank).max()), _HELD_MOST)
+        return np.asarray(np.maximum.accumulate(order)[rank] + held)
+
+    @cached_property
+    def shown_ticks(self) -> Ints:
+        """When each frame that is shown is, in ticks, ascending."""
+        return self.pts[self.shown]
+
+    @property
+    def end_ticks(self) -> int:
+        """When the last one is no longer shown."""
+        last = int(self.shown[-1])
+        return int(self.pts[last]) + max(int(self.delta[last]), 1)
+
+    def seconds(self, chosen: Ints) -> NDArray[np.float64]:
+        """The times of frames, by their numbers among those that are shown."""
+        return self.shown_ticks[chosen] / self.track.timescale + self.begin_s
+
+
+def read_table(moov: memoryview, size: int, limits: Limits) -> VideoTable:
+    """The frames of a file's video.
+
+    Args:
+        moov: the body of the file's box of that kind.
+        size: bytes of the file.
+        limits: on the pixels of a frame.
+
+    Raises:
+        ValueError: it is damaged, or of a kind that is not read; the message says which.
+    """
+    movie = Box(b"moov", moov)
+    trak = _video_track(movie)
+    mdia = trak.need(b"mdia")
+    timescale = _timescale(mdia.need(b"mdhd"))
+    stbl = mdia.need(b"minf", b"stbl")
+    sizes = _sizes(stbl, size)
+    count = len(sizes)
+    if not count and movie.find(b"mvex") is not None:
+        raise ValueError(f"it is fragmented: its frames are in tables all over it; {_REMUX}")
+    if not count:
+        raise ValueError("its video has no frames")
+    offset, description = _offsets(stbl, sizes, size)
+    delta = _per_frame(stbl.need(b"stts"), count)
+    dts = np.cumsum(delta) - delta
+    ctts = stbl.find(b"ctts")
+    pts = dts if ctts is None else dts + _per_frame(ctts, count, is_signed=True)
+    is_key = _keys(stbl.find(b"stss"), count)
+    media_time, duration, begin_s = _edit(trak, _timescale(movie.need(b"mvhd")), timescale)
+    is_shown = pts >= media_time
+    if duration is not None:
+        is_shown &= pts < media_time + duration
+    shown = np.flatnonzero(is_shown)
+    shown = shown[np.argsort(pts[shown], kind="stable")]
+    if not len(shown):
+        raise ValueError("its edit list shows none of its frames")
+    if (np.diff(pts[shown]) == 0).any():
+        raise ValueError("two of its frames are shown at the same time")
+    track = _track(trak, timescale, int(description.max()), limits)
+    return VideoTable(
+        track, offset, sizes, delta, dts, pts, is_key, description, shown, begin_s - media_time / timescale
+    )
+
+
+def _video_track(movie: Box) -> Box:
+    videos = [
+        trak for trak in movie if trak.kind == b"trak" and bytes(trak.need(b"mdia", b"hdlr").body[8:12]) == b"vide"
+    ]
+    if len(videos) != 1:
+        raise ValueError(f"it has {len(videos)} video tracks; one is read")
+    return videos[0]
+
+
+def _timescale(box: Box) -> int:
+    timescale = box.number(20 if box.version else 12)
+    if not timescale:
+        raise ValueError(f"its box {box} says that a second has no ticks")
+    return timescale
+
+
+def _sizes(stbl: Box, nbytes: int) -> Ints:
+    """How many bytes each frame has."""
+    stsz = stbl.find(b"stsz")
+    if stsz is None:
+        raise ValueError(f"it has no table 'stsz' of its frames' sizes; {_REMUX}")
+    each, count = stsz.number(4), stsz.number(8)
+    if count > _FRAMES_MOST:
+        raise ValueError(f"it would have {count} frames, over the limit of {_FRAMES_MOST}")
+    if not each:
+        sizes = stsz.table(1, at=8)[:, 0]
+    elif each * count > nbytes:
+        raise ValueError(f"it would have {count} frames of {each} bytes, and has {nbytes} bytes")
+    else:
+        sizes = np.full(count, each, np.int64)
+    if count and not int(sizes.min()):
+        raise ValueError(f"its frame {int(sizes.argmin())} has no bytes")
+    return sizes
+
+
+def _offsets(stbl: Box, sizes: Ints, nbytes: int) -> tuple[Ints, Ints]:
+    """Where each frame lies, and the number of its description."""
+    stco = stbl.find(b"stco")
+    chunks = stbl.need(b"co64").table(1, dtype=">u8")[:, 0] if stco is None else stco.table(1)[:, 0]
+    runs = stbl.need(b"stsc").table(3)
+    first = np.append(runs[:, 0], len(chunks) + 1)
+    if not len(runs) or first[0] != 1 or (np.diff(first) <= 0).any():
+        raise ValueError(f"its table 'stsc' does not go through its {len(chunks)} chunks one after the other")
+    in_chunk = np.repeat(runs[:, 1], np.diff(first))
+    if int(in_chunk.sum()) != len(sizes):
+        raise ValueError(f"its chunks have {int(in_chunk.sum())} frames, and there are {len(sizes)}")
+    before = np.cumsum(sizes) - sizes
+    first_of_chunk = np.minimum(np.cumsum(in_chunk) - in_chunk, len(sizes) - 1)
+    offset = np.repeat(chunks - before[first_of_chunk], in_chunk) + before
+    beyond = np.flatnonzero(offset + sizes > nbytes)
+    if len(beyond):
+        at = int(beyond[0])
+        end = int(offset[at] + sizes[at])
+        raise ValueError(f"its frame {at} would end at byte {end}, and it has {nbytes} bytes: it is cut off")
+    return offset, np.repeat(np.repeat(runs[:, 2], np.diff(first)), in_chunk)
+
+
+def _per_frame(box: Box, count: int, *, is_signed: bool = False) -> Ints:
+    """A table of (how many frames, value), for each frame."""
+    runs = box.table(2)
+    if int(runs[:, 0].sum()) != count:
+        raise ValueError(f"its table {box} is of {int(runs[:, 0].sum())} frames, and there are {count}")
+    values = runs[:, 1]
+    if is_signed:  # in version 0, too: that is what is written, whatever the standard says
+        values = np.where(values < 2**31, values, values - 2**32)
+    return np.repeat(values, runs[:, 0])
+
+
+def _keys(stss: Box | None, count: int) -> NDArray[np.bool_]:
+    """At which frames one can begin to decode; at all where nothing is said."""
+    if stss is None:
+        return np.ones(count, np.bool_)
+    numbers = stss.table(1)[:, 0]
+    if not len(numbers) or numbers[0] != 1 or int(numbers.max()) > count:
+        raise ValueError(
+            "its first frame is none where one can begin to decode, or its table 'stss' has others' numbers"
+        )
+    is_key = np.zeros(count, np.bool_)
+    is_key[numbers - 1] = True
+    return is_key
+
+
+def _edit(trak: Box, movie_scale: int, scale: int) -> tuple[int, int | None, float]:
+    """What is shown of a track: from which tick on, how many ticks (None: all), and when that begins, in seconds."""
+    elst = trak.find(b"edts", b"elst")
+    if elst is None:
+        return 0, None, 0.0
+    wide = 8 if elst.version else 4
+    count, row = elst.number(4), 2 * wide + 4
+    begin, found = 0, list[tuple[int, int]]()
+    for k in range(min(count, 64)):
+        at = 8 + k * row
+        duration, media_time = elst.number(at, wide), elst.number(at + wide, wide)
+        rate = elst.number(at + 2 * wide)
+        if media_time >> (8 * wide - 1):
+            if media_time != 2 ** (8 * wide) - 1 or found:
+                raise ValueError("its edit list pauses within the video")
+            begin += duration
+        elif rate != 2**16:
+            raise ValueError("its edit list changes the video's speed")
+        else:
+            found.append((media_time, duration))
+    if len(found) != 1 or count > 64:
+        raise ValueError(f"its edit list has {count} parts: it must be cut, and written anew, to be read")
+    media_time, duration = found[0]
+    if not duration:
+        raise ValueError("its edit list shows it for no time")
+    return media_time, (duration * scale + movie_scale // 2) // movie_scale, begin / movie_scale
+
+
+def _track(trak: Box, timescale: int, descriptions: int, limits: Limits) -> Track:
+    tkhd, minf = trak.need(b"tkhd"), trak.need(b"mdia", b"minf")
+    stsd = minf.need(b"stbl", b"stsd")
+    entries = list(Box(b"stsd", stsd.body[8:]))
+    if not entries or descriptions > len(entries):
+        raise ValueError(f"its frames have {descriptions} descriptions, and there are {len(entries)}")
+    if any(entry.kind == b"encv" for entry in entries):
+        raise ValueError("its video is encrypted")
+    dref = minf.find(b"dinf", b"dref")
+    if dref is not None and any(
+        not entry.number(0) & 1 for entry in Box(b"dref", dref.body[8:]) if entry.kind in (b"url ", b"urn ")
+    ):
+        raise ValueError("its frames lie in another file")
+    sizes = [(entry.number(24, 2), entry.number(26, 2)) for entry in entries]
+    width, height = max(sizes, key=lambda size: size[0] * size[1])
+    if not width * height:
+        raise ValueError(f"its video, {shown(entries[0].kind)}, has {width} x {height} pixels")
+    if width * height > limits.pixels:
+        raise ValueError(f"it has {width} x {height} pixels, over the limit of {limits.pixels}")
+    matrix = 52 if tkhd.version else 40
+    turned = [tkhd.number(matrix + 4 * k) for k in (0, 1, 3, 4)] != [2**16, 0, 0, 2**16]
+    vmhd = minf.find(b"vmhd")
+    boxes = {
+        b"tkhd": bytes(tkhd.body),
+        b"hdlr": bytes(trak.need(b"mdia", b"hdlr").body),
+        b"vmhd": bytes(12) if vmhd is None else bytes(vmhd.body),
+        b"stsd": bytes(stsd.body),
+    }
+    return Track(entries[0].kind, timescale, width, height, turned, tuple(boxes.items()))

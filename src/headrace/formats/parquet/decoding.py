@@ -1,0 +1,101 @@
+"""Columns of a group of rows, decoded: pyarrow is given a file of just these, with a footer made for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.errors import LimitError
+from headrace.formats.arrow_values import Arrow, library
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import MAGIC, ColumnChunk
+from headrace.formats.parquet.pages import Walked, walked
+from headrace.formats.parquet.schema import BYTE_ARRAY, ParquetColumn, Schema, SchemaLeaf
+from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Field, written
+
+_VERSION = 2
+
+
+class ColumnBytes(NamedTuple):
+    """A column with its bytes: for each leaf what is known of them, and the pages."""
+
+    column: ParquetColumn
+    leaves: Sequence[tuple[ColumnChunk, bytes]]
+
+
+def decoded(schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Limits) -> Arrow:
+    """The columns as a table of Arrow.
+
+    Raises:
+        ValueError: they are damaged; the message names the column, where that is known.
+        LimitError: they ask for more than may be held.
+    """
+    parts, chunks, at, dictionaries = [MAGIC], list[list[Field]](), len(MAGIC), list[str]()
+    unpacked = 0
+    for body in bodies:
+        for leaf, (chunk, data) in zip(body.column.leaves, body.leaves, strict=True):
+            try:
+                pages = walked(data, limits)
+                if chunk.values not in (-1, pages.values):
+                    raise ValueError(f"its pages have {pages.values} values, and the footer says {chunk.values}")
+            except LimitError as error:
+                raise LimitError(f"column {body.column.name!r:.200}: {error.args[0]}") from None
+            except ValueError as error:
+                raise ValueError(f"column {body.column.name!r:.200}: {error}") from None
+            if leaf.kind == BYTE_ARRAY and pages.is_by_dictionary:  # few values, in many rows: each is held once
+                dictionaries.append(".".join(part.decode("utf-8", "replace") for part in leaf.path))
+            chunks.append([(2, I64, at), (3, STRUCT, _metadata(leaf, chunk, pages, at, len(data)))])
+            parts.append(data)
+            at, unpacked = at + len(data), unpacked + pages.unpacked
+    elements, arrow = schema.head([body.column.name for body in bodies])
+    group: list[Field] = [(1, LIST, (STRUCT, chunks)), (2, I64, unpacked), (3, I64, rows)]
+    facts = [[(1, BINARY, b"ARROW:schema"), (2, BINARY, arrow)]] if arrow else []
+    footer = written(
+        [
+            (1, I32, _VERSION),
+            (2, LIST, (STRUCT, elements)),
+            (3, I64, rows),
+            (4, LIST, (STRUCT, [group])),
+            (5, LIST, (STRUCT, facts)),
+            (6, BINARY, schema.writer),
+        ]
+    )
+    whole = b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
+    return _read(whole, rows, dictionaries)
+
+
+def _metadata(leaf: SchemaLeaf, chunk: ColumnChunk, pages: Walked, at: int, nbytes: int) -> list[Field]:
+    fields: list[Field] = [
+        (1, I32, leaf.kind),
+        (2, LIST, (I32, [0, 3, 8] if pages.has_dictionary else [0, 3])),
+        (3, LIST, (BINARY, list(leaf.path))),
+        (4, I32, chunk.codec),
+        (5, I64, pages.values),
+        (6, I64, pages.unpacked),
+        (7, I64, nbytes),
+        (9, I64, at + pages.first),
+    ]
+    return [*fields, (11, I64, at)] if pages.has_dictionary else fields
+
+
+def _read(whole: bytes, rows: int, dictionaries: Sequence[str]) -> Arrow:
+    pa, parquet = _libraries()
+    try:
+        with parquet.ParquetFile(pa.BufferReader(whole), read_dictionary=list(dictionaries) or None) as file:
+            table = file.read(use_threads=False)
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from None
+    if table.num_rows != rows:
+        raise ValueError(f"it has {table.num_rows} rows, and its footer says {rows}")
+    return table
+
+
+@functools.cache
+def _libraries() -> tuple[Arrow, Arrow]:
+    pa = library()
+    import pyarrow.parquet as pq
+
+    return pa, pq

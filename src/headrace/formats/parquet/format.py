@@ -1,0 +1,232 @@
+"""Parquet as a format: groups of rows are blocks, columns their members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import anyio.to_thread
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.formats.arrow_values import TableRows
+from headrace.formats.compression.decompressor import path_of
+from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.decoding import ColumnBytes, decoded
+from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC, ColumnChunk, Footer, read_footer
+from headrace.formats.parquet.pages import PageIndex
+from headrace.formats.parquet.schema import ParquetColumn, Schema
+from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
+from headrace.protocols import Reads, Version
+from headrace.rows import Rows
+
+TAIL_BYTES = 64 * 1024
+_QUICK_BYTES = 16 * 1024  # of a footer, which is read in some milliseconds
+
+
+class Facts(NamedTuple):
+    """What a worker must know of a group of rows.
+
+    Attributes:
+        chunks: of all leaves of the schema's columns, in order.
+    """
+
+    schema: Schema
+    rows: int
+    chunks: tuple[ColumnChunk, ...]
+
+
+class Parquet(Format):
+    """Files of Parquet; their samples are rows.
+
+    Args:
+        columns: those that are read; by default all whose names do not begin with "__".
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.stream("s3://bucket/{00..99}.parquet", format=hr.Parquet(columns=["text", "label"]))
+    """
+
+    name = "parquet"
+    suffixes = (".parquet", ".parq", ".pq")
+    members_make_fields = True
+    keeps_tables = True
+
+    def __init__(self, *, columns: Iterable[str] | None = None) -> None:
+        if isinstance(columns, str):
+            raise OptionError(f"columns={columns!r} is a text: a list of names is meant")
+        self.columns = None if columns is None else tuple(columns)
+        if self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns)):
+            raise OptionError(f"columns={self.columns!r}: names are meant that do not begin with '__', one at least")
+
+    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+        return 1.0 if head.startswith(MAGIC) else 0.0
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        url = shard.url
+        try:
+            head = memoryview(bytearray(len(MAGIC) + END_BYTES))
+            span = await reads.read_into(url, 0, head)
+            size = span.size
+            if bytes(head[: len(MAGIC)]) not in (MAGIC, ENCRYPTED) or size < len(head):
+                raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
+            tail = await _tail(reads, url, min(size, TAIL_BYTES), size, span.etag)
+            length = int.from_bytes(tail[-END_BYTES:-4], "little")
+            if tail[-4:] == ENCRYPTED:
+                raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
+            if tail[-4:] != MAGIC:
+                raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
+            if length + END_BYTES + len(MAGIC) > size:
+                raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
+            if length > limits.unpacked_free_bytes:
+                raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
+            if length + END_BYTES > len(tail):
+                tail = await _tail(reads, url, length + END_BYTES, size, span.etag)
+            data = tail[-END_BYTES - length : -END_BYTES]
+            read = partial(self._index, data, url, size - length - END_BYTES, limits)
+            rows, opened, columns = read() if length <= _QUICK_BYTES else await anyio.to_thread.run_sync(read)
+        except LimitError as error:
+            raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+        except ValueError as error:
+            raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
+        return ShardIndex(rows, None, size, span.etag, opened_bytes=opened, columns=columns)
+
+    async def single(
+        self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
+    ) -> Rows | None:
+        rows = shard.rows
+        if rows.block is None or rows.row is None or rows.about is None:
+            return None
+        facts: Facts = rows.about[rows.block[row]]
+        names = None if wanted is None else frozenset[str]().union(*wanted)
+        some = [one for one in _columns(facts.schema, facts.chunks) if names is None or one[0].name in names]
+        version = Version(shard.size, shard.etag)
+        chunks = [chunk for _, chunks, _, _ in some for chunk in chunks]
+        known = await page_indexes(
+            [chunk for chunk in chunks if chunk.start not in shard.kept],
+            facts.rows,
+            lambda start, stop: asyncio.ensure_future(reads.read(url, start, stop, version=version)),
+        )
+        shard.kept.update(known)
+        number = int(rows.row[row])
+        parts = []
+        for column, own, _, _ in some:
+            indexes: list[PageIndex] = [shard.kept[chunk.start] for chunk in own if chunk.start in shard.kept]
+            parts.append(part_of(column, own, indexes if len(indexes) == len(own) else [], number, facts.rows))
+        constants = [(name, value) for name, value in facts.schema.constants if names is None or name in names]
+        have = {part.column for part in parts} | {name for name, _ in constants}
+        if wanted is not None and any(one.isdisjoint(have) for one in wanted):
+            return None  # it will be said what it has
+        return table_of(bytes(rows.keys[row]), OneRow(facts.schema, tuple(parts), tuple(constants)))
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+        given = dict(zip(block.members, bodies, strict=True))
+        if type(block.about) is OneRow:
+            return [opened(block.about, given, block.limits)]
+        facts: Facts = block.about
+        constants = {name: value for name, value in facts.schema.constants if name in given}
+        found = [
+            ColumnBytes(column, [(chunk, given[column.name][chunk.start - start :][: chunk.size]) for chunk in chunks])
+            for column, chunks, start, _ in _columns(facts.schema, facts.chunks)
+            if column.name in given
+        ]
+        if not found:
+            return [constants] * facts.rows
+        return TableRows(decoded(facts.schema, facts.rows, found, block.limits), facts.schema.features, constants)
+
+    def _index(self, data: bytes, url: str, end: int, limits: Limits) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
+        """(the table of samples, the bytes of all when opened, the columns) that the footer `data` tells."""
+        constants = _constants(url)
+        footer = read_footer(data, end, partial(self._chosen, constants), limits)
+        own = {column.name for column in footer.schema.columns}
+        more = tuple(
+            (name, value)
+            for name, value in constants.items()
+            if name not in own and (self.columns is None or name in self.columns)
+        )
+        schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
+        kinds = [(column.name, column.kind) for column in schema.columns] + [(name, "of the path") for name, _ in more]
+        opened = sum(chunk.unpacked for group in footer.groups for chunk in group.chunks)
+        return _rows(Footer(schema, footer.groups)), opened, tuple(sorted(kinds))
+
+    def _chosen(self, constants: Mapping[str, object], columns: Sequence[ParquetColumn]) -> list[ParquetColumn]:
+        if self.columns is None:
+            return [column for column in columns if not column.name.startswith("__")]
+        names = {column.name for column in columns}
+        for name in self.columns:
+            if name not in names and name not in constants:
+                known = ", ".join(sorted([*names, *constants]))[:1000]
+                raise ValueError(f"it has no column {name!r:.200}; its columns are: {known or 'none'}")
+        return [column for column in columns if column.name in self.columns]
+
+
+PARQUET = Parquet()
+
+
+async def _tail(reads: Reads, url: str, count: int, size: int, etag: str | None) -> bytes:
+    """The last bytes of a file."""
+    tail = memoryview(bytearray(count))
+    span = await reads.read_into(url, size - count, tail, etag=etag)
+    if span.stop < size:
+        raise ValueError(f"it ends at byte {span.stop} of {size}")
+    return bytes(tail)
+
+
+def _columns(
+    schema: Schema, chunks: Sequence[ColumnChunk]
+) -> Iterable[tuple[ParquetColumn, Sequence[ColumnChunk], int, int]]:
+    """(column, its chunks, where they begin, where they end) of a group."""
+    first = 0
+    for column in schema.columns:
+        some = chunks[first : first + len(column.leaves)]
+        first += len(column.leaves)
+        yield column, some, min(chunk.start for chunk in some), max(chunk.start + chunk.size for chunk in some)
+
+
+def _rows(footer: Footer) -> Rows:
+    """The table of samples of all groups that have any."""
+    schema = footer.schema
+    names = [column.name for column in schema.columns] + [name for name, _ in schema.constants]
+    number = {name: k for k, name in enumerate(names)}
+    placed = []
+    for group in footer.groups:
+        members = [
+            (start, stop - start, number[column.name])
+            for column, _, start, stop in (_columns(schema, group.chunks) if group.rows else ())
+        ]
+        begin = min((start for start, _, _ in members), default=len(MAGIC))
+        members += [(begin, 0, number[name]) for name, _ in schema.constants if group.rows]
+        placed.append(sorted(members))
+    order = sorted((k for k, group in enumerate(footer.groups) if group.rows), key=lambda k: placed[k][:1])
+    block_of = {k: block for block, k in enumerate(order)}
+    table = np.array([member for k in order for member in placed[k]], np.int64).reshape(-1, 3)
+    starts = np.cumsum([0, *(len(placed[k]) for k in order)])
+    counts = np.array([group.rows for group in footer.groups], np.int64)
+    total = int(counts.sum())
+    block = np.repeat(np.array([block_of.get(k, 0) for k in range(len(counts))], np.int64), counts)
+    return Rows(
+        np.arange(total).astype(f"S{len(str(max(total - 1, 0)))}"),
+        starts,
+        table[:, 2].astype(np.int32),
+        table[:, 0].copy(),
+        table[:, 1].copy(),
+        tuple(names),
+        block=block,
+        row=np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts),
+        about=tuple(Facts(schema, footer.groups[k].rows, footer.groups[k].chunks) for k in order),
+    )
+
+
+def _constants(url: str) -> dict[str, object]:
+    """The values that the folders of an address give, as `year=2026/`."""
+    said = [part.partition("=") for part in path_of(url).split("/")[:-1]]
+    return {
+        unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for name, equals, value in said
+        if equals and name and not name.startswith("__")
+    }

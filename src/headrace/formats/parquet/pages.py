@@ -1,0 +1,152 @@
+"""The pages of a column: their heads, which are walked through before anything is decoded, and the index of them."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.errors import LimitError
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import ColumnChunk
+from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
+
+_DATA, _INDEX, _DICTIONARY, _DATA_2 = range(4)
+_BY_DICTIONARY = (2, 8)  # encodings
+_KNOWN = (0, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+class Walked(NamedTuple):
+    """What the heads of a column's pages say.
+
+    Attributes:
+        values: of all data pages.
+        unpacked: bytes that all pages become.
+        is_by_dictionary: whether all values are numbers of entries of a dictionary.
+        has_dictionary: whether the first page is one.
+        first: where the first data page begins.
+    """
+
+    values: int
+    unpacked: int
+    is_by_dictionary: bool
+    has_dictionary: bool
+    first: int
+
+
+def walked(data: bytes, limits: Limits) -> Walked:
+    """What pages there are in a column's bytes, with their checksums compared where they have some.
+
+    Raises:
+        ValueError: they are damaged, or encoded as nothing that is read; the message says at which byte.
+        LimitError: they ask for more than may be held.
+    """
+    view, at, values, unpacked = memoryview(data), 0, 0, 0
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
+    by_dictionary, has_dictionary, first = True, False, -1
+    while at < len(data):
+        reader = ThriftReader(view[at : at + limits.header_bytes])
+        try:
+            head = reader.struct()
+            body = at + reader.at
+            kind, full, packed = (_number(head, field) for field in (1, 2, 3))
+            if body + packed > len(data):
+                raise ValueError(f"its {packed} bytes reach beyond the column's end")
+            unpacked += full
+            if unpacked > most:
+                raise LimitError(f"its pages unpack to over {unpacked} bytes, the limit is {most}")
+            _check_crc(head.get(4), view[body : body + packed])
+            if kind == _DICTIONARY:
+                if at:
+                    raise ValueError("a dictionary comes behind other pages")
+                has_dictionary = True
+                _check_encoding(head.get(7), 2)
+            elif kind in (_DATA, _DATA_2):
+                first = at if first < 0 else first
+                said = head.get(5 if kind == _DATA else 8)
+                encoding = _check_encoding(said, 2 if kind == _DATA else 4)
+                by_dictionary = by_dictionary and encoding in _BY_DICTIONARY
+                values += _number(said, 1) if type(said) is dict else 0
+            elif kind != _INDEX:
+                raise ValueError(f"it is of kind {kind}, which there is not")
+        except LimitError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"the page at byte {at}: {error}") from None
+        at = body + packed
+    return Walked(values, unpacked, by_dictionary and first >= 0 and has_dictionary, has_dictionary, max(first, 0))
+
+
+def _number(head: Struct, field: int) -> int:
+    value = head.get(field, -1)
+    if type(value) is not int or value < 0:
+        raise ValueError("it does not say its size" if field == 3 else "its head is damaged")
+    return value
+
+
+def _check_encoding(said: Value | None, field: int) -> int:
+    if type(said) is not dict:
+        raise ValueError("its head is damaged")
+    encoding = _number(said, field)
+    if encoding not in _KNOWN:
+        raise ValueError(f"its encoding {encoding} is not known")
+    return encoding
+
+
+def _check_crc(said: Value | None, body: memoryview) -> None:
+    if type(said) is int and zlib.crc32(body) != said & 0xFFFFFFFF:
+        raise ValueError("its bytes are others than its checksum says")
+
+
+class PageIndex(NamedTuple):
+    """Where the pages of a column lie, in the file, and the first row of each."""
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    rows: tuple[int, ...]
+
+
+def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
+    """What the index of a column's pages says.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    pages = ThriftReader(data).struct().get(1)
+    if type(pages) is not list or not pages:
+        raise ValueError("it has no pages")
+    starts, stops, first = [], [], []
+    for page in pages:
+        if type(page) is not dict:
+            raise ValueError("a page is none")
+        starts.append(_number(page, 1))
+        stops.append(starts[-1] + _number(page, 2))
+        first.append(_number(page, 3))
+    if first[0] or any(b <= a for a, b in zip(first, [*first[1:], rows], strict=True)):
+        raise ValueError("its rows do not ascend")
+    places = [chunk.start, *(edge for pair in zip(starts, stops, strict=True) for edge in pair)]
+    if any(b < a for a, b in zip(places, [*places[1:], chunk.start + chunk.size], strict=True)):
+        raise ValueError("its pages do not lie in their column")
+    return PageIndex(tuple(starts), tuple(stops), tuple(first))
+
+
+def span(indexes: Sequence[PageIndex], row: int, rows: int) -> tuple[int, int, list[tuple[int, int]]]:
+    """The pages that hold a row, of several leaves of one column, which are cut at the same rows.
+
+    Returns:
+        The first row and the one behind the last, and for each leaf its first page and the one behind the last.
+    """
+    first, stop = row, row + 1
+    while True:
+        pages = [_around(index.rows, first, stop) for index in indexes]
+        begins = [index.rows[a] for index, (a, _) in zip(indexes, pages, strict=True)]
+        ends = [index.rows[b] if b < len(index.rows) else rows for index, (_, b) in zip(indexes, pages, strict=True)]
+        if min(begins) == max(begins) and min(ends) == max(ends):
+            return begins[0], ends[0], pages
+        first, stop = min(begins), max(ends)
+
+
+def _around(rows: Sequence[int], first: int, stop: int) -> tuple[int, int]:
+    """The pages from the one that holds row `first` to the one that holds the row before `stop`."""
+    return bisect_right(rows, first) - 1, bisect_left(rows, stop)

@@ -1,0 +1,214 @@
+"""Safetensors files: u64 length of a JSON header that says dtype, shape and place of each tensor; then the tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.folders import at_least
+from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_list, as_object, as_text
+from headrace.formats.limits import Limits
+from headrace.formats.whole_files import check_size, index_of_file
+from headrace.protocols import Reads
+from headrace.rows import Rows
+
+_DTYPES = {
+    **{f"I{bits}": (f"int{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": (f"uint{bits}", bits // 8) for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": (f"float{bits}", bits // 8) for bits in (16, 32, 64)},
+    "BOOL": ("bool", 1),
+    "BF16": ("bfloat16", 2),
+    "C64": ("complex64", 8),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
+}
+_FIRST_BYTES = 64 * 1024
+_BYTES_MOST = 2**53
+_DIMENSIONS_MOST = 64
+_ROW_BYTES = 64  # that a row takes in memory, at most, before it is read
+
+
+class _Tensor(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class SafeTensors(Format):
+    """Files of tensors by name: each is a sample, with a tensor for each field.
+
+    Args:
+        rows: give the rows of each file as samples instead, along the first dimension, which all its tensors share.
+    """
+
+    name = "safetensors"
+    suffixes = (".safetensors",)
+
+    def __init__(self, *, rows: bool = False) -> None:
+        self.rows = rows
+
+    def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
+        length = int.from_bytes(head[:8], "little")
+        return 0.7 if 2 <= length < _BYTES_MOST and head[8:10] in (b'{"', b"{}") else 0.0
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        if not self.rows:
+            return await index_of_file(reads, shard, "tensors", limits)
+        try:
+            return await _index_of_rows(reads, shard.url, limits)
+        except LimitError as error:
+            raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
+        except ValueError as error:
+            raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+        from headrace.formats.tensors import tensor_of
+
+        (data,) = bodies
+        end = _header_end(data, block.limits)
+        tensors = _tensors_of(data[8:end], len(data) - end, block.limits)
+        view = memoryview(data)[end:]
+        if not self.rows:
+            return [{one.name: tensor_of(one.dtype, one.shape, view[one.start : one.stop]) for one in tensors}]
+        return _RowsOf(tensors, view)
+
+
+class _RowsOf(Sequence[dict[str, object]]):
+    """The rows of tensors; each is made when it is asked for."""
+
+    def __init__(self, tensors: Sequence[_Tensor], data: memoryview) -> None:
+        self._tensors, self._data, self._count = tensors, data, _rows_of(tensors)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> dict[str, object]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
+        from headrace.formats.tensors import tensor_of
+
+        if isinstance(at, slice):
+            return [self[k] for k in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        row: dict[str, object] = {}
+        for one in self._tensors:
+            step = (one.stop - one.start) // self._count
+            row[one.name] = tensor_of(one.dtype, one.shape[1:], self._data[one.start + at * step :][:step])
+        return row
+
+
+SAFETENSORS = SafeTensors()
+
+
+def _header_end(head: bytes | memoryview, limits: Limits) -> int:
+    """Where the header ends, of which the first bytes are `head`."""
+    if len(head) < 8:
+        raise ValueError("it is cut off in its header")
+    length = int.from_bytes(head[:8], "little")
+    if length > limits.header_bytes:
+        raise LimitError(f"its header has {length} bytes, over the limit of {limits.header_bytes}")
+    return 8 + length
+
+
+def _tensors_of(header: bytes, nbytes: int, limits: Limits) -> list[_Tensor]:
+    """The tensors that a header tells of, which fill the `nbytes` behind it.
+
+    Raises:
+        ValueError: they do not, or are none.
+    """
+    try:
+        said = as_object(json.loads(header, object_pairs_hook=_once))
+    except RecursionError:
+        raise ValueError("its header is nested too deep") from None
+    if said is None:
+        raise ValueError("its header is no JSON object")
+    if len(said) > limits.fields + 1:
+        raise LimitError(f"it has {len(said)} tensors, over the limit of {limits.fields}")
+    tensors = [_tensor(name, as_object(one) or {}) for name, one in said.items() if name != "__metadata__"]
+    end = 0
+    for one in sorted(tensors, key=lambda one: (one.start, one.stop)):
+        if one.start != end:
+            raise ValueError(f"tensor {one.name[:80]!r} begins at byte {one.start}, the one before it ends at {end}")
+        end = one.stop
+    if end != nbytes:
+        raise ValueError(f"its tensors end at byte {end} of {nbytes}")
+    return tensors
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its header has a name twice")
+    return found
+
+
+def _tensor(name: str, said: dict[str, object]) -> _Tensor:
+    dtype, size = _DTYPES.get(as_text(said.get("dtype")) or "", ("", 0))
+    shape, places = _counts(said.get("shape")), _counts(said.get("data_offsets"))
+    if not dtype:
+        raise ValueError(f"tensor {name[:80]!r} has the dtype {str(said.get('dtype'))[:40]!r}, which is not read")
+    if shape is None or len(shape) > _DIMENSIONS_MOST:
+        raise ValueError(f"tensor {name[:80]!r} has the shape {str(said.get('shape'))[:80]}")
+    if places is None or len(places) != 2:
+        raise ValueError(f"tensor {name[:80]!r} lies at {str(said.get('data_offsets'))[:80]}")
+    start, stop = places
+    if stop - start != math.prod(shape) * size:
+        raise ValueError(f"tensor {name[:80]!r} of {shape} {dtype} lies in {stop - start} bytes")
+    return _Tensor(name, dtype, tuple(shape), start, stop)
+
+
+def _counts(said: object) -> list[int] | None:
+    listed = as_list(said)
+    counts = [count for count in (as_count(one, _BYTES_MOST) for one in listed or ()) if count is not None]
+    return counts if listed is not None and len(counts) == len(listed) else None
+
+
+def _rows_of(tensors: Sequence[_Tensor]) -> int:
+    counts = {one.shape[0] if one.shape else -1 for one in tensors}
+    if len(counts) > 1 or -1 in counts:
+        shapes = ", ".join(f"{one.name[:40]} {list(one.shape)}" for one in tensors[:8])
+        raise ValueError(f"its tensors do not share their first dimension ({shapes}), so they have no rows")
+    count = counts.pop() if counts else 0
+    if count and all(one.start == one.stop for one in tensors):
+        raise ValueError(f"its {count} rows have no bytes")
+    return count
+
+
+async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
+    head = memoryview(bytearray(_FIRST_BYTES))
+    span = await reads.read_into(url, 0, head)
+    check_size(url, span, limits)
+    head = head[: span.stop - span.start]
+    end = _header_end(head, limits)
+    if end > span.size:
+        raise ValueError("it is cut off in its header")
+    head = await at_least(reads, url, head, end, span.etag)
+    count = _rows_of(_tensors_of(bytes(head[8:end]), span.size - end, limits))
+    if count > limits.member_bytes // _ROW_BYTES:
+        raise LimitError(f"it has {count} rows, over the limit of {limits.member_bytes // _ROW_BYTES}")
+    some = min(count, 1)
+    rows = Rows(
+        np.arange(count).astype(f"S{len(str(max(count - 1, 0)))}"),
+        np.arange(some + 1),
+        np.zeros(some, np.int32),
+        np.zeros(some, np.int64),
+        np.full(some, span.size, np.int64),
+        ("tensors",),
+        block=np.zeros(count, np.int64),
+        row=np.arange(count),
+    )
+    return ShardIndex(rows, None, span.size, span.etag)

@@ -1,0 +1,46 @@
+"""Tensors of torch from bytes: some of their dtypes numpy does not have."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+
+import torch
+
+from headrace.types import Buffer
+
+DTYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
+    *("float32", "float64", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
+    """A tensor that owns its memory.
+
+    Args:
+        dtype: as torch calls it.
+        data: its values, in the order of their indices, little-endian.
+
+    Raises:
+        ValueError: there are more or fewer, or this torch does not have the dtype.
+    """
+    kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in DTYPES else None
+    if kind is None:
+        raise ValueError(f"its dtype {dtype!r} is not one of torch {torch.__version__}")
+    nbytes = math.prod(shape) * kind.itemsize
+    if nbytes != len(data):
+        raise ValueError(f"its shape {list(shape)[:64]} takes {nbytes} bytes, and {len(data)} follow")
+    try:
+        if not nbytes:
+            return torch.empty(tuple(shape), dtype=kind)
+        return torch.frombuffer(bytearray(data), dtype=kind).reshape(tuple(shape))
+    except RuntimeError as error:  # too many dimensions, or too long ones beside one of no length
+        raise ValueError(f"its shape {list(shape)[:64]} is none of a tensor") from error
+
+
+def loaded_tensors(data: Buffer) -> object:
+    """What `torch.save` wrote: tensors, and containers of them and of plain values; nothing that would run code."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

@@ -1,0 +1,240 @@
+"""Where the tokens of a file begin, how many there are, and of which type: what headers say, and the file's size."""
+
+from __future__ import annotations
+
+import json
+import math
+import posixpath
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from headrace.errors import FormatError, OptionError, masked
+from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
+from headrace.formats.numpy_files import npy_header
+from headrace.types import Buffer
+
+Tokens = NDArray[np.integer]
+
+HEAD_BYTES = 16 * 1024
+"""Of a file's first bytes so many tell what it is: no header that is read here is longer."""
+
+_LLM_C_BYTES = 1024
+_LLM_C = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type
+_BYTES_MOST = 2**53
+# LitData's numbers of types of whole numbers: of tensors, and of arrays
+_LITDATA = {
+    "tensor": {11: "|u1", 12: "|i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"},
+    "numpy": {0: "|i1", 1: "<i2", 2: "<i4", 3: "<i8", 4: "|u1", 5: "<u2", 6: "<u4", 7: "<u8"},
+}
+_LITDATA_LEAF = re.compile(r"no_header_(tensor|numpy):(\d{1,3})")
+_ODD = re.compile(r"[\x00-\x1f\\?#/]|^\.\.$")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """Tokens that lie one behind the other in an object.
+
+    Attributes:
+        begin: where the first one lies, in bytes.
+        count: how many there are.
+        dtype: of each, as it lies there.
+        size, etag: of the object.
+        width: how many make a row; None: they are no table.
+    """
+
+    url: str
+    begin: int
+    count: int
+    dtype: np.dtype[np.integer]
+    size: int
+    etag: str | None
+    width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBytes:
+    """The first bytes of an object, with its size and version."""
+
+    url: str
+    data: Buffer
+    size: int
+    etag: str | None
+
+
+def token_dtype(dtype: DTypeLike) -> np.dtype[np.integer]:
+    """The numpy type that `dtype` names.
+
+    Raises:
+        OptionError: it is none of whole numbers.
+    """
+    try:
+        return whole_numbers(np.dtype(dtype))
+    except (TypeError, ValueError):
+        text = f"dtype={dtype!r:.80}: a type of whole numbers is needed, such as 'uint16' or 'int32'"
+        raise OptionError(text) from None
+
+
+def whole_numbers(dtype: np.dtype[Any]) -> np.dtype[np.integer]:
+    """The same type; ValueError where it is none of whole numbers."""
+    if dtype.kind not in "iu":
+        raise ValueError(dtype.name)
+    return dtype
+
+
+def damage(url: str, why: str, offset: int | None = None) -> FormatError:
+    """The error that says that a file of tokens is none."""
+    return FormatError(f"{masked(url)}: {why}", url=url, offset=offset)
+
+
+def raw(head: FirstBytes, dtype: np.dtype[np.integer]) -> TokenFile:
+    """A file that has tokens alone.
+
+    Raises:
+        FormatError: its size is no multiple of theirs.
+    """
+    if head.size % dtype.itemsize:
+        raise damage(
+            head.url,
+            f"its {head.size} bytes are no whole number of {dtype.name}s of {dtype.itemsize} bytes: it was cut off, or "
+            "has tokens of another type",
+        )
+    return TokenFile(head.url, 0, head.size // dtype.itemsize, dtype, head.size, head.etag)
+
+
+def has_llm_c_header(head: FirstBytes) -> bool:
+    """Whether a file begins as those of llm.c do, and of nanoGPT's faster relatives."""
+    return len(head.data) >= 4 and int.from_bytes(head.data[:4], "little") in _LLM_C
+
+
+def llm_c(head: FirstBytes) -> TokenFile:
+    """A file with a header of 256 numbers of 32 bits: magic, version, and how many tokens follow.
+
+    Raises:
+        FormatError: it has another header, or other tokens than it says.
+    """
+    if head.size < _LLM_C_BYTES:
+        raise damage(head.url, f"it has {head.size} bytes, and its header alone would have {_LLM_C_BYTES}")
+    magic, version, count = struct.unpack("<iii", head.data[:12])
+    if magic not in _LLM_C:
+        known = ", ".join(map(str, _LLM_C))
+        raise damage(head.url, f"its header begins with {magic}, and {known} are known", 0)
+    wanted, name = _LLM_C[magic]
+    dtype = np.dtype(name)
+    if version != wanted:
+        raise damage(head.url, f"its header is of version {version}, and {wanted} is known of magic {magic}", 4)
+    nbytes = head.size - _LLM_C_BYTES
+    if count < 0 or count * dtype.itemsize != nbytes:
+        raise damage(
+            head.url, f"its header tells of {count} tokens of {dtype.itemsize} bytes, and {nbytes} bytes follow", 8
+        )
+    return TokenFile(head.url, _LLM_C_BYTES, count, dtype, head.size, head.etag)
+
+
+def npy(head: FirstBytes) -> TokenFile:
+    """The array in an .npy file, of one dimension, or of two: then its rows are windows.
+
+    Raises:
+        FormatError: it is none of whole numbers, or has other bytes than it says.
+    """
+    try:
+        begins, shape, dtype, by_column = npy_header(memoryview(head.data))
+    except ValueError as error:
+        raise damage(head.url, str(error)) from None
+    if dtype.kind not in "iu" or len(shape) not in (1, 2):
+        raise damage(head.url, f"it is an array of {dtype} with the shape {shape}; of whole numbers, with one or two")
+    if by_column and len(shape) == 2 and min(shape) > 1:
+        raise damage(head.url, f"its rows of the shape {shape} do not lie together (fortran_order)")
+    count = math.prod(shape)
+    follow = head.size - len(begins)
+    if count * dtype.itemsize != follow:
+        raise damage(head.url, f"its header tells of {count * dtype.itemsize} bytes of array, and {follow} follow")
+    width = shape[1] if len(shape) == 2 else None
+    return TokenFile(head.url, len(begins), count, whole_numbers(dtype), head.size, head.etag, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What LitData's catalogue says of one chunk of tokens."""
+
+    url: str
+    items: int
+    nbytes: int
+    tokens: int
+    dtype: np.dtype[np.integer]
+
+
+def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
+    """The chunks that the catalogue of a folder of LitData names.
+
+    Raises:
+        FormatError: it is damaged, or its chunks are none of tokens.
+    """
+    try:
+        said = as_object(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise damage(url, f"it is no JSON ({str(error)[:80]})") from None
+    chunks, config = (None, None) if said is None else (as_list(said.get("chunks")), as_object(said.get("config")))
+    if chunks is None or config is None:
+        raise damage(url, "it is no catalogue of LitData: that has 'chunks' and 'config'")
+    if config.get("compression") or config.get("encryption"):
+        raise damage(url, "its chunks are compressed or encrypted: windows of tokens cannot be read from such")
+    leaves = as_texts(config.get("data_format")) or []
+    leaf = _LITDATA_LEAF.fullmatch(leaves[0]) if len(leaves) == 1 else None
+    dtype = None if leaf is None else _LITDATA[leaf[1]].get(int(leaf[2]))
+    if dtype is None:
+        raise damage(url, f"its samples are {str(config.get('data_format'))[:80]}, and no tokens of whole numbers")
+    return [_chunk(url, number, one, np.dtype(dtype)) for number, one in enumerate(chunks)]
+
+
+def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> Chunk:
+    said = as_object(one) or {}
+    name = as_text(said.get("filename"))
+    if not name or _ODD.search(name):
+        raise damage(url, f"chunk {number} is called {str(said.get('filename'))[:80]!r}")
+    facts = [as_count(said.get(fact), _BYTES_MOST) for fact in ("chunk_size", "chunk_bytes", "dim")]
+    if None in facts:
+        raise damage(
+            url,
+            f"chunk {number} has {said!r:.200}: 'chunk_size', 'chunk_bytes' and 'dim' are counts, where it was written "
+            "by a TokensLoader",
+        )
+    items, nbytes, tokens = (fact or 0 for fact in facts)
+    return Chunk(beside(url, name), items, nbytes, tokens, dtype)
+
+
+def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
+    """A chunk of LitData: how many items, where each begins, and their tokens, one behind the other.
+
+    Raises:
+        FormatError: it is not as the catalogue says.
+    """
+    begin = 4 * (chunk.items + 2)
+    tokens = chunk.tokens * chunk.dtype.itemsize
+    if head.size != begin + tokens:
+        raise damage(
+            head.url,
+            f"it has {head.size} bytes, and {begin} of a header and {tokens} of {chunk.tokens} tokens are in the "
+            "catalogue",
+        )
+    items, first = struct.unpack("<II", head.data[:8])
+    if (items, first) != (chunk.items, begin):
+        raise damage(head.url, f"it has {items} items from byte {first} on, and not {chunk.items} from {begin} on", 0)
+    return TokenFile(head.url, begin, chunk.tokens, chunk.dtype, head.size, head.etag)
+
+
+def beside(url: str, name: str) -> str:
+    """The address of what lies beside an object; what follows its path holds for that, too."""
+    path, rest = split_path(url)
+    return posixpath.dirname(path) + "/" * ("/" in path) + name + rest
+
+
+def split_path(url: str) -> tuple[str, str]:
+    """(an address up to the end of its path, what follows)."""
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    return url[:end], url[end:]

@@ -1,0 +1,84 @@
+"""Windows of the tokens of a file, and documents: where they lie, by arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.formats.tokens.layouts import TokenFile
+from headrace.rows import Rows
+from headrace.types import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindows:
+    """Windows of one length, each `stride` tokens behind the one before it.
+
+    Attributes:
+        length: tokens in a window.
+        has_short: whether a last window comes, too, that has fewer, where there are tokens that no other has.
+    """
+
+    length: int
+    stride: int
+    has_short: bool = False
+
+    def count(self, tokens: int) -> int:
+        """How many there are in so many tokens."""
+        if self.has_short and tokens:
+            shared = max(self.length - self.stride, 0)  # with the window before
+            return max(1, -(-(tokens - shared) // self.stride))
+        return max(0, (tokens - self.length) // self.stride + 1)
+
+    def begins(self, numbers: Ints) -> Ints:
+        """Where windows begin, by their numbers."""
+        return np.asarray(numbers, np.int64) * self.stride
+
+    def ends(self, numbers: Ints, tokens: int) -> Ints:
+        """Where they end, in so many tokens."""
+        return np.minimum(self.begins(numbers) + self.length, tokens)
+
+
+def rows_of(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints) -> Rows:
+    """The table of samples that are the tokens [begins, ends); their keys are `numbers`."""
+    count, itemsize = len(numbers), file.dtype.itemsize
+    return Rows(
+        _keys(numbers),
+        np.arange(count + 1),
+        np.zeros(count, np.int32),
+        file.begin + begins * itemsize,
+        (ends - begins) * itemsize,
+        (file.dtype.str,),
+    )
+
+
+def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints, documents: Ints) -> Rows:
+    """The same of windows whose documents are to be known: each document's tokens are a member of its own.
+
+    Args:
+        documents: where documents begin, ascending.
+    """
+    itemsize = file.dtype.itemsize
+    first = np.searchsorted(documents, begins, side="right")
+    stop = np.maximum(np.searchsorted(documents, ends, side="left"), first)
+    counts = 1 + stop - first
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    of_window = np.repeat(np.arange(len(numbers)), counts)
+    number = np.arange(starts[-1]) - starts[of_window]  # of a member in its window
+    cuts = documents[np.minimum(first[of_window] + number - 1, len(documents) - 1)] if len(documents) else number
+    offset = np.where(number == 0, begins[of_window], cuts)
+    end = np.append(offset[1:], 0)
+    end[starts[1:] - 1] = ends
+    return Rows(
+        _keys(numbers),
+        starts,
+        number.astype(np.int32),
+        file.begin + offset * itemsize,
+        (end - offset) * itemsize,
+        tuple(f"{file.dtype.str} {k}" for k in range(int(counts.max(initial=1)))),
+    )
+
+
+def _keys(numbers: Ints) -> np.ndarray[tuple[int], np.dtype[np.bytes_]]:
+    return np.asarray(numbers).astype(f"S{len(str(int(numbers.max(initial=0))))}")

@@ -1,0 +1,314 @@
+"""What is known of files of tokens before they are read: a request or some for each, and then arithmetic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMissingError, OptionError, masked
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.formats.tokens import layouts, megatron
+from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage, split_path
+from headrace.formats.tokens.windows import TokenWindows, rows_of, rows_with_documents
+from headrace.indexes.index import OpenedIndex, for_each
+from headrace.indexes.pinned import PinnedObject
+from headrace.protocols import Reads
+from headrace.types import Ints
+
+_PIECE_SEQUENCES = 2**19  # of an .idx that are read and checked at once: 6 MiB
+_BIN, _IDX = ".bin", ".idx"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """How files of tokens are read.
+
+    Attributes:
+        dtype: of the tokens, where the files do not say it.
+        window: tokens in a window; None: as many as a row of a table has.
+        stride: from one window to the next; None: as many as a window has.
+        has_short: whether a file's last window may have fewer.
+        documents: what is wanted of Megatron's index: the documents of each window, or these as samples.
+        eos: the token that ends a document, where that is to be known by it.
+    """
+
+    dtype: np.dtype[np.integer] | None = None
+    window: int | None = None
+    stride: int | None = None
+    has_short: bool = False
+    documents: Literal["ids", "samples"] | None = None
+    eos: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What a state knows of it."""
+        said = [self.window, self.stride, self.has_short, self.documents, self.eos, self.dtype]
+        return " ".join(map(str, said))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTable:
+    """The samples of one file.
+
+    Attributes:
+        windows: where they are windows; None: they are documents.
+        documents: where documents begin, ascending; where these are the samples also where the last one ends.
+    """
+
+    file: TokenFile
+    windows: TokenWindows | None
+    documents: Ints | None = None
+
+    @property
+    def count(self) -> int:
+        """How many samples it has."""
+        if self.windows is not None:
+            return self.windows.count(self.file.count)
+        return 0 if self.documents is None else len(self.documents) - 1
+
+    def shard(self, chosen: Ints) -> ShardIndex:
+        """Where some samples lie, by their numbers."""
+        file, windows, documents = self.file, self.windows, self.documents
+        if windows is None:
+            assert documents is not None
+            rows = rows_of(file, chosen, documents[chosen], documents[chosen + 1])
+        elif documents is None:
+            rows = rows_of(file, chosen, windows.begins(chosen), windows.ends(chosen, file.count))
+        else:
+            begins, ends = windows.begins(chosen), windows.ends(chosen, file.count)
+            rows = rows_with_documents(file, chosen, begins, ends, documents)
+        return ShardIndex(rows, None, file.size, file.etag)
+
+
+class TokenFiles:
+    """Files of tokens, as `headrace.indexes.index.IndexFiles` has it.
+
+    Args:
+        chunks: what LitData's catalogue says of them, where there is one.
+
+    Attributes:
+        tables: what is known of each file; nothing before they are opened.
+    """
+
+    def __init__(self, settings: TokenSettings, limits: Limits, chunks: Sequence[Chunk] = ()) -> None:
+        self.settings, self._limits, self._chunks = settings, limits, tuple(chunks)
+        self.tables: Sequence[TokenTable] = ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return TokenFiles, (self.settings, self._limits, self._chunks)
+
+    async def open(
+        self,
+        reader: Reads,
+        urls: Sequence[str],
+        hold: Callable[[int, ShardIndex], None],  # noqa: ARG002 (what is held here is less)
+    ) -> OpenedIndex:
+        """Learn how many samples there are: of raw files by their sizes, of others by their headers, too.
+
+        Raises:
+            FormatError, OptionError: a file is damaged, or is none of such tokens.
+        """
+        tables = await for_each(len(urls), lambda k: self._table(reader, urls, k))
+        first = tables[0].file
+        for table in tables:
+            if table.file.dtype != first.dtype:
+                raise OptionError(
+                    f"{masked(table.file.url)} has tokens of {table.file.dtype}, and {masked(first.url)} of "
+                    f"{first.dtype}: read them apart, and put them together behind a map that makes them one type"
+                )
+        self.tables = tables
+        counts = np.array([table.count for table in tables], np.int64)
+        if not counts.any():  # chunks of LitData are as long as they came to be
+            raise self._too_short(urls[0], max(table.file.count for table in tables))
+        nbytes = sum(map(self._nbytes, tables))
+        return OpenedIndex(counts, self._load, nbytes / max(1, int(counts.sum())))
+
+    async def _load(self, reader: Reads, ordinal: int) -> ShardIndex:  # noqa: ARG002 (it is all known)
+        table = self.tables[ordinal]
+        return table.shard(np.arange(table.count))
+
+    def _nbytes(self, table: TokenTable) -> int:
+        most = table.file.count if table.windows is None else table.count * table.windows.length
+        return most * table.file.dtype.itemsize
+
+    async def _table(self, reader: Reads, urls: Sequence[str], ordinal: int) -> TokenTable:
+        settings, url = self.settings, urls[ordinal]
+        chunk = self._chunks[ordinal] if self._chunks else None
+        pinned = PinnedObject(reader, url)
+        idx_at = None if chunk is not None or _is_npy(url) else PinnedObject(reader, _with(url, _IDX))
+        head, idx = await asyncio.gather(_head(pinned), _found(idx_at, is_needed=settings.documents is not None))
+        if settings.documents is not None and idx is None:
+            raise OptionError(
+                f"documents={settings.documents!r}: {masked(url)} has no index of Megatron's, that tells of them; "
+                "eos= finds them in windows"
+            )
+        file = self._file(head, idx, chunk)
+        self._check(file)
+        documents = None
+        if idx is not None and idx_at is not None and settings.documents is None:
+            await _check_last(idx_at, idx, file)
+        elif idx is not None and idx_at is not None:
+            documents = await self._documents(idx_at, idx, file)
+        if settings.documents == "samples":
+            return TokenTable(file, None, documents)
+        table = TokenTable(file, self._windows(file), None if documents is None else np.unique(documents[:-1]))
+        if not table.count and chunk is None:
+            raise self._too_short(url, file.count)
+        return table
+
+    def _too_short(self, url: str, tokens: int) -> FormatError:
+        return damage(
+            url,
+            f"it has {tokens} tokens, and a window {self.settings.window}: none fits; tail='short' gives shorter ones",
+        )
+
+    def _file(self, head: FirstBytes, idx: megatron.Idx | None, chunk: Chunk | None) -> TokenFile:
+        """What lies there."""
+        dtype = self.settings.dtype
+        if chunk is not None:
+            file = layouts.litdata(head, chunk)
+        elif idx is not None:
+            file = layouts.raw(head, idx.dtype)
+        elif _is_npy(head.url):
+            file = layouts.npy(head)
+        elif layouts.has_llm_c_header(head):
+            file = layouts.llm_c(head)
+        elif dtype is None:
+            raise OptionError(
+                f"{masked(head.url)} does not say which type its tokens have: it has no header that is known, and no "
+                f"{_IDX} beside it; give it, as in hr.tokens(…, 'uint16', …)"
+            )
+        else:
+            file = layouts.raw(head, dtype)
+        if dtype not in (None, file.dtype):
+            raise OptionError(f"{masked(head.url)} has tokens of {file.dtype}, and dtype={dtype} was given")
+        return file
+
+    def _check(self, file: TokenFile) -> None:
+        settings = self.settings
+        if not file.count:
+            raise damage(file.url, f"its {file.size} bytes have no tokens")
+        if settings.eos is not None and not np.iinfo(file.dtype).min <= settings.eos <= np.iinfo(file.dtype).max:
+            raise OptionError(f"eos={settings.eos}: no token of {masked(file.url)} can be that, they are {file.dtype}")
+
+    def _windows(self, file: TokenFile) -> TokenWindows:
+        settings, width = self.settings, file.width
+        length = settings.window or width
+        if length is None:
+            raise OptionError(f"window=None: {masked(file.url)} is no table of rows; say how many tokens a window has")
+        stride = settings.stride or length
+        if width not in (None, length) or (width is not None and stride != width):
+            raise OptionError(
+                f"window={settings.window}, stride={settings.stride}: {masked(file.url)} has rows of {width} tokens, "
+                "which are the windows; window=None takes them"
+            )
+        self._check_bytes(file, length, "a window")
+        return TokenWindows(length, stride, settings.has_short)
+
+    def _check_bytes(self, file: TokenFile, tokens: int, what: str) -> None:
+        most = self._limits.member_bytes
+        if tokens * file.dtype.itemsize > most:
+            text = f"{masked(file.url)}: {what} of {tokens} tokens of {file.dtype} is over the limit of {most} bytes"
+            raise LimitError(text, url=file.url)
+
+    async def _documents(self, pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> Ints:
+        """Where documents begin, and where the last one ends, in tokens. The table is read in pieces, and checked."""
+        nbytes, most = 8 * (idx.documents + 1), self._limits.member_bytes
+        if nbytes > most:
+            raise LimitError(
+                f"{masked(idx.url)} tells of {idx.documents} documents: where each begins takes {nbytes} bytes, over "
+                f"the limit of {most}",
+                url=idx.url,
+            )
+        if not idx.documents:
+            raise damage(idx.url, f"it tells of no documents, and of {idx.sequences} sequences")
+        places = np.empty(idx.documents + 1, np.int64)
+        for at in range(0, len(places), _PIECE_SEQUENCES):
+            some = places[at : at + _PIECE_SEQUENCES]
+            some[:] = np.frombuffer(await _all(pinned, idx.firsts + 8 * at, 8 * len(some)), "<i8")
+            megatron.check_firsts(idx, at, some, int(places[at - 1]) if at else 0)
+        if places[-1] != idx.sequences:
+            raise damage(idx.url, f"its documents end with sequence {places[-1]}, and it has {idx.sequences}")
+        check, done = megatron.SequenceCheck(idx), 0
+        for at in range(0, idx.sequences, _PIECE_SEQUENCES):
+            stop = min(at + _PIECE_SEQUENCES, idx.sequences)
+            begins = check.feed(
+                *await asyncio.gather(
+                    _all(pinned, idx.lengths + 4 * at, 4 * (stop - at)),
+                    _all(pinned, idx.pointers + 8 * at, 8 * (stop - at)),
+                )
+            )
+            here = done + int(np.searchsorted(places[done:], stop))
+            places[done:here], done = begins[places[done:here] - at], here
+        _check_end(idx, check.begin, file)
+        places[done:] = check.begin
+        places //= file.dtype.itemsize
+        if self.settings.documents == "samples":
+            self._check_bytes(file, int(np.diff(places).max()), "a document")
+        return places
+
+
+async def _head(pinned: PinnedObject) -> FirstBytes:
+    data = await pinned.read(0, HEAD_BYTES)
+    return FirstBytes(pinned.url, data, pinned.size, pinned.etag)
+
+
+async def _found(pinned: PinnedObject | None, *, is_needed: bool) -> megatron.Idx | None:
+    """What an index says; None where there is none. Stores that hide what they have say that it is forbidden."""
+    if pinned is None:
+        return None
+    try:
+        data = await pinned.read(0, megatron.HEAD.size)
+    except (ObjectMissingError, AccessDeniedError):
+        if is_needed:
+            raise
+        return None
+    return megatron.read_idx(FirstBytes(pinned.url, data, pinned.size, pinned.etag))
+
+
+async def _check_last(pinned: PinnedObject, idx: megatron.Idx, file: TokenFile) -> None:
+    """See that the last sequence of an index ends where the file does, without reading the others."""
+    end = 0
+    if idx.sequences:
+        length, pointer = await asyncio.gather(
+            _all(pinned, idx.pointers - 4, 4), _all(pinned, idx.firsts - 8, 8)
+        )  # the last of each table
+        end = int.from_bytes(pointer, "little", signed=True)
+        end += int.from_bytes(length, "little", signed=True) * file.dtype.itemsize
+    _check_end(idx, end, file)
+
+
+def _check_end(idx: megatron.Idx, end: int, file: TokenFile) -> None:
+    if end != file.size:
+        raise damage(
+            file.url,
+            f"it has {file.size} bytes, and the sequences of {masked(idx.url)} end at {end}: one of the two was cut "
+            "off, or they do not belong together",
+        )
+
+
+async def _all(pinned: PinnedObject, start: int, length: int) -> memoryview:
+    data = await pinned.read(start, length)
+    if len(data) < length:
+        raise damage(pinned.url, f"bytes {start} to {start + length} are wanted, and {len(data)} of them came")
+    return data
+
+
+def _is_npy(url: str) -> bool:
+    return split_path(url)[0].lower().endswith(".npy")
+
+
+def bin_of(url: str) -> str:
+    """The address of the tokens, where that of their index may have been given."""
+    return _with(url, _BIN) if split_path(url)[0].endswith(_IDX) else url
+
+
+def _with(url: str, suffix: str) -> str:
+    """The address of what lies beside a `.bin`, or `.idx`, under another suffix; what is neither has it behind."""
+    path, rest = split_path(url)
+    return path.removesuffix(_BIN).removesuffix(_IDX) + suffix + rest

@@ -1,0 +1,117 @@
+"""The tables of videos: read from each, or from an index file of all, and held for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from headrace.errors import FormatError, masked
+from headrace.formats.index.file import Directory, check_block, read_directory, read_head
+from headrace.formats.limits import Limits
+from headrace.formats.mp4.format import MP4, read_moov, table_of, unpack_moov
+from headrace.formats.mp4.table import VideoTable
+from headrace.indexes.building import build_file
+from headrace.indexes.held import HeldReads
+from headrace.indexes.index import for_each
+from headrace.indexes.pinned import PinnedObject
+from headrace.protocols import Reads, Version
+from headrace.types import Ints
+
+_FIRST_BYTES = 4 * 2**20
+
+Video = tuple[VideoTable, Version]
+"""The frames of a video, and the version of the object that they lie in."""
+
+
+class Videos:
+    """Where the frames of videos lie. It may be used by several threads and event loops; a copy is opened anew.
+
+    Args:
+        urls: the videos.
+        place: the address of an index file of them; None: each video's own tables are read.
+        is_built: whether that file is on this machine, and made where it is missing.
+        limits: how much they may ask for.
+    """
+
+    def __init__(self, urls: Sequence[str], place: str | None, limits: Limits, *, is_built: bool = False) -> None:
+        self.urls, self.place, self.limits, self.is_built = tuple(urls), place, limits, is_built
+        self._directory: tuple[Directory, Ints] | None = None
+        self._held = HeldReads[Video](lambda video: video[0].nbytes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(Videos, is_built=self.is_built), (self.urls, self.place, self.limits)
+
+    async def counts(self, reader: Reads) -> Ints:
+        """How many frames each video shows; without an index file the tables of all are read for that.
+
+        Raises:
+            FormatError: a video, or the index file, is damaged, or of a kind that is not read.
+            StorageError: one could not be read.
+        """
+        if self.place is None:
+            return np.array(await for_each(len(self.urls), partial(self._count, reader)), np.int64)
+        directory, found = await self._opened(reader, self.place)
+        return directory.samples[found]
+
+    async def open(self, reader: Reads) -> None:
+        """Have the index file of them, where there is one, made and read as far as all need it.
+
+        Raises:
+            FormatError, StorageError: as `counts`.
+        """
+        if self.place is not None:
+            await self._opened(reader, self.place)
+
+    async def _count(self, reader: Reads, ordinal: int) -> int:
+        return len((await self.video(reader, ordinal))[0])
+
+    async def video(self, reader: Reads, ordinal: int) -> Video:
+        """The frames of a video; several who ask at once share one read."""
+        return await self._held.get(ordinal, partial(self._load, reader, ordinal))
+
+    async def aclose(self) -> None:
+        """End what is being read on this loop; what was read stays."""
+        await self._held.aclose()
+
+    async def _load(self, reader: Reads, ordinal: int) -> Video:
+        url = self.urls[ordinal]
+        if self.place is None:
+            shard = PinnedObject(reader, url)
+            moov = await read_moov(shard, self.limits)
+            version = Version(shard.size, shard.etag)
+        else:
+            moov, version = await self._kept(reader, self.place, ordinal)
+        size = -1 if version.size is None else version.size
+        return table_of(moov, url, size, self.limits), version
+
+    async def _kept(self, reader: Reads, place: str, ordinal: int) -> tuple[bytes, Version]:
+        """The tables of a video, as the index file has them."""
+        directory, found = await self._opened(reader, place)
+        at, what = int(found[ordinal]), masked(place)
+        start, stop, check = directory.block(at)
+        block = await reader.read(place, start, stop)
+        check_block(block, check, what)
+        return unpack_moov(block, what), Version(int(directory.sizes[at]), directory.etag(at))
+
+    async def _opened(self, reader: Reads, place: str) -> tuple[Directory, Ints]:
+        """The index file's directory, and where each video is in it."""
+        if self._directory is not None:
+            return self._directory
+        if self.is_built:
+            await build_file(reader, self.urls, Path(place), form=MP4, limits=self.limits)
+        what = masked(place)
+        head = await reader.read(place, 0, _FIRST_BYTES)
+        end = read_head(head, what)
+        if end > len(head):
+            head += await reader.read(place, len(head), end)
+        directory = read_directory(head, what)
+        found = directory.find_all(self.urls)
+        missing = np.flatnonzero(found < 0)
+        if len(missing):
+            url = self.urls[int(missing[0])]
+            raise FormatError(f"{what} says nothing of {masked(url)}; make it anew", url=url)
+        self._directory = directory, found
+        return self._directory

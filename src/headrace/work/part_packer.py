@@ -1,0 +1,54 @@
+"""Python objects as parts that workers can be given."""
+
+from __future__ import annotations
+
+from headrace.failures import Failure, failures_among
+from headrace.memory import Arena
+from headrace.parts import KeyPart, ListPart, PackedPart, Part
+from headrace.torch_compat import serialize
+
+
+class PartPacker:
+    """Makes parts of objects; what cannot be sent to workers becomes a Failure.
+
+    Args:
+        arena: where samples are packed.
+        shares_objects: as `headrace.work.executor.Executor` has it: then nothing is packed.
+    """
+
+    def __init__(self, arena: Arena, *, shares_objects: bool) -> None:
+        self._arena, self._shares_objects = arena, shares_objects
+
+    def of_samples(self, samples: list[object]) -> Part:
+        """A part of samples."""
+        if self._shares_objects:
+            return ListPart(samples)
+        try:
+            parts = serialize.pack(samples)
+        except Exception:
+            samples = [_sendable(sample) for sample in samples]
+            parts = serialize.pack(samples)
+        lease = self._arena.lease(serialize.packed_size(parts))
+        failures = [k for k, _ in failures_among(samples)]
+        return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
+
+    def of_keys(self, keys: list[object]) -> Part:
+        """A part of samples that workers get by their keys."""
+        if self._shares_objects:
+            return ListPart(keys)
+        if all(type(key) in (int, str) for key in keys):
+            return KeyPart(keys, None, 0, len(keys))
+        try:
+            serialize.pack(keys)
+        except Exception:
+            keys = [_sendable(key) for key in keys]
+        return KeyPart(keys, serialize.pack_bytes, 0, len(keys))
+
+
+def _sendable(sample: object) -> object:
+    try:
+        serialize.pack(sample)
+    except Exception as error:
+        error.add_note(f"stage: fetch; a sample of type {type(sample).__name__} cannot be sent to a worker")
+        return Failure(serialize.pack_error(error))
+    return sample

@@ -1,0 +1,176 @@
+"""Folders and tables of files: samples by what their places, names or rows say, each read by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import FormatError, ObjectMissingError, OptionError
+from headrace.fetch.stores import memory
+
+
+@pytest.fixture
+def put() -> Iterator[Any]:
+    written: list[str] = []
+
+    def put(path: str, data: bytes = b"x") -> None:
+        memory.put(f"memory://pets/{path}", data)
+        written.append(path)
+
+    yield put
+    for path in written:
+        memory.remove(f"memory://pets/{path}")
+
+
+def test_folders_are_classes_and_files_of_one_name_are_one_sample(put: Any) -> None:
+    for name in ("dog/2.txt", "cat/1.jpg", "cat/1.json", "cat/1.b.jpg", "cat/1-a.jpg", "bird/x/9.jpg"):
+        put(name, b'{"of": 1}' if name.endswith("json") else name.encode())
+    data = hr.folder("memory://pets")
+    assert data.source.classes == ("bird", "cat", "dog")
+    assert len(data) == 5
+    samples = {sample["__key__"]: sample for sample in data.decode()}
+    assert {key: sample["label"] for key, sample in samples.items()} == {
+        "bird/x/9": 0, "cat/1-a": 1, "cat/1.b": 1, "cat/1": 1, "dog/2": 2,
+    }  # fmt: skip
+    assert samples["cat/1"]["json"] == {"of": 1}
+    assert samples["cat/1"]["jpg"] == b"cat/1.jpg"
+    assert "3 classes, by the first folder's name: bird, cat, dog" in data.describe()
+    assert data[4]["__key__"] == "dog/2"
+
+
+def test_place_with_pictures_is_a_folder(put: Any) -> None:
+    for k in range(3):
+        put(f"{'ab'[k % 2]}/{k}.jpg")
+        put(f"{'ab'[k % 2]}/{k}.txt", b"caption")
+    data = hr.stream("memory://pets/")
+    assert [sample["label"] for sample in data] == [0, 0, 1]
+    assert {sample["txt"] for sample in data.decode()} == {"caption"}
+
+
+def test_names_say_what_the_pattern_has(put: Any) -> None:
+    for name in ("train/cat_01.png", "train/dog_2.png", "test/cat_3.png"):
+        put(name)
+    data = hr.folder("memory://pets/", pattern="{split}/{label}_{id:d}.png")
+    said = [(sample["split"], sample["label"], sample["id"]) for sample in data]
+    assert said == [("test", 0, 3), ("train", 0, 1), ("train", 1, 2)]
+    put("train/odd.png")
+    with pytest.raises(OptionError, match=r"1 of 4 files.*train/odd\.png"):
+        hr.folder("memory://pets/", pattern="{split}/{label}_{id:d}.png")
+    data = hr.folder("memory://pets/*/*_*.png", pattern="{split}/{label}_{id:d}.png")
+    assert len(data) == 3
+    for wrong in ("{a}{a}", "x", "{a:f}", "{}"):
+        with pytest.raises(OptionError, match="pattern="):
+            hr.folder("memory://pets/", pattern=wrong)
+
+
+def test_folders_that_may_be_classes_or_not_are_asked_about(put: Any) -> None:
+    for name in ("train/cat/1.jpg", "test/cat/2.jpg"):
+        put(name)
+    with pytest.raises(OptionError, match=r"the folders test, train.*memory://pets/test/"):
+        hr.folder("memory://pets/")
+    assert hr.folder("memory://pets/train").source.classes == ("cat",)
+    assert hr.folder("memory://pets/", labels=True).source.classes == ("test", "train")
+    put("3.jpg")
+    with pytest.raises(OptionError, match="1 files beside 2 folders"):
+        hr.folder("memory://pets/")
+    assert len(hr.folder("memory://pets/", labels=False)) == 3
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
+def test_table_says_which_objects_there_are(put: Any, kind: str) -> None:
+    for k in range(5):
+        put(f"images/{k}.jpg", b"%d" % k)
+    rows = [{"file_name": f"images/{k}.jpg", "breed": "ab"[k % 2], "text": 'a "b",\nc'} for k in range(5)]
+    if kind == "jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    else:
+        comma = "," if kind == "csv" else "\t"
+        quoted = [[row["file_name"], row["breed"], '"a ""b"",\nc"'] for row in rows]
+        text = "".join(comma.join(row) + "\r\n" for row in [["file_name", "breed", "text"], *quoted])
+    put(f"metadata.{kind}", text.encode())
+    data = hr.table(f"memory://pets/metadata.{kind}", label_column="breed")
+    assert len(data) == 5
+    first = dict(data[1])
+    assert first == {
+        "__key__": "images/1.jpg", "__url__": "memory://pets/images/1.jpg", "file_name": "images/1.jpg", "breed": "b",
+        "text": 'a "b",\nc', "label": 1, "jpg": b"1",
+    }  # fmt: skip
+    assert {sample["jpg"] for sample in hr.stream("memory://pets/").shuffle()} == {b"0", b"1", b"2", b"3", b"4"}
+
+
+def test_table_names_several_objects_of_a_row_and_elsewhere(put: Any) -> None:
+    put("elsewhere/1.jpg", b"one")
+    put("masks/1.png", b"mask")
+    put("t/rows.csv", b"a,b\nmemory://pets/elsewhere/1.jpg,masks/1.png\n")
+    (sample,) = hr.table("memory://pets/t/rows.csv", url_column=["a", "b"], base="memory://pets")
+    assert (sample["a.jpg"], sample["b.png"]) == (b"one", b"mask")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "why"),
+    [
+        (b"x,y\n1,2\n", OptionError, "url_column="),
+        (b"path,url\n1,2\n", OptionError, r"'path', 'url' may"),
+        (b"path,path\n1,2\n", FormatError, "one twice"),
+        (b"path,__key__\n1,2\n", OptionError, "taken"),
+        (b"", OptionError, "empty"),
+        (b"path\n", OptionError, "no rows"),
+        (b"path,n\na,1,2\n", FormatError, "3 cells"),
+        (b"path\n/etc/passwd\n", FormatError, "file of this machine"),
+        (b'path,n\n"",1\n', FormatError, "names no object"),
+        (b"path\nmissing.jpg\n", ObjectMissingError, "missing.jpg"),
+    ],
+)
+def test_table_that_is_damaged_is_an_error(put: Any, text: bytes, kind: type[Exception], why: str) -> None:
+    put("rows.csv", text)
+    with pytest.raises(kind, match=why):
+        list(hr.table("memory://pets/rows.csv"))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_folder_and_table_go_on_where_a_state_was_taken(put: Any, world: int) -> None:
+    for k in range(13):
+        put(f"all/{k}.txt", b"%d" % k)
+    put("rows.jsonl", b"".join(json.dumps({"path": f"all/{k}.txt"}).encode() + b"\n" for k in range(13)))
+    for data in (hr.folder("memory://pets/all/"), hr.table("memory://pets/rows.jsonl")):
+        seen = []
+        for rank in range(world):
+            make = lambda data=data, rank=rank: hr.DataLoader(
+                data.shuffle().to_tuple("txt"), batch_size=2, rank=rank, world_size=world, seed=3
+            )
+            whole = [body for (batch,) in make() for body in batch]
+            batches = iter(make())
+            begin = [body for _ in range(2) for body in next(batches)[0]]
+            loader = make()
+            loader.load_state_dict(batches.state_dict())
+            batches.close()
+            assert begin + [body for (batch,) in loader for body in batch] == whole
+            seen += whole
+        assert sorted(seen) == sorted(b"%d" % k for k in range(13))
+
+
+def test_state_of_other_files_is_refused(put: Any) -> None:
+    for k in range(6):
+        put(f"one/a/{k}.txt")
+        put(f"two/b/{k}.txt")
+    batches = iter(hr.DataLoader(hr.folder("memory://pets/one/").shuffle(), batch_size=2))
+    next(batches)
+    state = batches.state_dict()
+    batches.close()
+    other = hr.DataLoader(hr.folder("memory://pets/two/").shuffle(), batch_size=2)
+    with pytest.raises(hr.StateMismatchError):
+        other.load_state_dict(state)
+        next(iter(other))
+    other.close()
+
+
+def test_folder_of_this_machine_reads_by_paths(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a b#%20.txt").write_bytes(name.encode())
+    assert [sample["txt"] for sample in hr.folder(tmp_path)] == [b"cat", b"dog"]

@@ -1,0 +1,227 @@
+"""A stream of a place: a pattern, a folder, or a name that says nothing; what was found there is said."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from moto_s3 import client_of
+
+import headrace as hr
+from headrace.datasets.manifest import Manifest
+from headrace.errors import FormatError, OptionError
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+_JPG = b"\xff\xd8\xff\xe0 not decoded here"
+
+
+def tar_of(names: list[str]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(name)
+            archive.addfile(info, io.BytesIO(name.encode()))
+    return out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def put() -> Iterator[Any]:
+    written: list[str] = []
+
+    def put(path: str, data: bytes) -> None:
+        memory.put(f"memory://place/{path}", data)
+        written.append(path)
+
+    yield put
+    for path in written:
+        memory.remove(f"memory://place/{path}")
+
+
+def fill(put: Any) -> None:
+    for k in (2, 0, 1):
+        put(f"train/{k}.tar", tar_of([f"{k}-{n}.txt" for n in range(3)]))
+        put(f"train/{k}.tar.crc", b"x")
+    put("train/_SUCCESS", b"")
+    put("train/README.md", b"# read me")
+
+
+def keys(data: Any) -> list[str]:
+    return [sample["__key__"] for sample in data]
+
+
+IN_ORDER = [f"{k}-{n}" for k in range(3) for n in range(3)]
+
+
+def test_folder_and_pattern_are_their_shards_in_order(put: Any) -> None:
+    fill(put)
+    for place in ("memory://place/train/", "memory://place/train", "memory://place/*/*.tar", "memory://place/**"):
+        assert keys(hr.stream(place)) == IN_ORDER
+    assert keys(hr.stream("memory://place/train/[01].tar")) == IN_ORDER[:6]
+    assert (
+        keys(hr.stream(["memory://place/train/[12].tar", "memory://place/train/0.tar"])) == IN_ORDER[3:] + IN_ORDER[:3]
+    )
+    assert keys(hr.stream("memory://place/tr*/{2,0}.tar")) == IN_ORDER[6:] + IN_ORDER[:3]
+
+
+def test_what_is_left_out_is_said_and_why_a_format_was_taken(put: Any) -> None:
+    fill(put)
+    text = hr.stream("memory://place/train/").shuffle().describe(samples=1)
+    assert "3 objects in memory://place/train/" in text
+    assert "3 beside data" in text
+    assert "1 marks of other programs" in text
+    assert "format: tar, by the names of 3 objects" in text
+    assert ".shuffle(auto)  [plan]" in text
+    assert "txt: 7 bytes" in text
+
+
+def test_place_with_several_kinds_is_an_error_that_counts_them(put: Any) -> None:
+    fill(put)
+    put("train/more.jsonl", b'{"a": 1}\n')
+    with pytest.raises(OptionError, match=r"3 tar, 1 jsonl.*pattern such as memory://place/train/\*\*/\*\.tar"):
+        hr.stream("memory://place/train/")
+    assert keys(hr.stream("memory://place/train/", format="tar")) == IN_ORDER
+
+
+def test_tables_beside_shards_and_named_as_these_are_left_out(put: Any) -> None:
+    fill(put)
+    for k in range(3):
+        put(f"train/{k}_stats.json", b"{}")
+        put(f"train/{k}.jsonl", b"{}\n")
+    data = hr.stream("memory://place/train/")
+    assert keys(data) == IN_ORDER
+    assert "6 objects that lie beside a shard" in data.describe()
+
+
+def test_names_without_a_format_are_known_by_their_first_bytes(put: Any) -> None:
+    for k in range(2):
+        put(f"parts/part-{k:05d}", b"".join(json.dumps({"n": k * 10 + n}).encode() + b"\n" for n in range(2)))
+    data = hr.stream("memory://place/parts")
+    assert [sample["n"] for sample in data] == [0, 1, 10, 11]
+    assert "by the first bytes of memory://place/parts/part-00000" in data.describe()
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("x.bin", r"hr\.tokens"), ("x.h5", "h5py"), ("x.rar", "unpack"), ("x.pkl", r"hr\.files"), ("x.jpg", r"hr\.files")],
+)
+def test_what_cannot_be_read_says_the_way_round(put: Any, name: str, way: str) -> None:
+    put(f"odd/{name}", b"\x00\x01\x02")
+    with pytest.raises(OptionError, match=way):
+        hr.stream(f"memory://place/odd/{name}")
+
+
+def test_repository_without_its_scheme_is_told_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match="hf://datasets/org/name"):
+        hr.stream("org/name")
+
+
+def test_pattern_that_nothing_is_like_and_store_that_does_not_list_are_errors(put: Any) -> None:
+    fill(put)
+    with pytest.raises(OptionError, match=r"nothing there is like that; memory://place/train/ was listed"):
+        hr.stream("memory://place/train/*.zst")
+    with pytest.raises(OptionError, match=r"cannot be listed.*list"):
+        hr.files("https://127.0.0.1:1/a/*.jpg")
+    with pytest.raises(OptionError, match="meant by two"):
+        hr.files("memory://place/train/{0*,*}.tar")
+
+
+def test_kept_list_is_taken_until_it_is_made_anew(put: Any, cache: Path) -> None:
+    fill(put)
+    place = "memory://place/train/*.tar"
+    assert keys(hr.stream(place, listing="kept")) == IN_ORDER
+    put("train/3.tar", tar_of(["3-0.txt"]))
+    again = hr.stream(place, listing="kept")
+    assert keys(again) == IN_ORDER
+    assert isinstance(again.source.urls, Manifest)
+    assert list(pickle.loads(pickle.dumps(again.source.urls))) == list(again.source.urls)
+    assert keys(hr.stream(place)) == [*IN_ORDER, "3-0"]
+    (kept,) = (cache / "headrace" / "manifests").iterdir()
+    for at in (5, -9, -40):
+        data = bytearray(kept.read_bytes())
+        whole = bytes(data)
+        kept.write_bytes(bytes(data[:at]))
+        with pytest.raises(FormatError, match="remove it"):
+            hr.stream(place, listing="kept")
+        kept.write_bytes(whole)
+
+
+def test_state_of_a_kept_list_is_that_of_the_same_list_given(put: Any) -> None:
+    for k in range(10):
+        put(f"many/{k}.txt", b"%d" % k)
+    given = hr.DataLoader(hr.files([f"memory://place/many/{k}.txt" for k in range(10)]).shuffle(), batch_size=2)
+    kept = hr.DataLoader(hr.files("memory://place/many/*", listing="kept").shuffle(), batch_size=2)
+    batches = iter(given)
+    seen = [key for _ in range(2) for key in next(batches)["__key__"]]
+    kept.load_state_dict(batches.state_dict())
+    given.close()
+    rest = [key for batch in kept for key in batch["__key__"]]
+    assert sorted(seen + rest) == [str(k) for k in range(10)]
+
+
+def test_bucket_is_listed_page_by_page(cache: Path) -> None:
+    with client_of("place") as client:
+        for k in range(4):
+            client.put_object(Bucket="place", Key=f"a b/{k}.tar", Body=tar_of([f"{k}.txt"]))
+        client.put_object(Bucket="place", Key="a b/.hidden/x.tar", Body=b"")
+        options = {"endpoint": client.meta.endpoint_url, "access_key_id": "a", "secret_access_key": "b"}
+        options["region"] = "us-east-1"
+        for place in ("s3://place/a b", "s3://place/*/*.tar"):
+            assert keys(hr.stream(place, storage_options=options)) == ["0", "1", "2", "3"]
+
+
+def test_listing_of_an_s3_server_that_fails_goes_on(cache: Path) -> None:
+    with FaultServer() as server:
+        for k in range(1500):
+            server.add(f"bucket/n/{k:04d}.txt", b"x", "slowdown:times=1")
+        options = {"endpoint": server.url, "skip_signature": True}
+        data = hr.files("s3://bucket/n/*.txt", storage_options=options)
+        assert len(data) == 1500
+        assert data[7]["__key__"] == "0007"
+
+
+def test_repository_of_the_hub_is_listed_at_its_revision(cache: Path) -> None:
+    with FaultServer() as hub:
+        hub.add("datasets/o/n/resolve/v1/d/a.jsonl", b'{"n": 1}\n')
+        page = [{"type": "directory", "path": "d"}, {"type": "file", "path": "d/a.jsonl", "size": 9}]
+        page.append({"type": "file", "path": ".gitattributes", "size": 9})
+        hub.add("api/datasets/o/n/tree/v1", json.dumps(page).encode())
+        options = {"endpoint": hub.url, "token": False}
+        for place in ("hf://datasets/o/n@v1", "hf://datasets/o/n@v1/**/*.jsonl"):
+            assert [sample["n"] for sample in hr.stream(place, storage_options=options)] == [1]
+
+
+def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path, cache: Path) -> None:
+    inside = tmp_path / "data" / "deep"
+    inside.mkdir(parents=True)
+    (inside / "0.tar").write_bytes(tar_of(["0.txt"]))
+    (inside / "up").symlink_to(tmp_path / "data", target_is_directory=True)
+    (tmp_path / "data" / "1.tar").symlink_to(inside / "0.tar")
+    assert keys(hr.stream(tmp_path / "data")) == ["0", "0"]
+
+
+def test_many_names_are_sorted_and_held_without_an_object_each(
+    monkeypatch: pytest.MonkeyPatch, put: Any, cache: Path
+) -> None:
+    monkeypatch.setattr("headrace.datasets.listing._RUN", 100)
+    order = sorted(range(1000), key=lambda k: k * 7919 % 1000)
+    for k in order:
+        put(f"n/{k:04d}.txt", b"x")
+    data = hr.files("memory://place/n/*")
+    assert isinstance(data.source.urls, Manifest)
+    assert list(data.source.urls) == [f"memory://place/n/{k:04d}.txt" for k in range(1000)]
+    assert {path.suffix for path in (cache / "headrace" / "manifests").iterdir()} == {".names"}

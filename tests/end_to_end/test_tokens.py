@@ -1,0 +1,467 @@
+"""Windows of tokens: the same as numpy cuts from the same files, in any order, on any ranks, resumed anywhere."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end import token_files
+from end_to_end.tars import put_index, put_shards
+from end_to_end.token_files import ids, litdata, llm_c, megatron, npy
+
+import headrace as hr
+from headrace.errors import (
+    FormatError,
+    LimitError,
+    ObjectChangedError,
+    ObjectMissingError,
+    OptionError,
+    StateMismatchError,
+)
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+SIZES = (1000, 64, 731)
+FILES = {f"memory://tokens/{k}.bin": ids(size, seed=k) for k, size in enumerate(SIZES)}
+
+
+@pytest.fixture(autouse=True)
+def files() -> None:
+    for url, tokens in FILES.items():
+        memory.put(url, tokens.tobytes())
+
+
+def put(url: str, data: bytes) -> str:
+    memory.put(url, data)
+    return url
+
+
+def cut(tokens: np.ndarray[Any, Any], window: int, stride: int) -> list[np.ndarray[Any, Any]]:
+    return [tokens[k : k + window] for k in range(0, len(tokens) - window + 1, stride)]
+
+
+def seen(data: Any, **options: Any) -> dict[tuple[str, str], torch.Tensor]:
+    """The windows of an epoch by where they are; none comes twice."""
+    got: dict[tuple[str, str], torch.Tensor] = {}
+    with hr.DataLoader(data, **{"batch_size": 7, "num_workers": 0} | options) as loader:
+        for batch in loader:
+            keys = list(zip(batch["__url__"], batch["__key__"], strict=True))
+            assert len({*keys, *got}) == len(got) + len(keys)
+            got |= dict(zip(keys, batch["tokens"], strict=True))
+    return got
+
+
+def assert_cut(got: dict[tuple[str, str], torch.Tensor], files: dict[str, Any], window: int, stride: int) -> None:
+    wanted = {(u, str(k)): one for u, tokens in files.items() for k, one in enumerate(cut(tokens, window, stride))}
+    assert got.keys() == wanted.keys()
+    for key, tokens in got.items():
+        assert tokens.tolist() == wanted[key].tolist()
+
+
+@pytest.mark.parametrize("by", ["", "auto", "window", "shards", "within", "global"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_are_those_of_numpy_in_any_order(by: Any, workers: int) -> None:
+    data = hr.tokens(list(FILES), "uint16", 64, stride=50)
+    shuffled = data if not by else data.shuffle(by, window=9 if by == "window" else None)
+    got = seen(shuffled, num_workers=workers)
+    assert_cut(got, FILES, 64, 50)
+    assert len(got) == len(data) == sum(len(cut(tokens, 64, 50)) for tokens in FILES.values())
+    assert next(iter(got.values())).dtype == torch.uint16
+
+
+def test_windows_that_overlap_are_read_by_one_range_and_those_of_a_batch_share_it() -> None:
+    with FaultServer() as server:
+        url = server.add("a.bin", ids(100_000).tobytes())
+        data = hr.tokens(url, "uint16", 513, stride=64)
+        got = seen(data.shuffle())
+        assert_cut(got, {url: ids(100_000)}, 513, 64)
+        ranges = [request.headers["range"] for request in server.requests_for("a.bin")]
+        assert ranges == ["bytes=0-16383", "bytes=0-199937"], "one says how many there are, and one reads all"
+
+
+def test_file_is_asked_for_once_and_its_index_beside_it_is_looked_for() -> None:
+    with FaultServer() as server:
+        url = server.add("a.bin", ids(100).tobytes())
+        assert len(hr.tokens(url, "uint16", 10)) == 10
+        assert sorted(request.name for request in server.log) == ["a.bin", "a.idx"]
+
+
+@pytest.mark.parametrize("by", ["auto", "global"])
+def test_ranks_together_get_the_batches_of_one(by: Any) -> None:
+    data = hr.tokens(list(FILES), "uint16", 20).shuffle(by)
+
+    def batches(rank: int, world: int) -> list[list[list[int]]]:
+        with hr.DataLoader(data, batch_size=12 // world, rank=rank, world_size=world, num_workers=0) as loader:
+            return [batch["tokens"].tolist() for batch in loader]
+
+    one = batches(0, 1)
+    three = [batches(rank, 3) for rank in range(3)]
+    for step, whole in enumerate(one[:-2]):
+        assert list(itertools.chain.from_iterable(part[step] for part in three)) == whole
+    assert sum(len(batch) for part in three for batch in part) == len(data)
+
+
+def test_state_goes_on_exactly_and_is_refused_by_other_windows() -> None:
+    def loader(stride: int = 10, **more: Any) -> hr.DataLoader[Any]:
+        data = hr.tokens(list(FILES), "uint16", 20, stride=stride, **more).shuffle()
+        return hr.DataLoader(data, batch_size=8, num_workers=0, seed=3)
+
+    with loader() as first:
+        batches = iter(first)
+        before = [next(batches)["tokens"].tolist() for _ in range(5)]
+        state = first.state_dict()
+        rest = [batch["tokens"].tolist() for batch in batches]
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [batch["tokens"].tolist() for batch in second] == rest
+    assert before
+    with loader(eos=4) as other:
+        with pytest.raises(StateMismatchError):
+            other.load_state_dict(state)
+            next(iter(other))
+
+
+def test_sample_is_got_by_its_number_and_data_set_travels() -> None:
+    data = hr.tokens(list(FILES), "uint16", 64, stride=50)
+    first = len(cut(FILES["memory://tokens/0.bin"], 64, 50))
+    assert (data[first]["__url__"], data[first]["__key__"]) == ("memory://tokens/1.bin", "0")
+    assert data[-1]["tokens"].tolist() == cut(FILES["memory://tokens/2.bin"], 64, 50)[-1].tolist()
+    copy = pickle.loads(pickle.dumps(data))
+    assert copy[3]["tokens"].tolist() == data[3]["tokens"].tolist()
+    data[3]["tokens"][0] = 1  # it owns its memory
+    with pytest.raises(IndexError):
+        data[len(data)]
+
+
+def test_keys_and_chosen_numbers_leave_the_others_unread() -> None:
+    data = hr.tokens(list(FILES), "uint16", 20)
+    kept = seen(data.filter(_is_even, field="__key__").shuffle())
+    assert {key for _, key in kept} == {str(k) for k in range(0, 50, 2)}
+    assert len(seen(data.slice(3, 40, 4))) == 10
+
+
+def _is_even(key: str) -> bool:
+    return int(key) % 2 == 0
+
+
+def test_mixtures_take_windows_beside_other_data() -> None:
+    urls = put_shards("mixed", (9, 5))
+    tars = hr.stream(urls, index=put_index(urls, "mixed"))
+    plain = hr.tokens("memory://tokens/0.bin", "uint16", 20)
+    a = plain.shuffle()
+    b = hr.tokens("memory://tokens/2.bin", "uint16", 20, stride=10)
+    for data in (hr.mix({"a": a, "b": b}), hr.mix({"a": plain.shuffle("global"), "b": b})):
+        got = seen(data, batch_size=5)
+        assert len(got) == len(a) + len(b) == len(data)
+        assert data[len(a) + 1]["tokens"].tolist() == cut(FILES["memory://tokens/2.bin"], 20, 10)[1].tolist()
+    with hr.DataLoader(hr.mix({"a": a, "tars": tars}), batch_size=4, collate_fn=list, num_workers=0) as loader:
+        assert sum("tokens" in sample for batch in loader for sample in batch) == len(a)
+
+
+def test_last_tokens_are_dropped_or_come_as_a_short_window() -> None:
+    url = "memory://tokens/0.bin"
+    assert len(hr.tokens(url, "uint16", 300)) == 3
+    short = list(hr.tokens(url, "uint16", 300, tail="short"))
+    assert [len(one["tokens"]) for one in short] == [300, 300, 300, 100]
+    assert np.concatenate([one["tokens"] for one in short]).tolist() == FILES[url].tolist()
+    overlap = hr.tokens(url, "uint16", 301, stride=300, tail="short")
+    assert [len(one["tokens"]) for one in overlap] == [301, 301, 301, 100]
+    assert [len(one["tokens"]) for one in hr.tokens(url, "uint16", 2000, tail="short")] == [1000]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", ">u2", "uint32"])
+def test_tokens_keep_their_type_in_this_machines_order(dtype: str) -> None:
+    tokens = ids(100, np.dtype(dtype).newbyteorder("=").name)
+    url = put("memory://tokens/typed.bin", tokens.astype(dtype).tobytes())
+    assert seen(hr.tokens(url, dtype, 10))[url, "3"].tolist() == tokens[30:40].tolist()
+    (kept,) = {one.dtype for one in seen(hr.tokens(url, dtype, 10)).values()}
+    assert kept == torch.from_numpy(tokens).dtype
+
+
+def test_headers_say_how_many_tokens_follow_and_of_which_type() -> None:
+    small, large = ids(500), ids(300, "uint32")
+    urls = [put("memory://tokens/h.bin", llm_c(small)), put("memory://tokens/l.bin", llm_c(large, 20240801, 7))]
+    assert_cut(seen(hr.tokens(urls[0], None, 33).shuffle()), {urls[0]: small}, 33, 33)
+    assert_cut(seen(hr.tokens(urls[1], "uint32", 33)), {urls[1]: large}, 33, 33)
+    with pytest.raises(OptionError, match=r"uint32, and .* of uint16: read them apart"):
+        len(hr.tokens(urls, None, 33))
+
+
+def test_arrays_are_tokens_or_rows_of_them() -> None:
+    flat, rows = ids(200, "int32"), ids(240, "int32").reshape(12, 20)
+    urls = [put("memory://tokens/flat.npy", npy(flat)), put("memory://tokens/rows.npy", npy(rows))]
+    assert_cut(seen(hr.tokens(urls[0], window=30)), {urls[0]: flat}, 30, 30)
+    for window in (None, 20):
+        assert_cut(seen(hr.tokens(urls[1], window=window).shuffle()), {urls[1]: rows.reshape(-1)}, 20, 20)
+    with pytest.raises(OptionError, match="rows of 20 tokens"):
+        len(hr.tokens(urls[1], window=10))
+    with pytest.raises(OptionError, match="no table of rows"):
+        len(hr.tokens(urls[0]))
+
+
+@pytest.mark.parametrize(("leaf", "dtype"), [("tensor:20", "uint16"), ("tensor:16", "int32"), ("numpy:2", "int32")])
+def test_chunks_of_litdata_are_read_by_their_catalogue(leaf: str, dtype: str) -> None:
+    chunks = [[ids(90, dtype, 1), ids(31, dtype, 2)], [ids(77, dtype, 3)], [ids(5, dtype)]]
+    for name, data in litdata(chunks, f"no_header_{leaf}").items():
+        memory.put(f"memory://lit/data/{name}", data)
+    files = {f"memory://lit/data/chunk-0-{k}.bin": np.concatenate(items) for k, items in enumerate(chunks)}
+    for place in ("memory://lit/data", "memory://lit/data/index.json"):
+        got = seen(hr.tokens(place, window=20).shuffle())
+        assert_cut(got, files, 20, 20)
+        assert {one.numpy().dtype for one in got.values()} == {np.dtype(dtype)}
+    with pytest.raises(FormatError, match="has 121 tokens, and a window 200"):
+        len(hr.tokens("memory://lit/data", window=200))
+
+
+DOCUMENTS = [[ids(n, seed=n) for n in sizes] for sizes in ([30, 5], [1], [64], [0], [3, 0, 4], [200], [17])]
+
+
+def put_megatron(name: str = "m", *, modes: bool = False) -> tuple[str, np.ndarray[Any, Any]]:
+    data, index = megatron(DOCUMENTS, modes=modes)
+    memory.put(f"memory://{name}/x.idx", index)
+    return put(f"memory://{name}/x.bin", data), np.frombuffer(data, "<u2")
+
+
+@pytest.mark.parametrize("modes", [False, True])
+def test_megatrons_index_says_type_and_documents(modes: bool) -> None:
+    url, tokens = put_megatron(modes=modes)
+    assert_cut(seen(hr.tokens(url, None, 40, stride=16).shuffle()), {url: tokens}, 40, 16)
+    assert_cut(seen(hr.tokens(url.replace(".bin", ".idx"), "uint16", 40, stride=16)), {url: tokens}, 40, 16)
+    with pytest.raises(OptionError, match="tokens of uint16, and dtype=int32"):
+        len(hr.tokens(url, "int32", 40))
+
+
+@pytest.mark.parametrize("by", ["auto", "global"])
+def test_documents_of_a_window_are_numbered(by: Any) -> None:
+    url, tokens = put_megatron()
+    lengths = [sum(map(len, document)) for document in DOCUMENTS]
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    with hr.DataLoader(
+        hr.tokens(url, None, 40, stride=7, documents="ids").shuffle(by), batch_size=4, num_workers=0
+    ) as loader:
+        count = 0
+        for batch in loader:
+            for key, got, numbers in zip(batch["__key__"], batch["tokens"], batch["document_ids"], strict=True):
+                here = slice(int(key) * 7, int(key) * 7 + 40)
+                assert got.tolist() == tokens[here].tolist()
+                assert numbers.tolist() == np.unique(owner[here], return_inverse=True)[1].tolist()
+                count += 1
+        assert count == (len(tokens) - 40) // 7 + 1
+
+
+def test_documents_of_a_window_are_found_by_the_token_that_ends_them() -> None:
+    url = put("memory://tokens/eos.bin", np.array([5, 0, 7, 8, 0, 0, 9, 4], "<u2").tobytes())
+    (sample,) = hr.tokens(url, "uint16", 8, eos=0)
+    assert sample["document_ids"].tolist() == [0, 0, 1, 1, 1, 2, 3, 3]
+    assert (sample["document_ids"].dtype, sample["tokens"].dtype) == (np.int32, np.uint16)
+    with pytest.raises(OptionError, match="eos=70000: no token"):
+        len(hr.tokens(url, "uint16", 8, eos=70000))
+
+
+def test_documents_are_samples_of_their_own() -> None:
+    url, _ = put_megatron()
+    data = hr.tokens(url, documents="samples")
+    assert len(data) == len(DOCUMENTS)
+    wanted = [[int(n) for one in document for n in one] for document in DOCUMENTS]
+    for order in (data, data.shuffle(), data.shuffle("global")):
+        with hr.DataLoader(order, batch_size=3, collate_fn=list, num_workers=0) as loader:
+            got = {int(one["__key__"]): one["tokens"].tolist() for batch in loader for one in batch}
+        assert [got[k] for k in range(len(got))] == wanted
+
+
+def test_large_index_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.indexes.of_tokens._PIECE_SEQUENCES", 2)
+    test_documents_are_samples_of_their_own()
+    test_documents_of_a_window_are_numbered("auto")
+
+
+def test_object_that_is_replaced_meanwhile_is_an_error() -> None:
+    with FaultServer() as server:
+        url = server.add("a.bin", ids(5000).tobytes())
+        data = hr.tokens(url, "uint16", 50)
+        assert len(data) == 100
+        server.add("a.bin", ids(5000, seed=9).tobytes())
+        with pytest.raises(ObjectChangedError):
+            seen(data.shuffle())
+        with pytest.raises(ObjectChangedError):
+            data[7]
+
+
+def damaged_index(**fields: Any) -> bytes:
+    _, index = megatron(DOCUMENTS)
+    whole = bytearray(index)
+    for at, value in fields.values():
+        whole[at : at + len(value)] = value
+    return bytes(whole)
+
+
+SEQUENCES = sum(map(len, DOCUMENTS))
+POINTERS = 34 + 4 * SEQUENCES
+FIRSTS = POINTERS + 8 * SEQUENCES
+LAST = FIRSTS + 8 * len(DOCUMENTS)
+
+
+def number(value: int, size: int = 8) -> bytes:
+    return value.to_bytes(size, "little", signed=True)
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        (b"", "has 0 bytes"),
+        (damaged_index()[:20], "has 20 bytes"),
+        (damaged_index(magic=(0, b"TNTIDX\0\0\0")), "begins with b'TNTIDX"),
+        (damaged_index(version=(9, b"\2")), "version 2"),
+        (damaged_index(dtype=(17, b"\x06")), r"type 6 \(float64\)"),
+        (damaged_index(dtype=(17, b"\x63")), "type 99"),
+        (damaged_index(count=(18, number(SEQUENCES + 1))), f"tells of {SEQUENCES + 1} sequences"),
+        (damaged_index(count=(18, number(2**60))), f"tells of {2**60} sequences"),
+        (damaged_index(count=(26, number(2**40))), f"{2**40} entries"),
+        (damaged_index()[:-1], "cut off"),
+        (damaged_index() + b"\0", "cut off"),
+        (damaged_index(pointer=(FIRSTS - 8, number(10**12))), "end at"),
+        (damaged_index(length=(POINTERS - 4, number(-5, 4))), "end at"),
+    ],
+)
+def test_damaged_index_is_named_with_what_it_says(index: bytes, why: str) -> None:
+    data, _ = megatron(DOCUMENTS)
+    put("memory://bad/x.idx", index)
+    url = put("memory://bad/x.bin", data)
+    for options in ({"window": 10}, {"window": 10, "documents": "ids"}, {"documents": "samples"}):
+        with pytest.raises(FormatError, match=why if "end at" not in why else "end at|sequence"):
+            len(hr.tokens(url, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        (damaged_index(pointer=(POINTERS + 8, number(62))), "sequence 1 has 5 tokens from byte 62 on, .* at 60"),
+        (damaged_index(length=(34, number(-1, 4))), "sequence 0 has -1 tokens"),
+        (damaged_index(first=(FIRSTS, number(1))), "document 0 would begin with sequence 1 "),
+        (damaged_index(first=(FIRSTS + 8, number(9999))), "document 1 would begin with sequence 9999 "),
+        (damaged_index(first=(FIRSTS + 16, number(1))), "document 2 would begin with sequence 1 .* with 2"),
+        (damaged_index(first=(FIRSTS + 8, number(-3))), "document 1 would begin with sequence -3 "),
+        (damaged_index(last=(LAST, number(SEQUENCES - 1))), f"documents end with sequence {SEQUENCES - 1}"),
+    ],
+)
+def test_damage_to_documents_is_found_where_they_are_asked_for(index: bytes, why: str) -> None:
+    data, _ = megatron(DOCUMENTS)
+    put("memory://bad/x.idx", index)
+    url = put("memory://bad/x.bin", data)
+    for options in ({"window": 10, "documents": "ids"}, {"documents": "samples"}):
+        with pytest.raises(FormatError, match=why):
+            len(hr.tokens(url, **options))  # type: ignore[arg-type]
+
+
+def test_tokens_that_were_cut_off_are_noticed_by_their_index() -> None:
+    data, index = megatron(DOCUMENTS)
+    put("memory://bad/x.idx", index)
+    url = put("memory://bad/x.bin", data[:-2])
+    for options in ({"window": 10}, {"window": 10, "documents": "ids"}):
+        with pytest.raises(FormatError, match=f"has {len(data) - 2} bytes, and the sequences of .* end at {len(data)}"):
+            len(hr.tokens(url, **options))  # type: ignore[arg-type]
+
+
+CATALOGUE = litdata([[ids(90)]])["index.json"].decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "error", "why"),
+    [
+        ("x.bin", b"\1\2\3", {"dtype": "uint16"}, FormatError, "3 bytes are no whole number of uint16s"),
+        ("x.bin", b"", {"dtype": "uint16"}, FormatError, "0 bytes have no tokens"),
+        ("x.bin", bytes(18), {"dtype": "uint16"}, FormatError, "has 9 tokens, and a window 10"),
+        ("x.bin", bytes(40), {}, OptionError, "does not say which type"),
+        ("x.bin", bytes(40), {"documents": "ids"}, ObjectMissingError, "x.idx"),
+        ("x.bin", llm_c(ids(9), version=2), {}, FormatError, "version 2, and 1 is known"),
+        ("x.bin", llm_c(ids(90), count=91), {}, FormatError, "91 tokens of 2 bytes, and 180 bytes follow"),
+        ("x.bin", llm_c(ids(90), count=-1), {}, FormatError, "-1 tokens"),
+        ("x.bin", llm_c(ids(90))[:600], {}, FormatError, "has 600 bytes, and its header alone"),
+        ("x.bin", llm_c(ids(90)), {"dtype": "uint32"}, OptionError, "tokens of uint16, and dtype=uint32"),
+        ("x.npy", npy(ids(90))[:-1], {}, FormatError, "180 bytes of array, and 179 follow"),
+        ("x.npy", npy(np.zeros((2, 3, 4), int)), {}, FormatError, "shape"),
+        ("x.npy", npy(np.zeros(90)), {}, FormatError, "float64"),
+        ("x.npy", npy(np.asfortranarray(np.ones((5, 10), int))), {}, FormatError, "fortran_order"),
+        ("x.npy", npy(ids(90)), {"documents": "ids"}, OptionError, "no index of Megatron's"),
+        ("x.npy", b"", {}, FormatError, "does not begin as"),
+        ("index.json", b"{", {}, FormatError, "no JSON"),
+        ("index.json", b"[]", {}, FormatError, "no catalogue"),
+        ("index.json", CATALOGUE.replace("tensor:20", "tensor:1").encode(), {}, FormatError, "no tokens of whole"),
+        ("index.json", CATALOGUE.replace("null", '"zstd"').encode(), {}, FormatError, "compressed"),
+        ("index.json", CATALOGUE.replace("chunk-0-0.bin", "../a").encode(), {}, FormatError, "chunk 0 is called"),
+        ("index.json", CATALOGUE.replace('"dim": 90', '"dim": -1').encode(), {}, FormatError, "are counts"),
+    ],
+)  # fmt: skip
+def test_damaged_file_is_named_with_what_was_seen(
+    name: str, data: bytes, options: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    url = put(f"memory://damaged-{len(data)}-{len(str(options))}/{name}", data)
+    with pytest.raises(error, match=why) as raised:
+        len(hr.tokens(url, window=10, **options))
+    assert name.partition(".")[0] in str(raised.value)
+
+
+def test_chunk_that_is_not_as_its_catalogue_says_is_an_error() -> None:
+    files = litdata([[ids(90)]])
+    chunk = files["chunk-0-0.bin"]
+    put("memory://lit2/index.json", files["index.json"])
+    for data, why in ((chunk[:-2], "has 190 bytes, and 12 of a header"), (b"\2" + chunk[1:], "it has 2 items")):
+        put("memory://lit2/chunk-0-0.bin", data)
+        with pytest.raises(FormatError, match=why):
+            len(hr.tokens("memory://lit2", window=10))
+
+
+def test_limits_bound_windows_documents_and_where_they_begin() -> None:
+    url, _ = put_megatron("limits")
+    for bound, options, why in (
+        (16, {"window": 9}, "a window of 9 tokens of uint16 is over the limit of 16"),
+        (60, {"documents": "samples"}, "where each begins takes 64 bytes"),
+        (390, {"documents": "samples"}, "a document of 200 tokens"),
+    ):
+        with pytest.raises(LimitError, match=why):
+            len(hr.tokens(url, limits=hr.Limits(member_bytes=bound), **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"window": 0}, "window=0"),
+        ({"window": 5, "stride": -1}, "stride=-1"),
+        ({"window": 5, "dtype": "float32"}, "dtype='float32'"),
+        ({"window": 5, "dtype": "what"}, "dtype='what'"),
+        ({"window": 5, "documents": True}, "documents=True"),
+        ({"window": 5, "documents": "samples"}, "documents='samples': a"),
+        ({"window": 5, "tail": "pad"}, "tail='pad'"),
+        ({"window": 5, "eos": 0, "documents": "ids"}, "eos=0, documents='ids'"),
+    ],
+)
+def test_wrong_argument_is_named_before_anything_is_read(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        hr.tokens("memory://nowhere/x.bin", **options)
+
+
+def test_compressed_file_and_folder_without_catalogue_are_refused_by_name() -> None:
+    with pytest.raises(OptionError, match="is compressed"):
+        hr.tokens("memory://tokens/x.bin.zst", "uint16", 9)
+    with pytest.raises(OptionError, match="is no folder of LitData"):
+        hr.tokens("memory://tokens/nothing/index.json", "uint16", 9)
+
+
+def test_stream_says_which_function_reads_tokens() -> None:
+    with pytest.raises(OptionError, match=r"hr\.tokens"):
+        hr.stream("memory://tokens/0.bin")
+
+
+def test_writer_of_these_tests_writes_what_the_layout_says() -> None:
+    data, index = megatron([[[1, 2], [3]], [[4]]], "int32")  # type: ignore[list-item]
+    assert data == np.array([1, 2, 3, 4], "<i4").tobytes()
+    assert index[:34] == b"MMIDIDX\0\0" + b"\1" + bytes(7) + b"\4" + b"\3" + bytes(7) + b"\3" + bytes(7)
+    tables = np.array([2, 1, 1], "<i4").tobytes() + np.array([0, 8, 12, 0, 2, 3], "<i8").tobytes()
+    assert index[34:] == tables
+    assert token_files.CODES["uint16"] == 8

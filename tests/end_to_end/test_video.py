@@ -1,0 +1,221 @@
+"""Clips of videos are samples as others are: numbers, order, ranks, exact resume; what is read is what they take."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end import videos
+from end_to_end.tars import tar
+
+import headrace as hr
+from headrace.cli import main
+from headrace.errors import FormatError, ObjectChangedError, OptionError
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+NAMES = ("h264-open", "audio", "mpeg4")
+CLIPS = hr.Clips(frames=4, stride=2, every=9)
+STARTS = [(name, start) for name in NAMES for start in range(0, 44, 9)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def put() -> list[str]:
+    for name in NAMES:
+        memory.put(f"memory://clips/{name}.mp4", videos.named(name))
+    return [f"memory://clips/{name}.mp4" for name in NAMES]
+
+
+def made(clips: hr.Clips = CLIPS, **options: Any) -> hr.Stream:
+    return hr.video(put(), clips, decoder="pyav", **options)
+
+
+def keys(data: Any, **options: Any) -> list[str]:
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list, **options)
+    with loader:
+        return [sample["__key__"] for batch in loader for sample in batch]
+
+
+WANTED = [f"{name}/{start}" for name, start in STARTS]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_clips_are_those_frames_of_their_videos(workers: int) -> None:
+    data = made()
+    assert len(data) == len(STARTS)
+    whole = {name: videos.decoded(videos.named(name)) for name in NAMES}
+    seen = []
+    for batch in hr.DataLoader(data, batch_size=4, num_workers=workers):
+        assert batch["frames"].shape[1:] == (4, 3, *videos.SIZE)
+        for key, frames, times in zip(batch["__key__"], batch["frames"], batch["times"], strict=True):
+            name, _, start = key.partition("/")
+            chosen = int(start) + 2 * np.arange(4)
+            np.testing.assert_array_equal(frames.numpy(), whole[name][1][chosen])
+            np.testing.assert_allclose(times.numpy(), np.array(whole[name][0])[chosen], atol=1e-6)
+            seen.append(key)
+    assert seen == WANTED
+    assert data[-1]["__key__"] == WANTED[-1]
+
+
+def test_pattern_names_the_videos_that_are_there(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.mp4").write_bytes(videos.named(name))
+    data = hr.video(tmp_path / "*.mp4", hr.Clips(frames=50), decoder="pyav")
+    assert sorted(keys(data)) == sorted(f"{name}/0" for name in NAMES)
+
+
+@pytest.mark.parametrize("by", ["global", "shards"])
+def test_each_clip_comes_once_over_ranks_however_they_are_shuffled(by: Any) -> None:
+    data = made().shuffle(by)
+    ranks = [keys(data, rank=rank, world_size=2) for rank in range(2)]
+    assert sorted(ranks[0] + ranks[1]) == sorted(WANTED)
+    assert ranks[0] + ranks[1] != WANTED
+
+
+@pytest.mark.parametrize("clips", [CLIPS, hr.Clips(frames=3, of_each=4), hr.Clips(frames=3, fps=12.5)])
+def test_state_is_exact(clips: hr.Clips) -> None:
+    data = made(clips).shuffle()
+    whole = keys(data)
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
+    with loader:
+        first = [sample["__key__"] for sample in next(iter(loader))]
+        state = loader.state_dict()
+    again: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
+    with again:
+        again.load_state_dict(state)
+        assert first + [sample["__key__"] for batch in again for sample in batch] == whole
+    other: hr.DataLoader[Any] = hr.DataLoader(made(hr.Clips(frames=4, every=9)).shuffle(), batch_size=4)
+    with other, pytest.raises(hr.StateMismatchError, match="the data are others"):
+        other.load_state_dict(state)
+
+
+def test_clips_at_random_places_are_others_in_each_epoch_and_the_same_for_any_workers() -> None:
+    data = made(hr.Clips(frames=4, of_each=5))
+    loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
+    with loader:
+        epochs = [[sample["__key__"] for batch in loader for sample in batch] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert [key.partition("/")[0] for key in epochs[0]] == [name for name in NAMES for _ in range(5)]
+    assert keys(data, num_workers=2) == epochs[0]
+
+
+def test_frames_of_a_rate_are_those_that_are_shown_at_its_times() -> None:
+    data = made(hr.Clips(frames=5, fps=12.5))
+    times = data[0]["times"]
+    shown = np.arange(5) / 12.5
+    assert (times <= shown + 1e-6).all()
+    assert (shown < times + 1 / videos.RATE).all()
+    assert len(data) == 3 * (21 // 5)
+    twice = made(hr.Clips(frames=4, fps=60))[0]
+    np.testing.assert_allclose(twice["times"], [0, 0, 1 / 30, 1 / 30], atol=1e-6)
+    np.testing.assert_array_equal(twice["frames"][0], twice["frames"][1])
+
+
+def test_video_shorter_than_a_clip_is_an_error_or_dropped() -> None:
+    memory.put("memory://clips/short.mp4", videos.written(count=5))
+    urls = [*put(), "memory://clips/short.mp4"]
+    with pytest.raises(FormatError, match=r"short\.mp4 has 5 frames, and a clip of 4 takes 7"):
+        len(hr.video(urls, CLIPS, decoder="pyav"))
+    assert keys(hr.video(urls, hr.Clips(frames=4, stride=2, every=9, short="drop"), decoder="pyav")) == WANTED
+    with pytest.raises(FormatError, match="has 5 frames"):
+        keys(hr.video(urls, hr.Clips(frames=6, of_each=1), decoder="pyav"))
+
+
+def test_only_the_bytes_that_clips_take_are_read_and_tables_once() -> None:
+    data = videos.named("h264-plain")
+    with FaultServer() as server:
+        url = server.add("plain.mp4", data)
+        clips = hr.video(url, hr.Clips(frames=2, every=12), decoder="pyav", storage_options={"allow_http": True})
+        assert keys(clips) == [f"plain/{start}" for start in (0, 12, 24, 36, 48)]
+        ranges = [request.range for request in server.requests_for("plain.mp4") if request.range]
+    sizes = [
+        int(end) - int(start) + 1 for start, _, end in (text.removeprefix("bytes=").partition("-") for text in ranges)
+    ]
+    assert len(ranges) == 6, "the tables, which so short a file has in its first bytes, and each clip"
+    assert sum(sizes[1:]) < len(data) / 2
+
+
+@pytest.mark.parametrize("how", ["build", "command"])
+def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = str(tmp_path / "videos.hri")
+    with FaultServer() as server:
+        urls = [server.add(f"{name}.mp4", videos.named(name)) for name in NAMES]
+        if how == "command":
+            assert main(["index", *urls, "--output", place]) == 0
+            assert "3 shards, 150 samples" in capsys.readouterr().out
+        index = place if how == "command" else "build"
+        first = keys(hr.video(urls, CLIPS, decoder="pyav", index=index))
+        asked = len(server.log)
+        again = keys(hr.video(urls, CLIPS, decoder="pyav", index="auto" if how == "build" else index))
+        assert first == again == WANTED
+        begins = [request.headers["range"].split("-")[0] for request in server.log[asked:]]
+        assert len(begins) <= len(STARTS)
+        assert "bytes=0" not in begins, "the tables are looked for there"
+        server.add("audio.mp4", videos.named("audio") + bytes(8))
+        with pytest.raises(ObjectChangedError) as caught:
+            keys(hr.video(urls, CLIPS, decoder="pyav", index=index))
+        assert any("make it anew" in note for note in caught.value.__notes__)
+
+
+def test_damaged_clip_is_one_error_at_its_place() -> None:
+    data = bytearray(videos.named("h264-plain"))
+    at = data.index(b"mdat") + 4
+    data[at + 2000 : at + 2600] = bytes(600)
+    memory.put("memory://clips/bad.mp4", bytes(data))
+    stream = hr.video("memory://clips/bad.mp4", hr.Clips(frames=1), decoder="pyav")
+    loader: hr.DataLoader[Any] = hr.DataLoader(stream, batch_size=None)
+    seen = 0
+    with loader, pytest.raises(hr.DecodeError, match=r"clip 'bad/[0-9]+' of memory://clips/bad\.mp4"):
+        for _ in loader:
+            seen += 1
+    assert 0 < seen < 50
+
+
+def test_videos_mix_with_other_sources() -> None:
+    mixed = hr.mix({"video": made().select("frames"), "again": made().select("frames")}, until="all")
+    names = [sample["__source__"] for sample in itertools.islice(iter(mixed), 12)]
+    assert set(names) == {"video", "again"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"frames": 0}, "frames=0"),
+        ({"frames": 2, "stride": 0}, "stride=0"),
+        ({"frames": 2, "fps": 0}, "fps=0"),
+        ({"frames": 2, "of_each": 2, "every": 3}, "of_each"),
+        ({"frames": 2, "short": "pad"}, "short='pad'"),
+    ],
+)
+def test_wrong_clips_are_option_errors(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        hr.Clips(**options)
+
+
+def test_wrong_use_says_what_to_do() -> None:
+    with pytest.raises(OptionError, match="decoder='opencv'"):
+        hr.video("memory://clips/audio.mp4", CLIPS, decoder="opencv")
+    put()
+    with pytest.raises(OptionError, match=r"hr.video\(\)"):
+        list(hr.stream("memory://clips/audio.mp4"))
+
+
+def test_fields_of_shards_are_decoded_in_workers() -> None:
+    memory.put("memory://clips/0.tar", tar([(name, {"mp4": videos.named(name)}) for name in NAMES]))
+    data = hr.stream("memory://clips/0.tar", index=None).decode(mp4=hr.VideoFrames(4, decoder="pyav"))
+    with hr.DataLoader(data.to_tuple("mp4"), batch_size=3, num_workers=1) as loader:
+        (frames,) = next(iter(loader))
+    assert frames.shape == (3, 4, 3, *videos.SIZE)
+    memory.put("memory://clips/1.tar", tar([("a", {"mp4": b"no video"})]))
+    bad = hr.stream("memory://clips/1.tar", index=None).decode(mp4=hr.VideoFrames(4, decoder="pyav"))
+    with pytest.raises(hr.DecodeError, match="do not decode as a video by pyav"):
+        list(bad)

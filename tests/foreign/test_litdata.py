@@ -1,0 +1,55 @@
+"""What LitData itself writes is read as LitData reads it: `nox -s foreign` installs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.testing.decoders import same
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("litdata") is None, reason="LitData is not installed")
+
+SETS = [
+    "numbers",
+    "tuples",
+    "mixed",
+    "tensors",
+    "rows",
+    "packed_rows",
+    "nested",
+    "in_chunk",
+    "in_batch",
+    "in_sample",
+    "in_frames",
+]
+WRITE = Path(__file__).with_name("write_litdata.py")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("litdata")
+    # of its own: it starts threads, and warns
+    subprocess.run([sys.executable, "-W", "ignore", str(WRITE), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_samples_are_as_litdata_reads_them(written: Path, name: str) -> None:
+    expected = pickle.loads((written / f"{name}.pickle").read_bytes())
+    data = hr.stream(str(written / name))
+    got = [{key: value for key, value in one.items() if not key.startswith("__")} for one in data]
+    assert len(data) == len(expected)
+    assert all(map(same, got, map(_as_fields, expected)))
+
+
+def _as_fields(item: Any) -> dict[str, Any]:
+    if isinstance(item, dict):
+        return item
+    return {str(k): value for k, value in enumerate(item)} if isinstance(item, tuple | list) else {"value": item}

@@ -1,0 +1,32 @@
+"""What the package `tfrecord`, and protobuf, write is read as they read it: `nox -s foreign` installs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.testing.decoders import same
+
+writer = pytest.importorskip("tfrecord.writer")
+
+SAMPLES: list[dict[str, Any]] = [
+    {"b": bytes([n]) * n, "f": np.arange(n, dtype=np.float32) / 3, "i": np.arange(-n, n * n) << n} for n in range(1, 30)
+]
+
+
+def test_samples_are_what_was_written(tmp_path: Path) -> None:
+    file = writer.TFRecordWriter(str(tmp_path / "0.tfrecord"))
+    for sample in SAMPLES:
+        file.write(
+            {"b": (sample["b"], "byte"), "f": (sample["f"].tolist(), "float"), "i": (sample["i"].tolist(), "int")}
+        )
+    file.close()
+    got = [
+        {name: one[name] for name in ("b", "f", "i")} for one in hr.stream(str(tmp_path / "0.tfrecord"), index="build")
+    ]
+    assert all(map(same, got, SAMPLES))
+    assert len(got) == len(SAMPLES)

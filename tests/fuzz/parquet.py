@@ -1,0 +1,101 @@
+"""Parquet: footers and pages from elsewhere are what the layout says, or an error that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+from end_to_end.parquet import of_table
+
+from fuzz.dice import Dice, edited
+from headrace.errors import FormatError
+from headrace.formats.format import Block, ShardEntry
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.format import PARQUET
+from headrace.formats.parquet.thrift import ThriftReader
+from headrace.protocols import Span
+
+LIMITS = Limits(member_bytes=20_000, fields=40, unpacked_free_bytes=200_000, unpacked_ratio=20)
+URL = "memory://fuzz/0.parquet"
+TABLE = pa.table(
+    {
+        "n": [1, None, 3, 4, 5],
+        "text": ["a", "ü", None, "", "text"],
+        "list": [[1.0], [], None, [2.0, 3.0], [4.0]],
+        "struct": [{"a": 1, "b": [b"x"]}, None, {"a": None, "b": None}, {"a": 2, "b": []}, {"a": 3, "b": [b"y"]}],
+    }
+)
+FILES = [
+    of_table(TABLE, row_group_size=2, compression="none", write_page_index=True),
+    of_table(TABLE, row_group_size=3, compression="zstd", use_dictionary=False, data_page_version="2.0"),
+    of_table(TABLE.select(["n"]), compression="snappy", write_page_checksum=True),
+]
+
+
+def seeds() -> Iterator[bytes]:
+    for k in range(len(FILES)):
+        for which in range(3):
+            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
+                yield bytes([k, which]) + more
+
+
+class One:
+    """Reads of one object, which never give more memory than it has bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
+        assert len(target) <= max(16, len(self._data)), "memory for what it claims"
+        part = self._data[start : start + len(target)]
+        target[: len(part)] = part
+        return Span(start, start + len(part), len(self._data), None)
+
+
+def _assert_named(error: FormatError) -> None:
+    assert URL in str(error)
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    file, which = FILES[dice.number(255) % len(FILES)], dice.number(255) % 3
+    length = int.from_bytes(file[-8:-4], "little")
+    body, footer = file[: -8 - length], file[-8 - length : -8]
+    if which == 0:
+        file, _ = edited(file, dice, 1 + dice.number(3))
+    elif which == 1:  # the footer alone, whose length stays right
+        footer, _ = edited(footer, dice, 1 + dice.number(3))
+        file = body + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    else:
+        with suppress(ValueError):
+            ThriftReader(edited(footer, dice, 1 + dice.number(3))[0]).struct()
+        body, _ = edited(body, dice, 1)
+        file = (body + bytes(len(file)))[: len(file) - 8 - length] + file[-8 - length :]
+    try:
+        PARQUET.index(One(file), ShardEntry(URL), LIMITS).send(None)  # type: ignore[arg-type]
+        raise AssertionError("it waits for something")
+    except StopIteration as done:
+        index = done.value
+    except FormatError as error:
+        _assert_named(error)
+        return
+    rows = index.rows
+    assert rows.block is not None
+    assert rows.about is not None
+    assert int((rows.offset + rows.size).max(initial=0)) <= len(file)
+    for block, about in enumerate(rows.about):
+        members = range(int(rows.starts[block]), int(rows.starts[block + 1]))
+        names = tuple(rows.fields[int(rows.field[k])] for k in members)
+        bodies = [file[int(rows.offset[k]) : int(rows.offset[k] + rows.size[k])] for k in members]
+        try:
+            samples = PARQUET.open_block(Block("u", names, LIMITS, about), bodies)
+            assert len(samples) == int((rows.block == block).sum())
+        except (ValueError, FormatError, MemoryError):
+            continue
+        for row in range(len(samples)):
+            try:
+                assert isinstance(samples[row], dict)
+            except ValueError:  # text that is none
+                continue

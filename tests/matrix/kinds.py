@@ -1,0 +1,233 @@
+"""Every format that can be streamed: how a data set of it is written, and what cannot be done with it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+from end_to_end import litdata, mds, parquet, tfrecords, token_files
+from end_to_end.packed import seekable
+from end_to_end.tars import tar
+
+import headrace as hr
+
+ABILITIES = ("streamed", "by number", "global shuffle", "ranks", "resumed", "damage told")
+PLACES = ("folder", "HTTP", "S3")
+PLAIN, GZ, ZST, FRAMES = PACKINGS = ("plain", "gz", "zst", "seekable zst")
+
+Shards = Sequence[Sequence[int]]
+"""The numbers that the samples of each shard tell."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something cannot be done.
+
+    Attributes:
+        text: as the page says it.
+        error: what the error says, as a regular expression.
+    """
+
+    text: str
+    error: str
+
+
+FROM_THE_START = Reason(
+    "a shard that is compressed as a whole is unpacked from its start only; Zstandard's seekable frames can be read",
+    "can only be unpacked from its start|compressed",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A format.
+
+    Attributes:
+        name: as the page calls it.
+        write: the files of a data set by their names, packed in a way; those that are given to `hr.stream` first.
+        given: how many of those are; 0: the folder is.
+        number: what a sample tells.
+        cannot: by (how it is packed, what is asked).
+        packings: which there are.
+        absent: why there are no others.
+        index: what `hr.stream` is told of it, for all but streaming.
+        open: makes a stream of addresses, with `index=` and `storage_options=`.
+    """
+
+    name: str
+    write: Callable[[Shards, str], dict[str, bytes]]
+    number: Callable[[Mapping[str, Any]], int]
+    given: Callable[[Sequence[str]], list[str]] = list
+    packings: tuple[str, ...] = PACKINGS
+    absent: str = ""
+    cannot: Mapping[tuple[str, str], Reason] = field(default_factory=dict)
+    index: str = "build"
+    open: Callable[..., hr.Stream] = hr.stream
+
+
+def of_bytes(name: str, pack: Callable[[Sequence[int]], bytes]) -> Callable[[Shards, str], dict[str, bytes]]:
+    """Shards that are compressed as files are."""
+    packers = {
+        PLAIN: (bytes, ""),
+        GZ: (lambda body: gzip.compress(body, mtime=0), ".gz"),
+        ZST: (zstandard.ZstdCompressor().compress, ".zst"),
+        FRAMES: (lambda body: seekable(body, 100), ".zst"),
+    }
+
+    def write(shards: Shards, packing: str) -> dict[str, bytes]:
+        packer, ending = packers[packing]
+        return {f"{k:02}{name}{ending}": packer(pack(shard)) for k, shard in enumerate(shards)}
+
+    return write
+
+
+NOBODY_SEES = Reason("that a line, or its last field, was cut nobody can see but an index", "DID NOT RAISE")
+
+_WINDOW = 4
+
+WHOLE_ONLY = {
+    (packing, ability): FROM_THE_START for packing in (GZ, ZST) for ability in ("by number", "global shuffle", "ranks")
+}
+
+
+def _tar(numbers: Sequence[int]) -> bytes:
+    return tar([(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in numbers])
+
+
+def _lines(numbers: Sequence[int]) -> bytes:
+    return b"".join(json.dumps({"n": n, "text": "ü" * n}).encode() + b"\n" for n in numbers)
+
+
+def _records(numbers: Sequence[int]) -> bytes:
+    return "".join(["n,text\r\n", *(f'{n},"{"ü" * 60}, ""{n}""\n"\r\n' for n in numbers)]).encode()
+
+
+def _text(numbers: Sequence[int]) -> bytes:
+    return "".join(f"{n} {'x' * 60}\n" for n in numbers).encode()
+
+
+def _mds(shards: Shards, packing: str) -> dict[str, bytes]:
+    samples = [[{"n": n, "text": "ü" * n} for n in shard] for shard in shards]
+    return mds.folder({"n": "int", "text": "str"}, samples, {PLAIN: None, GZ: "gz", ZST: "zstd"}[packing])
+
+
+def _litdata(shards: Shards, packing: str) -> dict[str, bytes]:
+    samples = [[{"n": n, "text": "ü" * n} for n in shard] for shard in shards]
+    return litdata.folder(samples, {PLAIN: None, ZST: "chunk", FRAMES: "batch"}[packing])
+
+
+def _parquet(shards: Shards, packing: str) -> dict[str, bytes]:
+    schema = pa.schema({"n": pa.int64(), "text": pa.string()})
+    codec = {PLAIN: "NONE", GZ: "GZIP", ZST: "ZSTD"}[packing]
+    return {
+        f"{k:02}.parquet": parquet.written(
+            [{"n": n, "text": "ü" * n} for n in shard], schema, compression=codec, row_group_size=3
+        )
+        for k, shard in enumerate(shards)
+    }
+
+
+def _tfrecords(numbers: Sequence[int]) -> bytes:
+    return tfrecords.file_of([{"n": np.array([n]), "text": [b"x" * 70]} for n in numbers])
+
+
+def _zip(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = {}
+    for k, shard in enumerate(shards):
+        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+            for n in shard:
+                archive.writestr(f"{n:04}.cls", str(n))
+                archive.writestr(f"{n:04}.bin", bytes(40 * n))
+        files[f"{k:02}.zip"] = out.getvalue()
+    return files
+
+
+def _megatron(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = {}
+    for k, shard in enumerate(filter(len, shards)):  # a file without tokens is an error
+        tokens = np.repeat(np.array(shard, np.uint16), _WINDOW)
+        files[f"{k:02}.bin"], files[f"{k:02}.idx"] = token_files.megatron([[tokens]])
+    return files
+
+
+def _windows(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
+    del index  # it has none
+    return hr.tokens(urls, window=_WINDOW, storage_options=storage_options)
+
+
+def _n(sample: Mapping[str, Any]) -> int:
+    return int(sample["n"])
+
+
+def _folder(urls: Sequence[str]) -> list[str]:
+    return [urls[0].rpartition("/")[0]]
+
+
+KINDS = (
+    Kind("tar", of_bytes(".tar", _tar), lambda sample: int(sample["cls"]), cannot=WHOLE_ONLY),
+    Kind("JSON lines", of_bytes(".jsonl", _lines), _n, cannot=WHOLE_ONLY),
+    Kind(
+        "Parquet",
+        _parquet,
+        _n,
+        packings=(PLAIN, GZ, ZST),
+        absent="its pages are compressed, each by itself, and not the file",
+        index="auto",
+    ),
+    Kind(
+        "CSV",
+        of_bytes(".csv", _records),
+        lambda sample: int(sample["n"]),
+        cannot={**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES},
+    ),
+    Kind(
+        "text lines",
+        of_bytes(".txt", _text),
+        lambda sample: int(sample["text"].split()[0]),
+        cannot={**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES},
+    ),
+    Kind("TFRecord", of_bytes(".tfrecord", _tfrecords), lambda sample: int(sample["n"][0]), cannot=WHOLE_ONLY),
+    Kind(
+        "zip",
+        _zip,
+        lambda sample: int(sample["cls"]),
+        packings=(PLAIN,),
+        absent="its members are compressed, each by itself, and not the archive",
+        index="auto",
+    ),
+    Kind(
+        "tokens (Megatron's)",
+        _megatron,
+        lambda sample: int(sample["tokens"][0]),
+        given=lambda urls: [url for url in urls if url.endswith(".bin")],
+        packings=(PLAIN,),
+        absent="windows lie where arithmetic says, which holds for plain files alone",
+        open=_windows,
+    ),
+    Kind(
+        "MDS",
+        _mds,
+        _n,
+        given=_folder,
+        packings=(PLAIN, GZ, ZST),
+        absent="its writer knows no frames; a compressed shard is read whole, by number too",
+        index="auto",
+    ),
+    Kind(
+        "LitData",
+        _litdata,
+        _n,
+        given=_folder,
+        packings=(PLAIN, ZST, FRAMES),
+        absent="its writer knows Zstandard alone",
+        index="auto",
+    ),
+)

@@ -1,0 +1,132 @@
+"""Records of CSV and TSV: options, what other writers write, and damage."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.delimited import CSV, TSV, Csv, Tsv
+from headrace.formats.limits import DEFAULTS, Limits
+
+WIDE = 10**5
+
+
+def rows(data: bytes | str, form: Csv = CSV, limits: Limits = DEFAULTS, name: str = "0.csv") -> list[dict[str, object]]:
+    memory.put(f"memory://delimited/{name}", data.encode() if isinstance(data, str) else data)
+    stream = hr.stream(f"memory://delimited/{name}", format=form, limits=limits, index=None)
+    return [{name: value for name, value in row.items() if not name.startswith("__")} for row in stream]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
+def test_rows_are_those_that_csv_wrote(end: str, quoting: Any) -> None:
+    table = [["a", "b,c", ""], ["1", 'x"y', ""], ["\n", "\r\n\r", '""'], ["", "", ""], ["ü" * 3000, "\u2028", "'"]]
+    text = io.StringIO()
+    csv.writer(text, lineterminator=end, quoting=quoting).writerows(table)
+    assert [[*row.values()] for row in rows(text.getvalue())] == table[1:]
+    assert [[*row] for row in rows(text.getvalue())] == [table[0]] * 4
+
+
+def test_rows_are_those_that_arrow_and_pandas_wrote() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import csv as arrow_csv
+
+    columns = {"n": [1, -2, 3], "text": ['a "b"', "c,\nd", ""], "f": [0.5, 1e300, -0.0]}
+    out = io.BytesIO()
+    arrow_csv.write_csv(pyarrow.table(columns), out)
+    form = Csv(types={"n": int, "f": float})
+    expected = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    assert rows(out.getvalue(), form) == expected
+    pandas = pytest.importorskip("pandas")
+    written = pandas.DataFrame(columns).to_csv()
+    assert rows(written, form) == [{"": str(k), **row} for k, row in enumerate(expected)]
+
+
+def test_layout_is_what_the_options_say() -> None:
+    assert rows("a;b\n'1;';2\n", Csv(delimiter=";", quote="'")) == [{"a": "1;", "b": "2"}]
+    assert rows('a\tb\n"1\t2\n', Tsv(quote=None)) == [{"a": '"1', "b": "2"}]
+    assert rows("1,2\n", Csv(header=False, columns=["x", "y"])) == [{"x": "1", "y": "2"}]
+    assert rows("\ufeffx,y\n1,2", Csv(columns=["x", "y"])) == [{"x": "1", "y": "2"}]
+    assert rows('x,y\n5" disk,"a"b"\n"q" "r",3', CSV) == [{"x": '5" disk', "y": 'ab"'}, {"x": 'q "r"', "y": "3"}]
+    assert rows('x,y\n5" disk,1\n2,"3"\n') == [{"x": '5" disk', "y": "1"}, {"x": "2", "y": "3"}]
+    assert [form.name for form in (CSV, TSV, Csv(types={"n": int}))] == ["csv", "tsv", "csv"]
+    assert Csv(header=False, columns=["x"]).name == "csv(header=False, columns=('x',))"
+    assert pickle.loads(pickle.dumps(Tsv(quote=None))).name == "tsv(quote=None)"
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"delimiter": ";;"}, "one ASCII character"), ({"delimiter": "ü"}, "one ASCII"), ({"quote": "\n"}, "line's end"),
+    ({"quote": ","}, "is the delimiter"), ({"header": False}, "give the names"), ({"columns": []}, "no columns"),
+    ({"columns": ["a", "a"]}, "twice"), ({"columns": ["__a"]}, "taken"),
+    ({"columns": ["a"], "types": {"b": int}}, "no such columns"),
+])  # fmt: skip
+def test_option_that_cannot_be_is_an_option_error(options: Any, says: str) -> None:
+    with pytest.raises(hr.OptionError, match=says):
+        Csv(**options)
+
+
+def test_values_are_what_types_make_of_them() -> None:
+    form = Csv(types={"i": int, "f": float, "b": bool, "c": lambda text: text.split()})
+    (row,) = rows("i,f,b,c,s\n 7,1e3,False,x y,1\n", form)
+    assert row == {"i": 7, "f": 1000.0, "b": False, "c": ["x", "y"], "s": "1"}
+    for made, text in ((int, "1_0"), (int, "٣"), (int, ""), (float, "1_0"), (float, "x"), (bool, "no"), (bool, "")):
+        with pytest.raises(hr.DecodeError, match="column 'n', "):
+            rows(f'n,m\n"{text}",\n', Csv(types={"n": made}))
+    with pytest.raises(hr.DecodeError, match="no column 'm'"):
+        rows("n\n1\n", Csv(types={"m": int}))
+
+
+@pytest.mark.parametrize(("data", "kind", "says"), [
+    (b"a,b\n1,2\n\n3\n", hr.DecodeError, "sample '4' .* has 1 fields, and there are 2 columns"),
+    (b"a,b\n1,2,3\n", hr.DecodeError, "sample '2' .* has 3 fields"),
+    (b"a,b\n1,\0\n", hr.DecodeError, "sample '2' .* NUL"),
+    (b"a,b\n1,\xfc\n", hr.DecodeError, "sample '2' .*utf-8"),
+    (b"a,b\n1,2\r3,4\r\n", hr.DecodeError, "sample '2' .* a line ends in a field without quotes"),
+    (b'a,b\n1,2\n3,"4\n5,6\n', hr.FormatError, "line 3, byte 8"),
+    (b'a,"b\n1,2\n', hr.FormatError, "line 1, byte 0"),
+    (b"a,b\r1,2\r", hr.FormatError, "a line ends in a field without quotes .*line 1"),
+    (b"a,\xfc\n1,2\n", hr.FormatError, "header cannot be used"),
+    (b"a,\0\n1,2\n", hr.FormatError, "NUL"), (b"a,a\n1,2\n", hr.FormatError, "'a' is there twice"),
+    (b"a,__b\n1,2\n", hr.FormatError, "'__b' begins with"),
+    ("a,b\n1,2\n".encode("utf-16"), hr.FormatError, "UTF-16"), (b"\x1f\x8b\x08", hr.FormatError, "gzip"),
+    (b"<!DOCTYPE html>\n", hr.FormatError, "an HTML page"),
+    (b",".join(b"%d" % n for n in range(WIDE)) + b"\n", hr.FormatError, "100000 columns, over the limit of 1000"),
+])  # fmt: skip
+def test_damage_is_an_error_that_names_its_place(data: bytes, kind: type[Exception], says: str) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        rows(data)
+    assert type(caught.value) is kind
+
+
+def test_rows_before_damage_come_and_a_damaged_one_is_skipped_alone() -> None:
+    memory.put("memory://delimited/skipped.csv", b'a,b\n1,2\n3\n\n4,5\n"6\n,7\n')
+    options: dict[str, Any] = {"batch_size": None, "on_error": "skip"}
+    seen: list[str] = []
+    with hr.DataLoader(hr.stream("memory://delimited/skipped.csv", index=None), **options) as loader:
+        seen += [sample["a"] for sample in loader]
+        assert seen == ["1", "4"]
+        assert loader.stats().skipped == 2
+
+
+def test_sizes_are_compared_with_limits() -> None:
+    wide = b",".join(b"%d" % n for n in range(WIDE)) + b"\n"
+    (row,) = rows(wide * 2, limits=Limits(fields=WIDE), name="wide.csv")
+    assert row == {str(n): str(n) for n in range(WIDE)}
+    low: Callable[[str], Any] = lambda text: rows(text, limits=Limits(member_bytes=100, header_bytes=50))
+    with pytest.raises(hr.LimitError, match=r"the record has .*100.*line 3, byte 8"):
+        low("a,b\n1,2\n" + "x" * 200 + ",3\n")
+    with pytest.raises(hr.FormatError, match="over the limit of 50"):
+        low("a" * 80 + ",b\n1,2\n")
+    assert rows("a,b\n" + "x" * 200_000 + ',"' + "y" * 200_000 + '"\n')[0]["b"] == "y" * 200_000
+
+
+def test_columns_that_differ_from_those_asked_for_are_an_error() -> None:
+    with pytest.raises(hr.FormatError, match="columns= says others"):
+        rows("a,c\n1,2\n", Csv(columns=["a", "b"]))

@@ -1,0 +1,303 @@
+"""LitData: every leaf gives what was written; what is damaged, hostile or pickled is an error that says where."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import struct
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end import litdata, mds
+
+import headrace as hr
+from headrace.errors import DecodeError, FormatError, LimitError, OptionError
+from headrace.formats.format import ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.litdata.format import LITDATA, LitData
+from headrace.formats.litdata.nested import nested_value
+from headrace.formats.litdata.trees import tree_of
+from headrace.protocols import Span
+from headrace.testing.decoders import same
+
+URL = "memory://litdata/index.json"
+LEAF = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
+
+
+class One:
+    """Reads of one object."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.reads = data, 0
+
+    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
+        self.reads += 1
+        part = self.data[start : start + len(target)]
+        target[: len(part)] = part
+        return Span(start, start + len(part), len(self.data), "v1")
+
+
+def indexed(data: bytes, entry: ShardEntry, limits: Limits = DEFAULTS) -> ShardIndex:
+    return asyncio.run(LITDATA.index(One(data), entry, limits))  # type: ignore[arg-type]
+
+
+def entry_of(files: dict[str, bytes], limits: Limits = DEFAULTS) -> ShardEntry:
+    return LITDATA.listed(URL, files["index.json"], limits)[0]
+
+
+def read(files: dict[str, bytes], form: LitData = LITDATA) -> list[dict[str, Any]]:
+    found = list(hr.stream(litdata.put("litdata-unit", files), format=form))
+    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in found]
+
+
+@pytest.mark.parametrize("level", [None, "chunk", "batch", "sample"])
+def test_samples_are_what_was_written(level: str | None) -> None:
+    samples = [
+        {
+            "int": n - 2**62,
+            "list": [n / 3, {"text": "ü" * n, 3: b"\0" * n}],
+            "none": None,
+            "vector": torch.arange(n, dtype=torch.int32),
+            "matrix": torch.ones(n, 3, dtype=torch.float16),
+            "array": np.ones((2, n), np.int8),
+            "row": np.arange(n, dtype=np.float64),
+            "point": torch.tensor(float(n)),
+        }
+        for n in range(11)
+    ]
+    found = read(litdata.folder([samples], level))
+    assert all(map(same, found, samples))
+    assert len(found) == len(samples)
+
+
+@pytest.mark.parametrize(
+    ("item", "sample"),
+    [
+        (7, {"value": 7}),
+        ((1, "b"), {"0": 1, "1": "b"}),
+        ([1.5, (2, [True])], {"0": 1.5, "1": (2, [True])}),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        ({3: "x"}, {"3": "x"}),
+    ],
+)
+def test_items_that_are_no_dicts_of_names_have_fields_too(item: Any, sample: dict[str, Any]) -> None:
+    assert read(litdata.folder([[item]])) == [sample]
+
+
+def test_bfloat16_is_a_tensor_of_it() -> None:
+    (sample,) = read(litdata.folder([[{"t": torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}]]))
+    assert torch.equal(sample["t"], torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+
+
+def test_tensors_own_their_memory() -> None:
+    first, second = read(litdata.folder([[{"t": torch.zeros(4)}] * 2]))
+    first["t"] += 1
+    assert second["t"].sum() == 0
+
+
+def test_images_stay_bytes() -> None:
+    jpeg = mds.encoded("jpeg", mds.pictures()[0])
+    raw, two = mds.encoded("pil", mds.pictures()[1]), mds.encoded("jpeg_array", [jpeg, jpeg])
+    files = litdata.folder([[(jpeg, jpeg, raw, two)]], names=["jpeg", "image:jpg", "pil", "jpeg_array"])
+    (sample,) = read(files)
+    assert (sample["0"], sample["1"], sample["3"]) == (jpeg, jpeg, [jpeg, jpeg])
+    assert np.array_equal(np.asarray(sample["2"]), np.asarray(mds.pictures()[1]))
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("what the data say was run",)
+
+
+def test_pickle_is_refused_but_none_unless_its_field_is_named() -> None:
+    none, text, trap = pickle.dumps(None), pickle.dumps("text"), pickle.dumps(Trap())
+    files = litdata.folder([[{"a": none, "b": text}]], names=["pickle", "pickle"])
+    with pytest.raises(DecodeError, match=r"leaf 'b' does not decode: it is pickled.*unpickle=\('b',\)"):
+        read(files)
+    assert read(files, LitData(unpickle=("b",))) == [{"a": None, "b": "text"}]
+    files = litdata.folder([[{"a": trap, "b": text}]], names=["pickle", "pickle"])
+    with pytest.raises(DecodeError, match="leaf 'a'"):
+        read(files, LitData(unpickle="b"))
+
+
+def tagged(tag: int, data: bytes = b"") -> bytes:
+    return bytes([tag]) + data
+
+
+def text_of(text: str) -> bytes:
+    return struct.pack("<I", len(text.encode())) + text.encode()
+
+
+RECORDS = struct.pack("<II", 2, 2) + text_of("a") + text_of("b") + tagged(17, text_of("x")) + tagged(16)
+NESTED: list[tuple[bytes, Any]] = [
+    (b'{"a": [1]}', {"a": [1]}),
+    (tagged(0, text_of("[null]")), [None]),
+    (tagged(1, struct.pack("<I", 2) + text_of("ü") + text_of("")), ["ü", ""]),
+    (tagged(2, struct.pack("<Iqq", 2, -1, 2**62)), [-1, 2**62]),
+    (tagged(3, struct.pack("<Id", 1, 0.5)), [0.5]),
+    (tagged(4, struct.pack("<I", 2) + b"\1\0"), [True, False]),
+    (tagged(5, struct.pack("<I", 1) + text_of("k") + tagged(11)), {"k": None}),
+    (
+        tagged(6, RECORDS + tagged(18, struct.pack("<q", 5)) + tagged(20, b"\1")),
+        [{"a": "x", "b": None}, {"a": 5, "b": True}],
+    ),
+    (tagged(7, text_of("x")), "x"),
+    (tagged(8, struct.pack("<q", -7)), -7),
+    (tagged(9, struct.pack("<d", 1.5)), 1.5),
+    (tagged(10, b"\0"), False),
+]
+
+
+@pytest.mark.parametrize(("data", "value"), NESTED)
+def test_nested_leaf_is_what_was_written_and_any_part_of_it_an_error(data: bytes, value: Any) -> None:
+    assert same(nested_value(data), value)
+    for end in range(len(data)):
+        with pytest.raises(ValueError, match=r"."):
+            nested_value(data[:end])
+    with pytest.raises(ValueError):
+        nested_value(data + b"\0")
+
+
+@pytest.mark.parametrize("data", [
+    tagged(12), tagged(1, b"\xff\xff\xff\xff"), tagged(2, b"\xff\xff\xff\x7f"), tagged(6, b"\xff" * 8),
+    tagged(6, struct.pack("<II", 2**32 - 1, 0)), tagged(5, struct.pack("<I", 1) + text_of("k")) * 200,
+    tagged(0, text_of("[" * 100_000)), tagged(16), tagged(7, b"\1\0\0\0\xff"),
+])  # fmt: skip
+def test_nested_leaf_that_claims_too_much_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        nested_value(data)
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("int", b"1234567"), ("float", b""), ("bool", b"\2"), ("str", b"\xff"), ("none", b"x"), ("tensor", b"\0" * 7),
+    ("tensor", struct.pack(">III", 0, 1, 2**31)), ("tensor", struct.pack(">II", 99, 0)),
+    ("tensor", struct.pack(">II", 0, 2**31)), ("tensor", struct.pack(">II3I", 0, 3, 0, 2**32 - 1, 2**32 - 1)[:-1]),
+    ("numpy", struct.pack("<III", 14, 1, 0)), ("numpy", struct.pack("<III", 0, 1, 5) + b"1234"),
+    ("no_header_tensor:17", b"1234567"), ("no_header_numpy:9", b"123"), ("pil", b"\0" * 11),
+    ("jpeg_array", b"\xff" * 4),
+])  # fmt: skip
+def test_leaf_that_is_damaged_is_named(name: str, data: bytes) -> None:
+    tree = tree_of(json.dumps([name]), LEAF)
+    with pytest.raises(ValueError, match="leaf 'value' does not decode"):
+        tree.sample(struct.pack("<I", len(data)) + data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\1\0\0", struct.pack("<I", 9) + b"x", struct.pack("<I", 0) + b"x"])
+def test_item_whose_sizes_do_not_fit_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"leaf|leaves"):
+        tree_of('["str"]', LEAF).sample(data)
+
+
+WHOLE = litdata.folder([[{"x": n, "s": "a" * n} for n in range(10)]])
+
+
+def with_config(**config: Any) -> bytes:
+    said = json.loads(WHOLE["index.json"])
+    said["config"].update(config)
+    return json.dumps(said).encode()
+
+
+def with_chunk(**chunk: Any) -> bytes:
+    said = json.loads(WHOLE["index.json"])
+    said["chunks"][0].update(chunk)
+    return json.dumps(said).encode()
+
+
+def spec(kind: Any, context: Any, *children: Any) -> str:
+    return json.dumps([1, {"type": kind, "context": context, "children_spec": list(children)}])
+
+
+BARE = {"type": None, "context": None, "children_spec": []}
+
+
+@pytest.mark.parametrize(("said", "why"), [
+    (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_config(encryption={"a": 1}), "encrypted"),
+    (with_config(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
+    (with_config(data_format=["int"]), "2 leaves, and its data_format 1"), (with_config(data_spec="[2, {}]"), "known"),
+    (with_config(data_spec=None), "what its items are"), (with_config(compression="lz4"), "lz4"),
+    (with_config(compression="zstd", compression_level="row"), "'row'"),
+    (with_config(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
+    (with_config(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),
+    (with_config(data_spec=spec("builtins.dict", '["a", "a"]', BARE, BARE)), "keys"),
+    (with_config(data_spec=spec("builtins.dict", '["1", 1]', BARE, BARE)), "one name"),
+    (with_config(data_spec=spec("builtins.dict", '["a"]', BARE, BARE)), "keys"),
+    (with_config(data_spec=spec(None, None, BARE, BARE)), "None"),
+    (with_chunk(filename="../x.bin"), "outside"), (with_chunk(filename="s3://x"), "called"),
+    (with_chunk(chunk_size=-1), "items"), (with_chunk(chunk_bytes="9"), "bytes"),
+])  # fmt: skip
+def test_catalogue_that_is_damaged_says_where(said: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=rf"{URL} is damaged: .*{why}"):
+        LITDATA.listed(URL, said, DEFAULTS)
+
+
+@pytest.mark.parametrize("loader", ["TokensLoader", "ParquetLoader", "TemporalArrayLoader"])
+def test_catalogue_of_another_loader_says_what_reads_it(loader: str) -> None:
+    with pytest.raises(OptionError, match=loader):
+        LITDATA.listed(URL, with_config(item_loader=loader), DEFAULTS)
+
+
+@pytest.mark.parametrize("level", [None, "batch", "sample"])
+def test_table_that_is_changed_anywhere_is_an_error_or_gives_as_many(level: str | None) -> None:
+    files = litdata.folder([[{"x": n, "s": "a" * n} for n in range(10)]], level)
+    data, entry = files["chunk-0-0.bin"], entry_of(files)
+    head = 24 + 44 + 72 if level == "batch" else 48
+    for at in range(head):
+        for value in (0, 1, 255):
+            changed = data[:at] + bytes([value]) + data[at + 1 :]
+            if changed == data:
+                continue
+            try:
+                rows = indexed(changed, entry).rows
+            except FormatError:
+                continue
+            # a sample may begin elsewhere, and then does not open; a frame may not
+            assert level != "batch" or 14 <= at < 24 + 44, f"byte {at} is {value}"
+            assert len(rows) == 10
+    for end in range(0, len(data), 7):
+        with pytest.raises(FormatError, match=r"chunk-0-0.bin is damaged"):
+            indexed(data[:end], entry)
+
+
+def test_frame_whose_items_are_others_does_not_open() -> None:
+    items = [litdata.item({"x": n}, ["int"]) for n in range(8)]
+    files = litdata.folder([[{"x": n} for n in range(8)]], "batch")
+    wrong = litdata.framed([items[0] + items[1], *items[2:8], b""])
+    wrong = wrong[:12] + struct.pack("<I", 8) + wrong[16:]
+    said = json.loads(files["index.json"])
+    said["chunks"][0]["chunk_bytes"] = len(wrong)
+    with pytest.raises(DecodeError, match="items of a frame"):
+        read({"chunk-0-0.bin": wrong, "index.json": json.dumps(said).encode()})
+
+
+@pytest.mark.parametrize("level", ["chunk", "batch", "sample"])
+def test_bomb_is_a_limit_error(level: str) -> None:
+    files = litdata.folder([[{"x": b"\0" * 300_000}] * 2], level)
+    low = Limits(unpacked_free_bytes=1000, unpacked_ratio=10, member_bytes=10**7)
+    with pytest.raises(LimitError):
+        list(hr.stream(litdata.put("litdata-bomb", files), limits=low))
+    low = Limits(member_bytes=10_000)
+    with pytest.raises(LimitError):
+        list(hr.stream(litdata.put("litdata-bomb", files), limits=low))
+
+
+def test_long_table_is_read_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.formats.litdata.format._AT_FIRST", 10)
+    assert len(indexed(WHOLE["chunk-0-0.bin"], entry_of(WHOLE)).rows) == 10
+
+
+def test_catalogues_of_one_name_are_told_apart() -> None:
+    one, other = litdata.put("litdata-told", WHOLE), mds.put("mds-told", mds.folder({"x": "int"}, [[{"x": 5}]]))
+    assert (len(hr.stream(one)), len(hr.stream(other))) == (10, 1)
+    with pytest.raises(FormatError, match=r"memory://mds-told/index\.json"):
+        hr.stream([one, other])
+
+
+def test_sample_is_got_by_its_own_bytes_alone() -> None:
+    reads = One(WHOLE["chunk-0-0.bin"])
+    index = asyncio.run(LITDATA.index(reads, entry_of(WHOLE), DEFAULTS))  # type: ignore[arg-type]
+    assert (reads.reads, index.rows.size.tolist()) == (1, [16 + n for n in range(10)])

@@ -1,0 +1,293 @@
+"""Tables of MP4 files are what FFmpeg reads of them; clips' bytes give the pixels that the whole file gives."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from end_to_end import videos
+
+import headrace as hr
+from headrace.errors import DecodeError, FormatError, LimitError, OptionError
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.boxes import Box
+from headrace.formats.mp4.format import MP4, read_moov, table_of, unpack_moov
+from headrace.formats.mp4.frames import BODIES, PIECES, ClipDecoder
+from headrace.formats.mp4.pieces import pieces_of
+from headrace.formats.mp4.table import VideoTable
+
+URL = "memory://videos/0.mp4"
+
+
+class One:
+    """One object, and what was read of it."""
+
+    url, etag = URL, None
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size, self.reads = data, -1, list[tuple[int, int]]()
+
+    async def read(self, start: int, length: int) -> memoryview:
+        self.size = len(self.data)
+        length = max(min(length, self.size - start), 0)
+        if length:
+            self.reads.append((start, length))
+        return memoryview(self.data)[start : start + length]
+
+
+def table(data: bytes, limits: Limits = DEFAULTS) -> VideoTable:
+    return table_of(asyncio.run(read_moov(One(data), limits)), URL, len(data), limits)
+
+
+def clip(data: bytes, frames: VideoTable, chosen: list[int], decoder: str) -> tuple[Any, int]:
+    """(the clip's pixels, how many bytes were read for it)."""
+    pieces, spans = pieces_of(frames, np.array(chosen))
+    bodies = [np.frombuffer(data[begin:end], np.uint8) for begin, end in spans]
+    sample = {"__key__": "0", "__url__": URL, PIECES: pieces, BODIES: bodies}
+    return ClipDecoder(decoder)(sample)["frames"], sum(map(len, bodies))
+
+
+@pytest.fixture(params=["pyav", "torchcodec"])
+def decoder(request: pytest.FixtureRequest) -> str:
+    if request.param == "torchcodec":
+        _torchcodec()
+    return str(request.param)
+
+
+def _torchcodec() -> Any:
+    try:
+        import torchcodec.decoders as decoders
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"torchcodec does not load here: {str(error)[:80]}")
+    return decoders
+
+
+@pytest.mark.parametrize("name", videos.HOW)
+def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
+    data = videos.named(name)
+    with av.open(io.BytesIO(data)) as container:
+        video: Any = container.streams.video[0]
+        packets = [packet for packet in container.demux(video) if packet.size]
+        scale = float(video.time_base)
+    found = table(data)
+    assert found.size.tolist() == [packet.size for packet in packets]
+    assert found.offset.tolist() == [packet.pos for packet in packets]
+    assert found.is_key.tolist() == [packet.is_keyframe for packet in packets]
+    times = found.pts / found.track.timescale + found.begin_s
+    np.testing.assert_allclose(times, [packet.pts * scale for packet in packets], atol=1e-9)
+
+
+@pytest.mark.parametrize("name", videos.HOW)
+def test_any_clip_has_the_pixels_of_the_whole_file(name: str, decoder: str) -> None:
+    data = videos.named(name)
+    found = table(data)
+    if decoder == "pyav":
+        times, whole = videos.decoded(data)
+    else:
+        frames = _torchcodec().VideoDecoder(data, seek_mode="exact")
+        batch = frames.get_frames_in_range(0, len(frames))
+        times, whole = batch.pts_seconds.tolist(), batch.data.numpy()
+    assert len(found) == len(whole)
+    np.testing.assert_allclose(found.seconds(np.arange(len(whole))), times, atol=1e-6)
+    draw = np.random.default_rng(0)
+    step = 1 if "b_frames" in videos.HOW[name] else 5
+    chosen = [[k] for k in range(0, len(whole), step)]
+    chosen += [np.sort(draw.choice(len(whole), 5, replace=False)).tolist() for _ in range(4)]
+    chosen += [[20, 21, 21, 22], [40, 3, 17], list(range(5, 30))]
+    for some in chosen:
+        pixels, _ = clip(data, found, some, decoder)
+        np.testing.assert_array_equal(pixels, whole[some], err_msg=str(some))
+
+
+def test_clip_reads_the_bytes_of_its_groups_of_pictures_alone() -> None:
+    data = videos.named("h264-plain")
+    found = table(data)
+    ends = np.append(found.keys[1:], len(found.offset))
+    for k in (3, 14, 30):
+        group = int(np.searchsorted(found.keys, k, side="right")) - 1
+        whole = found.size[found.keys[group] : ends[group]].sum()
+        assert clip(data, found, [k], "pyav")[1] <= whole, "frames behind the last one that is wanted are left out"
+
+
+def test_tables_are_found_wherever_they_lie(tmp_path: Path) -> None:
+    at_end = videos.named("h264")
+    in_front = videos.written(mux={"movflags": "+faststart"}, path=str(tmp_path / "front.mp4"))
+    for data in (at_end, in_front, _with_wide_mdat(at_end)):
+        assert len(table(data)) == 50
+    far = at_end.replace(b"mdat", b"skip", 1)
+    object_ = One(_box(b"free", bytes(200_000)) + _box(b"free", bytes(300_000)) + at_end)
+    asyncio.run(read_moov(object_, DEFAULTS))
+    assert len(object_.reads) == 3, "the head of each long box, and the tables"
+    assert far != at_end
+
+
+def _box(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", 8 + len(body)) + kind + body
+
+
+def _with_wide_mdat(data: bytes) -> bytes:
+    """The same file; its frames lie in a box whose length has 64 bits, as that of long files."""
+    at = data.index(b"mdat") - 4
+    (size,) = struct.unpack_from(">I", data, at)
+    assert data[at - 8 : at] == _box(b"free", b""), "which FFmpeg leaves room for"
+    return data[: at - 8] + struct.pack(">I4sQ", 1, b"mdat", size + 8) + data[at + 8 :]
+
+
+@pytest.mark.parametrize(("media_time", "duration"), [(1024 + 512 * 5, 5000), (1024, 1000), (1024 + 512 * 14, 500)])
+def test_edit_list_shows_what_ffmpeg_shows(media_time: int, duration: int) -> None:
+    data = videos.with_edit(videos.named("h264"), media_time, duration)
+    found = table(data)
+    times, whole = videos.decoded(data)
+    assert len(found) == len(whole)
+    np.testing.assert_allclose(found.seconds(np.arange(len(whole))), times, atol=1e-6)
+    for k in (0, 1, len(whole) - 1):
+        np.testing.assert_array_equal(clip(data, found, [k], "pyav")[0], whole[[k]])
+
+
+def test_index_of_a_video_has_its_tables_alone() -> None:
+    data = videos.named("audio")
+    object_ = One(data)
+    entry, block = asyncio.run(MP4.own_index(object_, DEFAULTS))
+    moov = unpack_moov(block, "the index")
+    assert (entry.samples, entry.size, entry.length) == (50, len(data), len(block))
+    assert entry.nbytes < len(data) - len(moov), "those of its sound are left out"
+    assert table_of(moov, URL, len(data), DEFAULTS).offset.tolist() == table(data).offset.tolist()
+
+
+def _changed(data: bytes, kind: bytes, at: int, number: int, size: int = 4) -> bytes:
+    """`data`, of whose box `kind` (its video's) the number at `at` of the body is another one."""
+    begin = data.index(kind, data.index(b"moov")) + 4 + at
+    return data[:begin] + number.to_bytes(size, "big") + data[begin + size :]
+
+
+DAMAGE: list[tuple[str, tuple[bytes, int, int], str]] = [
+    ("sizes without end", (b"stsz", 8, 2**32 - 1), "over the limit"),
+    ("one frame more", (b"stsz", 8, 51), "rows"),
+    ("frames of one size", (b"stsz", 4, 10**6), "has .* bytes"),
+    ("frame without bytes", (b"stsz", 12, 0), "no bytes"),
+    ("frame of the whole file", (b"stsz", 12, 2**31), "cut off"),
+    ("times of too few", (b"stts", 8, 49), "49"),
+    ("times of 2**32 frames", (b"stts", 8, 2**32 - 1), "frames"),
+    ("rows of times without end", (b"stts", 4, 2**32 - 1), "rows"),
+    ("shifts of too few", (b"ctts", 8, 7), "frames"),
+    ("chunks that are none", (b"stsc", 8, 7), "chunks"),
+    ("too many in a chunk", (b"stsc", 12, 2**31), "frames"),
+    ("another description", (b"stsc", 16, 2), "descriptions"),
+    ("offset beyond the end", (b"stco", 8, 2**32 - 1), "cut off"),
+    ("chunks without end", (b"stco", 4, 2**32 - 1), "rows"),
+    ("no key frame at first", (b"stss", 8, 2), "stss"),
+    ("key frame that is none", (b"stss", 12, 51), "stss"),
+    ("no ticks", (b"mdhd", 12, 0), "ticks"),
+    ("other speed", (b"elst", 16, 2**15), "speed"),
+    ("many parts", (b"elst", 4, 70), "cut off|parts"),
+    ("no time", (b"elst", 8, 0), "no time"),
+    ("nothing shown", (b"elst", 12, 2**30), "none of its frames"),
+    ("no width", (b"stsd", 8 + 8 + 22, 0), "pixels"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), [(one[1], one[2]) for one in DAMAGE], ids=[one[0] for one in DAMAGE])
+def test_hostile_table_is_an_error_that_says_why(change: tuple[bytes, int, int], why: str) -> None:
+    kind, at, number = change
+    with pytest.raises(FormatError, match=why) as caught:
+        table(_changed(videos.named("h264"), kind, at, number))
+    assert URL in str(caught.value)
+
+
+def test_hostile_width_is_over_the_limit() -> None:
+    with pytest.raises(FormatError, match="over the limit"):
+        table(videos.named("h264"), Limits(pixels=100))
+    with pytest.raises(LimitError, match="over the limit"):
+        table(videos.named("h264"), Limits(member_bytes=100))
+
+
+def _places(box: Box, base: int, data: bytes) -> Iterator[int]:
+    """Where the boxes in a box begin and end."""
+    whole = np.frombuffer(data, np.uint8)
+    for inner in box:
+        begin = inner.body.obj is not None and np.frombuffer(inner.body, np.uint8)
+        at = int(begin.__array_interface__["data"][0] - whole.__array_interface__["data"][0]) if len(inner.body) else 0
+        yield from (at - 8, at - 3, at, at + len(inner.body))
+        if inner.kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"dinf"):
+            yield from _places(inner, base, data)
+
+
+def test_file_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
+    in_front = videos.written(mux={"movflags": "+faststart"}, path=str(tmp_path / "front.mp4"))
+    for data in (videos.named("h264"), in_front):
+        for end in sorted({at for at in _places(Box(b"file", memoryview(data)), 0, data) if 0 <= at < len(data)}):
+            if data[end:] == b"" or end > data.index(b"udta") > data.index(b"mdat"):
+                continue  # what is behind the tables is not asked for
+            with pytest.raises(FormatError):
+                table(data[:end])
+
+
+def test_files_of_other_kinds_say_what_they_are(tmp_path: Path) -> None:
+    fragmented = videos.written(mux={"movflags": "frag_keyframe+empty_moov"})
+    with pytest.raises(FormatError, match=r"fragmented.*ffmpeg -i"):
+        table(fragmented)
+    h264 = videos.named("h264")
+    for name, data, why in (
+        ("nothing", b"", "no box 'moov'"),
+        ("nonsense", bytes(range(1, 256)) * 9, "cut off"),
+        ("zeros", bytes(4096), "fewer than its header|no box"),
+        ("no tables", h264[: h264.index(b"moov") - 4], "no box 'moov'"),
+        ("no video", h264.replace(b"vide", b"soun"), "0 video tracks"),
+        ("encrypted", h264.replace(b"avc1", b"encv"), "encrypted|ftyp"),
+    ):
+        with pytest.raises(FormatError, match=why):
+            table(data)
+            pytest.fail(name)
+
+
+def test_frame_whose_bytes_do_not_decode_is_an_error_and_no_other_frame(decoder: str) -> None:
+    data = bytearray(videos.named("h264"))
+    found = table(bytes(data))
+    first, last = int(found.offset[0]), int((found.offset + found.size).max())
+    data[first:last] = bytes(last - first)
+    with pytest.raises(DecodeError, match=f"clip '0' of {URL} does not decode by {decoder}"):
+        clip(bytes(data), found, [3, 4], decoder)
+
+
+def test_frames_of_a_field_are_spread_over_it_or_those_at_times(decoder: str) -> None:
+    data = videos.named("h264-open")
+    whole = clip(data, table(data), list(range(50)), decoder)[0]
+    np.testing.assert_array_equal(hr.VideoFrames(5, decoder=decoder)(data), whole[[5, 15, 25, 35, 45]])
+    np.testing.assert_array_equal(hr.VideoFrames(100, decoder=decoder)(data)[::2], whole)
+    at = hr.VideoFrames(times=[1.0, 0, 0.1, 1.66], decoder=decoder)(data)
+    np.testing.assert_array_equal(at, whole[[30, 0, 3, 49]])
+    for late in (1.67, -0.01):
+        with pytest.raises(DecodeError, match=r"from 0\.000 to 1\.667 s"):
+            hr.VideoFrames(times=[late], decoder=decoder)(data)
+
+
+def test_field_that_is_no_video_is_a_decode_error() -> None:
+    decode = hr.VideoFrames(1, decoder="pyav")
+    for damaged in (b"", b"no video", videos.named("h264")[:3000]):
+        with pytest.raises(DecodeError, match=r"box|header"):
+            decode(damaged)
+    with pytest.raises(OptionError, match="either how many"):
+        hr.VideoFrames()
+    with pytest.raises(OptionError, match="one frame or more"):
+        hr.VideoFrames(0)
+
+
+def test_video_that_is_to_be_shown_turned_is_turned_or_refused(decoder: str) -> None:
+    data = videos.named("h264-plain")
+    at = data.index(b"tkhd") + 4 + 40
+    turned = data[:at] + struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30) + data[at + 36 :]
+    found = table(turned)
+    if decoder == "pyav":
+        with pytest.raises(DecodeError, match="turned or mirrored, which decoder='torchcodec' does"):
+            clip(turned, found, [3], decoder)
+        return
+    whole = _torchcodec().VideoDecoder(turned, seek_mode="exact").get_frames_at([3, 40]).data.numpy()
+    assert whole.shape[2:] == (64, 48)
+    np.testing.assert_array_equal(clip(turned, found, [3, 40], decoder)[0], whole)

@@ -1,0 +1,306 @@
+"""Parquet: values are those that its own library reads, and damage is an error that names its place."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import itertools
+import json
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.parquet import of_table
+
+import headrace as hr
+from headrace.errors import FormatError, LimitError, OptionError
+from headrace.fetch.stores import memory
+from headrace.formats.arrow_values import getter
+from headrace.formats.limits import Limits
+from headrace.testing import FaultServer
+
+NUMBERS = itertools.count()
+DAY = dt.date(2026, 1, 2)
+TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001
+ARRAYS = {
+    "int": pa.array([1, -(2**62), None, 4]),
+    "uint": pa.array([1, 2**64 - 1, None, 4], pa.uint64()),
+    "int8": pa.array([1, -128, None, 4], pa.int8()),
+    "float": pa.array([1.5, None, -0.0, float("inf")]),
+    "half": pa.array(np.array([1, 2, 3, 0.5], np.float16)),
+    "bool": pa.array([True, None, False, True]),
+    "text": pa.array(["a", "grüße\u2028", None, ""]),
+    "large": pa.array(["a", "ü", None, ""], pa.large_string()),
+    "bytes": pa.array([b"a", b"", None, bytes(300)]),
+    "fixed": pa.array([b"ab", b"cd", None, b"xy"], pa.binary(2)),
+    "dictionary": pa.array(["a", "b", None, "a"]).dictionary_encode(),
+    "decimal": pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("-3.25"), decimal.Decimal(0)]),
+    "date": pa.array([DAY, None, DAY, DAY]),
+    "time": pa.array([TIME, None, TIME, TIME]),
+    "zone": pa.array([TIME, None, TIME, TIME], pa.timestamp("us", "Europe/Berlin")),
+    "clock": pa.array([TIME.time(), None, TIME.time(), TIME.time()]),
+    "duration": pa.array([dt.timedelta(seconds=3), None, None, dt.timedelta(days=-1)]),
+    "null": pa.nulls(4),
+    "list": pa.array([[1, 2], [], None, [4, 5, 6]]),
+    "gaps": pa.array([[1, 2], [None], None, [4, None, 6]], pa.list_(pa.float64())),
+    "texts": pa.array([["a", None], [], None, ["ü"]]),
+    "square": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int32(), 2)),
+    "lists": pa.array([[[1, 2], []], [], None, [[3], None]]),
+    "struct": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}, {"a": 2, "b": "y"}]),
+    "structs": pa.array([[{"a": 1, "b": ["x"]}], [], None, [{"a": None, "b": None}, None]]),
+    "map": pa.array([[("k", 1)], [], None, [("a", None), ("b", 2)]], pa.map_(pa.string(), pa.int64())),
+}
+
+
+def put(data: bytes, name: str = "0.parquet") -> str:
+    url = f"memory://parquet/{next(NUMBERS)}/{name}"
+    memory.put(url, data)
+    return url
+
+
+def read(data: bytes, **options: Any) -> list[dict[str, Any]]:
+    samples = list(hr.stream(put(data), **options))
+    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in samples]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [plain(one) for one in value.tolist()]
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: plain(one) for name, one in value.items()}
+    return value
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}])
+def test_values_are_those_that_pyarrow_reads(options: dict[str, Any]) -> None:
+    table = pa.concat_tables([pa.table(ARRAYS)] * 5)
+    data = of_table(table, row_group_size=7, **options)
+    got, wanted = read(data), table.to_pylist()
+    for name in ARRAYS:
+        assert [plain(one[name]) for one in got] == [one[name] for one in wanted], name
+    assert type(got[0]["list"]) is np.ndarray
+    assert got[0]["list"].flags.writeable
+    assert type(got[3]["gaps"]) is list
+    assert got[0]["gaps"].dtype == np.float64, "it does not hang on other rows of what type a value is"
+    assert type(got[0]["int"]) is int
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_values_of_a_part_of_an_array_are_its_own(name: str) -> None:
+    whole = pa.concat_arrays([ARRAYS[name]] * 2)
+    part = whole.slice(3, 4)
+    assert [plain(getter(part)(k)) for k in range(4)] == part.to_pylist()
+
+
+def test_times_that_count_nanoseconds_are_those_of_numpy() -> None:
+    table = pa.table({"t": pa.array([1, None], pa.timestamp("ns")), "d": pa.array([-1, 5], pa.duration("ns"))})
+    first, second = read(of_table(table))
+    assert first == {"t": np.datetime64(1, "ns"), "d": np.timedelta64(-1, "ns")}
+    assert second["t"] is None
+
+
+@pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+def test_every_codec_is_read(codec: str) -> None:
+    table = pa.table({"n": range(500), "text": [f"some text {k}" for k in range(500)]})
+    assert read(of_table(table, compression=codec, row_group_size=200)) == table.to_pylist()
+
+
+def test_images_that_datasets_knows_are_their_bytes() -> None:
+    features = {
+        "image": {"_type": "Image"},
+        "more": {"feature": {"_type": "Audio"}, "_type": "List"},
+        "grid": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"},
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    }
+    one = {"bytes": b"\x89PNG", "path": "a.png"}
+    table = pa.table(
+        {"image": [one, None], "more": [[one], []], "grid": [[[1, 2], [3, 4]]] * 2, "label": [0, 1]}
+    ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    first, second = read(of_table(table))
+    assert first["image"] == b"\x89PNG"
+    assert first["more"] == [b"\x89PNG"]
+    assert first["grid"].shape == (2, 2)
+    assert second["image"] is None
+    away = table.set_column(0, "image", [[{"bytes": None, "path": "a.png"}] * 2])
+    with pytest.raises(hr.DecodeError, match="a path and no bytes"):
+        read(of_table(away.replace_schema_metadata(table.schema.metadata)))
+
+
+def test_columns_are_chosen_and_those_of_pandas_left_out() -> None:
+    table = pa.table({"a": [1, 2], "b": ["x", "y"], "c.d": [[1], [2]], "__index_level_0__": [7, 8]})
+    assert [set(one) for one in read(of_table(table))] == [{"a", "b", "c.d"}] * 2
+    assert [set(one) for one in read(of_table(table), format=hr.Parquet(columns=["c.d", "a"]))] == [{"a", "c.d"}] * 2
+    with pytest.raises(FormatError, match=r"no column 'e'; its columns are: __index_level_0__, a, b, c\.d"):
+        read(of_table(table), format=hr.Parquet(columns=["e"]))
+    for columns in ([], ["__key__"], "a"):
+        with pytest.raises(OptionError, match="columns="):
+            hr.Parquet(columns=columns)
+
+
+def test_files_with_other_columns_are_an_error_that_names_both_and_the_column() -> None:
+    first, second = (put(of_table(pa.table({"a": [1], "b": column}))) for column in ([1], ["x"]))
+    with pytest.raises(FormatError, match=f"column 'b' is text in {second}, and int64 in {first}"):
+        list(hr.stream([first, second]))
+    assert [one["a"] for one in hr.stream([first, second], format=hr.Parquet(columns=["a"]))] == [1, 1]
+    third = put(of_table(pa.table({"a": [1]})))
+    with pytest.raises(FormatError, match=f"column 'b' is not there in {third}, and int64 in {first}"):
+        list(hr.stream([first, third]))
+
+
+def test_folders_of_the_address_are_fields() -> None:
+    names = ("year=2025/lang=en%20x", "year=2026/lang=__HIVE_DEFAULT_PARTITION__")
+    urls = [put(of_table(pa.table({"a": [1, 2]})), f"{name}/0.parquet") for name in names]
+    data = hr.stream(urls)
+    assert [(one["a"], one["year"], one["lang"]) for one in data] == [
+        *((a, "2025", "en x") for a in (1, 2)),
+        *((a, "2026", None) for a in (1, 2)),
+    ]
+    assert [one["year"] for one in data.select("year")] == ["2025"] * 2 + ["2026"] * 2
+    assert [set(one) for one in hr.stream(urls[0], format=hr.Parquet(columns=["year"]))] == [
+        {"__key__", "__url__", "year"}
+    ] * 2
+
+
+TABLE = pa.table({"n": list(range(40)), "text": [f"text {k}" for k in range(40)], "list": [[k] * 3 for k in range(40)]})
+WHOLE = of_table(TABLE, row_group_size=15)
+
+
+def footer_of(data: bytes) -> tuple[int, bytes]:
+    """(where it begins, the footer)."""
+    (length,) = struct.unpack("<I", data[-8:-4])
+    return len(data) - 8 - length, data[-8 - length : -8]
+
+
+def with_footer(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    start, footer = footer_of(data)
+    footer = change(footer)
+    return data[:start] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+DAMAGE: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "0 bytes"),
+    "short": (b"PAR1" * 2, "8 bytes"),
+    "other head": (b"PARX" + WHOLE[4:], "do not begin as Parquet does"),
+    "other end": (WHOLE[:-1] + b"X", "cut off"),
+    "cut off": (WHOLE[:-300], "cut off"),
+    "long footer": (WHOLE[:-8] + struct.pack("<I", len(WHOLE)) + b"PAR1", "footer would have"),
+    "no footer": (WHOLE[:-8] + struct.pack("<I", 0) + b"PAR1", "damaged"),
+    "encrypted": (WHOLE[:-4] + b"PARE", "encrypted"),
+    "half a footer": (with_footer(WHOLE, lambda footer: footer[: len(footer) // 2]), "does not fit into"),
+    "moved": (WHOLE[:4] + WHOLE[104:], "damaged"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
+    data, why = DAMAGE[what]
+    with pytest.raises(FormatError, match=f"memory://parquet/.*{why}"):
+        list(hr.stream(put(data), format="parquet"))
+
+
+def test_page_with_other_bytes_than_its_checksum_says_names_column_and_row() -> None:
+    data = bytearray(
+        of_table(TABLE, row_group_size=15, write_page_checksum=True, compression="none", use_dictionary=False)
+    )
+    at = data.index(b"text 17") + 5
+    data[at] ^= 1
+    url, got = put(bytes(data)), []
+    with pytest.raises(hr.DecodeError, match=rf"sample '15' of {url}.*'text'.*checksum"):
+        got.extend(sample["n"] for sample in hr.stream(url))
+    assert got == list(range(15)), "what lies before it comes whole"
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        (Limits(fields=2), "columns would be read, over the limit of 2"),
+        (Limits(member_bytes=100), "over the limit of 100"),
+        (Limits(unpacked_free_bytes=1000), "over the limit of 1000"),
+    ],
+)
+def test_file_over_the_limits_is_a_limit_error(limits: Limits, why: str) -> None:
+    with pytest.raises(LimitError, match=why):
+        list(hr.stream(put(WHOLE), limits=limits))
+
+
+def _replaced(times: int, old: bytes, new: bytes, footer: bytes) -> bytes:
+    return footer.replace(old, new, times)
+
+
+def test_counts_that_ask_for_memory_are_a_limit_error() -> None:
+    data = of_table(TABLE.select(["n"]))
+    forty, many = b"\x16\x50", b"\x16" + b"\x80" * 5 + b"\x40"  # 64 bits: 40, 2**40
+    for which in (1, 3):
+        damaged = with_footer(data, partial(_replaced, which, forty, many))
+        with pytest.raises(FormatError, match=r"groups have 40|once opened, over the limit"):
+            list(hr.stream(put(damaged)))
+
+
+def test_file_without_rows_and_groups_of_one_row() -> None:
+    assert read(of_table(TABLE.slice(0, 0))) == []
+    assert [one["n"] for one in read(of_table(TABLE, row_group_size=1))] == list(range(40))
+
+
+def test_wide_table_is_read_by_the_columns_that_are_chosen() -> None:
+    wide = of_table(pa.table({f"c{k}": [k, -k] for k in range(3000)}), compression="none", write_statistics=False)
+    with pytest.raises(LimitError, match="3000 columns would be read"):
+        list(hr.stream(put(wide)))
+    assert read(wide, format=hr.Parquet(columns=["c2999", "c7"])) == [
+        {"c7": 7, "c2999": 2999},
+        {"c7": -7, "c2999": -2999},
+    ]
+    assert len(pq.ParquetFile(pa.BufferReader(wide)).schema_arrow) == 3000
+
+
+def pages_table(count: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "n": range(count),
+            "text": [rng.bytes(100).hex() for _ in range(count)],
+            "list": [list(range(k % 7)) for k in range(count)],
+            "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
+        }
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])
+def test_row_is_got_by_its_pages(options: dict[str, Any]) -> None:
+    table = pages_table(4000)
+    data = of_table(table, row_group_size=2500, write_page_index=True, data_page_size=4096, **options)
+    with FaultServer() as server:
+        stream, wanted = hr.stream(server.add("a.parquet", data)), table.to_pylist()
+        assert len(stream) == 4000
+        for row in (0, 1, 2499, 2500, 3999, 1234):
+            got = stream[row]
+            assert {name: plain(got[name]) for name in wanted[row]} == wanted[row]
+        server.log.clear()
+        assert stream[1300]["n"] == 1300
+        starts_stops = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+        nbytes = sum(int(stop) + 1 - int(start) for start, stop in starts_stops)
+        assert nbytes < len(data) * (0.4 if options else 0.75), "but for the dictionary of a column it is some pages"
+
+
+def test_row_is_got_all_the_same_where_the_index_of_pages_is_damaged() -> None:
+    table = pages_table(1500).select(["text"])
+    data = bytearray(of_table(table, write_page_index=True, data_page_size=4096, use_dictionary=False))
+    chunk = pq.ParquetFile(pa.BufferReader(bytes(data))).metadata.row_group(0).column(0)
+    at = chunk.data_page_offset + chunk.total_compressed_size
+    footer, _ = footer_of(bytes(data))
+    data[at:footer] = b"\xff" * (footer - at)
+    assert hr.stream(put(bytes(data)))[1400]["text"] == table["text"][1400].as_py()
+
+
+def test_damaged_schema_of_arrow_is_an_error_and_no_other_kind() -> None:
+    table = pa.table({"d": pa.array([3], pa.duration("s"))})
+    data = of_table(table)
+    at = data.index(b"ARROW:schema") + 60
+    with pytest.raises(hr.DecodeError, match="schema of Arrow"):
+        read(data[:at] + b"!!!!" + data[at + 4 :])

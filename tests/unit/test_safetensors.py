@@ -1,0 +1,122 @@
+"""Safetensors: tensors are what was written, as files and as rows; a header that lies is an error."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+from headrace.errors import FormatError, LimitError, StageError
+from headrace.fetch.stores import memory
+from headrace.formats.limits import Limits
+from headrace.formats.safetensors import SafeTensors
+from headrace.testing.decoders import same
+
+NAMES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint16: "U16",
+}
+
+
+def packed(tensors: dict[str, torch.Tensor]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    body = b""
+    for name, tensor in tensors.items():
+        data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+        places = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": places}
+        body += data
+    return whole(header, body)
+
+
+def whole(header: Any, body: bytes = b"") -> bytes:
+    said = header if isinstance(header, bytes) else json.dumps(header).encode()
+    said += b" " * (-len(said) % 8)
+    return struct.pack("<Q", len(said)) + said + body
+
+
+def read(data: bytes, form: SafeTensors | None = None, **options: Any) -> list[dict[str, Any]]:
+    memory.put("memory://safetensors/some.safetensors", data)
+    found = hr.stream("memory://safetensors/some.safetensors", format=form, **options)
+    return [{name: value for name, value in one.items() if not name.startswith("__")} for one in found]
+
+
+ALL = {str(dtype): (torch.arange(12).reshape(4, 3) % 2).to(dtype) for dtype in NAMES}
+
+
+def test_file_is_a_sample_with_its_tensors() -> None:
+    more = {"point": torch.tensor(1.5), "none": torch.zeros(0, 3)}
+    (sample,) = read(packed({**ALL, **more}))
+    assert same(sample, {**ALL, **more})
+    assert hr.stream("memory://safetensors/some.safetensors").keys() == ["some"]
+
+
+def test_files_of_the_library_are_read() -> None:
+    library = pytest.importorskip("safetensors.torch")
+    (sample,) = read(library.save(ALL))
+    assert same({name: sample[name] for name in ALL}, ALL)
+
+
+def test_rows_are_samples_where_they_are_asked_for() -> None:
+    rows = read(packed(ALL), SafeTensors(rows=True))
+    assert all(map(same, rows, [{name: tensor[k] for name, tensor in ALL.items()} for k in range(4)]))
+    assert len(rows) == 4
+    data = hr.stream("memory://safetensors/some.safetensors", format=SafeTensors(rows=True))
+    assert len(data) == 4
+    assert same(data[2]["torch.int64"], ALL["torch.int64"][2])
+    assert read(packed({"a": torch.zeros(0, 5)}), SafeTensors(rows=True)) == []
+
+
+@pytest.mark.parametrize("tensors", [{"a": torch.zeros(3), "b": torch.zeros(2)}, {"a": torch.tensor(1)}])
+def test_rows_of_tensors_that_share_no_dimension_are_refused(tensors: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(FormatError, match="do not share their first dimension"):
+        read(packed(tensors), SafeTensors(rows=True))
+
+
+def told(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": places}
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"\1\2\3", whole(b"[]"), whole(b"{"), whole(b"[" * 1000), whole({"a": 1}, b"ab"), whole({"a": told()}, b"a"),
+    whole({"a": told()}, b"abc"), whole({"a": told((3,))}, b"ab"), whole({"a": told(places=(2, 0))}, b"ab"),
+    whole({"a": told(places=(0, 2)), "b": told(places=(1, 3))}, b"abc"), whole({"a": told((-1, -2))}, b"ab"),
+    whole({"a": told(places=(1, 3))}, b"abc"), whole({"a": told(dtype="F4")}, b"ab"),
+    whole({"a": told(dtype=5)}, b"ab"),
+    whole({"a": told((2**60, 0), (0, 0))}), whole({"a": told([1.5], (0, 2))}, b"ab"),
+    whole({"a": told(places=(0,))}, b"ab"),
+    whole(b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'),
+    struct.pack("<Q", 2**63) + b"{}", packed(ALL)[:-1], packed(ALL)[:40], whole({"__a": told()}, b"ab"),
+])  # fmt: skip
+def test_file_that_is_damaged_is_an_error(data: bytes) -> None:
+    for form in (SafeTensors(), SafeTensors(rows=True)):
+        with pytest.raises(StageError, match=r"memory://safetensors/some.safetensors"):
+            read(data, form)
+
+
+@pytest.mark.parametrize("limits", [Limits(member_bytes=100), Limits(header_bytes=50), Limits(fields=3)])
+def test_file_over_a_limit_is_a_limit_error(limits: Limits) -> None:
+    for form in (SafeTensors(), SafeTensors(rows=True)):
+        with pytest.raises(LimitError):
+            read(packed(ALL), form, limits=limits)
+
+
+def test_rows_without_bytes_are_not_counted() -> None:
+    with pytest.raises(FormatError, match="rows have no bytes"):
+        read(whole({"a": told((2**50, 0), (0, 0))}), SafeTensors(rows=True))
+    with pytest.raises(LimitError, match="500 rows"):
+        read(
+            packed({"a": torch.zeros(500, dtype=torch.uint8)}), SafeTensors(rows=True), limits=Limits(member_bytes=2000)
+        )

@@ -1,0 +1,361 @@
+"""Producers of shards, driven by hand: reads are answered in any order, fail, and are given up; memory comes late.
+
+Each sample is put once, in its place, or a failure stands there that says why; and nobody holds anything afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.reading_by_hand import ByHand, LostError, World, bodies, shards
+
+from headrace.checksums import crc32c_of
+from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
+from headrace.failures import Failure
+from headrace.formats.tar.scanner import TarScanner
+from headrace.producers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
+from headrace.producers.members import Bounds, Checker
+from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
+from headrace.producers.shards import ShardProducer
+from headrace.producers.shuffle_buffer import ShuffleBuffer
+from headrace.protocols import Version
+from headrace.torch_compat.serialize import pack_error, unpack_error
+from headrace.types import Ints
+
+some = settings(max_examples=25, deadline=None, derandomize=True)
+COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any)
+SEEDS = st.integers(0, 1000)
+
+
+def error_of(sample: Any) -> BaseException:
+    assert isinstance(sample, Failure)
+    return unpack_error(sample.error)
+
+
+def any_order(seed: int) -> Any:
+    return random.Random(seed).randrange
+
+
+# Where an index says where samples lie.
+
+
+@st.composite
+def windows(draw: st.DrawFn, counts: Sequence[int]) -> list[ReadWindow]:
+    """Some samples of each shard, in windows of one or several visits."""
+    made, start, left = [], 0, [shard for shard, count in enumerate(counts) if count]
+    while left:
+        visits = []
+        for _ in range(draw(st.integers(1, 2))):
+            if left:
+                shard = left.pop(0)
+                rows = sorted(draw(st.sets(st.integers(0, counts[shard] - 1), min_size=1)))
+                visits.append(ShardVisit(f"memory://hand/{shard}.tar", shard, np.array(rows, np.int64)))
+        count = sum(len(visit.rows) for visit in visits)
+        order = np.array(draw(st.permutations(range(count))), np.int64) if draw(st.booleans()) else None
+        made.append(ReadWindow(start, visits, order))
+        start += count
+    return made
+
+
+def indexed(plan: Sequence[ReadWindow], bounds: Bounds, hand: ByHand) -> IndexedShardProducer:
+    async def members(shard: int, rows: Ints) -> Any:
+        return hand.members(f"memory://hand/{shard}.tar", rows)
+
+    note = lambda nbytes, size: hand.chosen.append((nbytes, size))
+    return IndexedShardProducer(iter(plan), hand, members, bounds=bounds, chosen=note, pack_error=pack_error)
+
+
+def wanted(plan: Sequence[ReadWindow], counts: Sequence[int]) -> list[tuple[str, int, Any]]:
+    """(shard, number there, what it is) of each sample, as they are to come."""
+    everything, firsts = bodies(counts), [sum(counts[:k]) for k in range(len(counts))]
+    came = []
+    for window in plan:
+        read = [(v.url, row, everything[firsts[v.shard] + row]) for v in window.visits for row in v.rows.tolist()]
+        came += read if window.order is None else [read[k] for k in window.order.tolist()]
+    return came
+
+
+BOUNDS = st.sampled_from([Bounds(0, 1), Bounds(4096, 1 << 20), Bounds(512, 1500)])
+
+
+@some
+@given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
+def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
+    data: st.DataObject, counts: list[int], bounds: Bounds, seed: int
+) -> None:
+    plan = data.draw(windows(counts))
+    with ByHand(partial(indexed, plan, bounds), World(archives=shards(counts)), seed) as hand:
+        hand.finish(any_order(seed))
+        hand.running.result()
+        assert hand.samples == [sample for _, _, sample in wanted(plan, counts)]
+        assert len(hand.chosen) == sum(len(window.visits) for window in plan)
+
+
+@some
+@given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
+def test_samples_that_cannot_be_had_fail_in_their_places_and_no_others(
+    data: st.DataObject, counts: list[int], bounds: Bounds, seed: int
+) -> None:
+    plan, archives = data.draw(windows(counts)), shards(counts)
+    urls = st.frozensets(st.sampled_from(sorted(archives)), max_size=2)
+    world = World(
+        archives=archives,
+        broken={url: data.draw(st.integers(0, len(archives[url]))) for url in data.draw(urls)},
+        others=data.draw(urls),
+        lost=data.draw(urls),
+        spoilt=frozenset(
+            (url, data.draw(st.integers(0, count - 1))) for url, count in zip(archives, counts, strict=True) if count
+        ),
+        heals=data.draw(st.booleans()),
+    )
+    with ByHand(partial(indexed, plan, bounds), world, seed) as hand:
+        hand.finish(any_order(seed))
+        hand.running.result()
+        for (url, row, sample), came in zip(wanted(plan, counts), hand.samples, strict=True):
+            reasons: list[type[BaseException]] = [StorageError] * (url in world.broken)
+            reasons += [ObjectChangedError] * (url in world.others) + [LostError] * (url in world.lost)
+            if (url, row) in world.spoilt and not world.heals:
+                reasons.append(ChecksumError)
+                assert isinstance(came, Failure)
+            if isinstance(came, Failure):
+                assert isinstance(error_of(came), tuple(reasons)), (url, row, error_of(came))
+            else:
+                assert came == sample
+                assert url not in world.others | world.lost
+
+
+@some
+@given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS, steps=st.integers(0, 25))
+def test_nothing_is_held_of_what_was_begun_when_reading_is_given_up(
+    data: st.DataObject, counts: list[int], bounds: Bounds, seed: int, steps: int
+) -> None:
+    plan, choose = data.draw(windows(counts)), any_order(seed)
+    with ByHand(partial(indexed, plan, bounds), World(archives=shards(counts)), seed) as hand:
+        while steps and hand.waiting:
+            hand.answer(choose(len(hand.waiting)))
+            steps -= 1
+        hand.settle(hand.running.cancel)
+        everything = [sample for _, _, sample in wanted(plan, counts)]
+        assert all(
+            {"bin": bytes(one["bin"]), "cls": bytes(one["cls"])} == everything[k] for k, one in hand.put_at.items()
+        )
+
+
+def test_nothing_of_a_later_shard_comes_before_an_earlier_one_that_is_let_in_late() -> None:
+    counts = [2, 2]
+    urls = [f"memory://hand/{k}.tar" for k in range(2)]
+    plan = [ReadWindow(2 * k, [ShardVisit(urls[k], k, np.arange(2))], None) for k in range(2)]
+    with ByHand(partial(indexed, plan, Bounds(4096, 1 << 20)), World(archives=shards(counts))) as hand:
+        assert {one.shard for one in hand.waiting} == {0, 1}
+        while late := [k for k, one in enumerate(hand.waiting) if one.shard in (1, urls[1])]:
+            hand.answer(late[0])
+        assert not hand.put_at
+        hand.finish(lambda _: 0)
+        assert hand.samples == bodies(counts)
+
+
+def test_bytes_that_a_cache_has_wrong_are_read_past_it() -> None:
+    world = World(archives=shards([3]), spoilt=frozenset({("memory://hand/0.tar", 1)}), heals=True)
+    with ByHand(partial(indexed, _all_of_one(3), Bounds(4096, 1 << 20)), world) as hand:
+        hand.finish(lambda _: 0)
+        assert hand.samples == bodies([3])
+
+
+@pytest.mark.parametrize("order", [0, -1])
+def test_nothing_comes_of_a_shard_that_is_replaced_between_two_reads(order: int) -> None:
+    world = World(archives=shards([3]), renewed=frozenset({"memory://hand/0.tar"}))
+    with ByHand(partial(indexed, _all_of_one(3), Bounds(0, 1)), world) as hand:
+        hand.finish(lambda count: order % count)
+        assert len(hand.samples) == 3
+        assert all(isinstance(error_of(one), ObjectChangedError) for one in hand.samples)
+
+
+@pytest.mark.parametrize("left", [0, 1500, 2500])
+def test_shard_that_ends_before_its_index_says_has_changed(left: int) -> None:
+    world = World(archives=shards([3]), cut={"memory://hand/0.tar": left})
+    with ByHand(partial(indexed, _all_of_one(3), Bounds(0, 1)), world) as hand:
+        hand.finish(lambda _: 0)
+        came = [one for one in hand.samples if not isinstance(one, Failure)]
+        assert came == bodies([3])[: len(came)]
+        assert isinstance(error_of(hand.samples[-1]), ObjectChangedError)
+
+
+def _all_of_one(count: int) -> list[ReadWindow]:
+    return [ReadWindow(0, [ShardVisit("memory://hand/0.tar", 0, np.arange(count))], None)]
+
+
+def test_checker_names_the_members_whose_bytes_are_others() -> None:
+    data = b"aaaabbbbcccc"
+    crc = np.array([crc32c_of(b"aaaa"), crc32c_of(b"xxxx"), crc32c_of(b"cccc")], np.uint32)
+    checker = Checker("memory://c", np.array([10, 14, 18]), np.array([4, 4, 4]), crc)
+    assert len(checker.feed(memoryview(data), 10, True)) == 0
+    assert checker.bad == [1]
+
+
+# Where they are looked for.
+
+
+def found(
+    plan: dict[str, Any],
+    counts: Sequence[int],
+    hand: ByHand,
+    *,
+    range_bytes: int = 2048,
+    expected: Sequence[int] | None = None,
+) -> ShardProducer:
+    begin = plan.get("begin", ResumeToken())
+    rounds = plan.pop("rounds", 1)
+    urls = [url for _ in range(rounds) for url in hand.world.archives]
+
+    async def known(ordinal: int) -> Expected:
+        assert expected is not None
+        url = urls[ordinal]
+        return Expected(Version(len(hand.world.archives[url]), None), expected[ordinal % len(counts)])
+
+    reading = ShardReading(
+        reader=hand,
+        scanner=TarScanner,
+        unpacks=lambda url: None,
+        expected=None if expected is None else known,
+        range_bytes=range_bytes,
+    )
+    options: dict[str, Any] = {"window": None, "buffer": None, "take": None, "begin": begin, "done": ()}
+    options |= {"in_round": len(counts), "is_endless": False} | plan
+    shards_left = list(enumerate(urls))[begin.shard :]
+    return ShardProducer(reading, ShardPlan(shards=shards_left, **options), pack_error)
+
+
+def backwards(count: int, number: int) -> Ints:
+    return np.roll(np.arange(count)[::-1], number)
+
+
+WINDOWS = st.sampled_from([None, ShuffleWindow(3, 1 << 30, backwards), ShuffleWindow(100, 300, backwards)])
+
+
+@some
+@given(counts=COUNTS, window=WINDOWS, seed=SEEDS, data=st.data(), range_bytes=st.sampled_from([1024, 4096, 1 << 16]))
+def test_shards_give_their_samples_in_order_and_go_on_from_their_marks(
+    counts: list[int], window: ShuffleWindow | None, seed: int, data: st.DataObject, range_bytes: int
+) -> None:
+    world = World(archives=shards(counts), gives_whole=data.draw(st.booleans()))
+    make = partial(
+        found, {"window": window}, counts, range_bytes=range_bytes, expected=data.draw(st.sampled_from([None, counts]))
+    )
+    with ByHand(lambda one: make(one), world, seed) as hand:
+        hand.finish(any_order(seed))
+        hand.running.result()
+        whole = hand.samples
+        key = lambda sample: int(sample["cls"])
+        assert sorted(whole, key=key) == bodies(counts)
+        assert window is not None or whole == bodies(counts)
+        at = data.draw(st.integers(0, len(whole)))
+        token, begin = hand.producer.mark(at)  # type: ignore[misc]
+    assert begin <= at
+    with ByHand(
+        partial(found, {"window": window, "begin": ResumeToken(*token), "done": ((0, at - begin),)}, counts),
+        world,
+        seed,
+    ) as again:
+        again.finish(any_order(seed + 1))
+        again.running.result()
+        assert again.samples == whole[at:]
+
+
+@some
+@given(counts=COUNTS, seed=SEEDS, data=st.data(), take=st.none() | st.integers(0, 20))
+def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
+    counts: list[int], seed: int, data: st.DataObject, take: int | None
+) -> None:
+    archives = shards(counts)
+    urls = sorted(archives)
+    world = World(
+        archives=archives,
+        broken={
+            url: data.draw(st.integers(0, len(archives[url]) - 1))
+            for url in data.draw(st.frozensets(st.sampled_from(urls)))
+        },
+        lost=data.draw(st.frozensets(st.sampled_from(urls), max_size=1)),
+    )
+    more = data.draw(st.sampled_from([0, 0, 1]))
+    with ByHand(
+        partial(found, {"take": take}, counts, expected=[count + more for count in counts]), world, seed
+    ) as hand:
+        hand.finish(any_order(seed))
+        hand.running.result()
+        left, everything = hand.samples, bodies(counts)
+        if take is not None:
+            assert len(left) <= take
+        for k, count in enumerate(counts):
+            first, url = sum(counts[:k]), f"memory://hand/{k}.tar"
+            came = 0
+            while left and not isinstance(left[0], Failure) and came < count:
+                assert left.pop(0) == everything[first + came]
+                came += 1
+            if not left:
+                assert (
+                    take is not None or (came == count and not more and url not in world.broken) or k == len(counts) - 1
+                )
+                break
+            if url in world.broken or url in world.lost or more:
+                reason = error_of(left.pop(0))
+                assert isinstance(
+                    reason,
+                    (StorageError, LostError)
+                    if came < count or not more
+                    else (ObjectChangedError, StorageError, LostError),
+                )
+            else:
+                assert came == count
+        assert not left
+
+
+@some
+@given(counts=COUNTS, window=WINDOWS, seed=SEEDS, steps=st.integers(0, 30))
+def test_nothing_is_held_of_shards_when_reading_is_given_up(
+    counts: list[int], window: ShuffleWindow | None, seed: int, steps: int
+) -> None:
+    choose = any_order(seed)
+    with ByHand(partial(found, {"window": window}, counts), World(archives=shards(counts)), seed) as hand:
+        while steps and hand.waiting:
+            hand.answer(choose(len(hand.waiting)))
+            steps -= 1
+        hand.settle(hand.running.cancel)
+
+
+@some
+@given(counts=COUNTS, seed=SEEDS, size=st.integers(1, 9))
+def test_samples_of_a_buffer_come_each_once(counts: list[int], seed: int, size: int) -> None:
+    with ByHand(
+        partial(found, {"buffer": ShuffleBuffer(size, 3)}, counts), World(archives=shards(counts)), seed
+    ) as hand:
+        hand.finish(any_order(seed))
+        assert sorted(hand.samples, key=lambda sample: int(sample["cls"])) == bodies(counts)
+
+
+def test_rounds_are_told_and_one_without_samples_is_an_error() -> None:
+    counts = [2, 0, 1]
+    with ByHand(partial(found, {"rounds": 3, "is_endless": True}, counts), World(archives=shards(counts))) as hand:
+        hand.finish(any_order(0))
+        assert hand.samples == bodies(counts) * 3
+        assert hand.rounds == [3, 3]
+    with ByHand(partial(found, {"rounds": 2}, [0, 0]), World(archives=shards([0, 0]))) as empty:
+        empty.finish(any_order(0))
+        with pytest.raises(BaseExceptionGroup) as told:
+            empty.running.result()
+        assert told.value.subgroup(OptionError) is not None
+
+
+@pytest.mark.parametrize(("begin", "done"), [(ResumeToken(0, 9), ()), (ResumeToken(0, 0, 0, [1]), ((0, 3),))])
+def test_shard_that_has_changed_since_a_mark_is_an_error(begin: ResumeToken, done: Any) -> None:
+    with ByHand(partial(found, {"begin": begin, "done": done}, [2, 3]), World(archives=shards([2, 3]))) as hand:
+        hand.finish(any_order(1))
+        with pytest.raises(BaseExceptionGroup) as told:
+            hand.running.result()
+        assert told.value.subgroup(StateMismatchError) is not None

@@ -1,0 +1,87 @@
+"""TokenWindows of tokens by arithmetic: each token is in the windows that it should be in, whatever is chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from headrace.formats.tokens.layouts import TokenFile
+from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
+from headrace.formats.tokens.windows import TokenWindows, rows_of, rows_with_documents
+
+COUNTS = st.integers(0, 60)
+
+
+def file(count: int, begin: int = 0) -> TokenFile:
+    return TokenFile("u", begin, count, np.dtype("<u2"), begin + 2 * count, None)
+
+
+@given(COUNTS, st.integers(1, 20), st.integers(1, 20))
+@example(10, 5, 4)
+def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, stride: int) -> None:
+    tokens = list(range(count))
+    whole = TokenWindows(length, stride)
+    wanted = [tokens[k : k + length] for k in range(0, count, stride) if k + length <= count]
+    numbers = np.arange(whole.count(count))
+    cut = zip(whole.begins(numbers).tolist(), whole.ends(numbers, count).tolist(), strict=True)
+    assert [tokens[a:b] for a, b in cut] == wanted
+    short = TokenWindows(length, stride, has_short=True)
+    numbers = np.arange(short.count(count))
+    cut = zip(short.begins(numbers).tolist(), short.ends(numbers, count).tolist(), strict=True)
+    with_short = [tokens[a:b] for a, b in cut]
+    assert with_short[: len(wanted)] == wanted
+    assert len(with_short) - len(wanted) in (0, 1)
+    assert all(with_short)
+    if stride <= length:
+        assert sorted({token for window in with_short for token in window}) == tokens
+    for more in with_short[len(wanted) :]:
+        assert more[-1] == tokens[-1] not in {token for window in wanted for token in window}
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 12), st.sets(st.integers(0, 60)), st.data())
+def test_members_of_windows_are_the_tokens_of_their_documents(
+    count: int, length: int, stride: int, documents: set[int], data: st.DataObject
+) -> None:
+    windows, starts = TokenWindows(length, stride, has_short=True), np.array(sorted(documents), np.int64)
+    there = windows.count(count)
+    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, there - 1), min_size=1))), np.int64)
+    begins, ends = windows.begins(chosen), windows.ends(chosen, count)
+    rows = rows_with_documents(file(count, 100), chosen, begins, ends, starts)
+    owner = np.searchsorted(starts, np.arange(count), side="right")
+    for k, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        members = slice(int(rows.starts[k]), int(rows.starts[k + 1]))
+        at = ((rows.offset[members] - 100) // 2).tolist()
+        sizes = (rows.size[members] // 2).tolist()
+        assert [token for a, n in zip(at, sizes, strict=True) for token in range(a, a + n)] == [*range(begin, end)]
+        assert (
+            np.repeat(np.arange(len(sizes)), sizes).tolist()
+            == np.unique(owner[begin:end], return_inverse=True)[1].tolist()
+        )
+        assert rows.field[members].tolist() == list(range(len(sizes)))
+        assert int(rows.keys[k]) == chosen[k]
+    plain = rows_of(file(count, 100), chosen, begins, ends)
+    assert plain.offset.tolist() == (100 + 2 * begins).tolist()
+    assert plain.size.tolist() == (2 * (ends - begins)).tolist()
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_documents_by_token_begin_behind_it(tokens: list[int]) -> None:
+    number, wanted = 0, []
+    for token in tokens:
+        wanted.append(number)
+        number += token == 0
+    assert ids_by_eos(np.array(tokens, np.int64), 0).tolist() == wanted
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">i4", "|u1"])
+def test_opened_tokens_own_their_memory(dtype: str) -> None:
+    body = np.arange(9, dtype=dtype).tobytes()
+    sample = {"__key__": "3", "__url__": "u", dtype: body}
+    made = TokenOpener(None, has_ids=False)(sample)
+    assert made["tokens"].flags.writeable
+    assert made["tokens"].flags.owndata
+    assert made["tokens"].dtype.isnative
+    assert made["tokens"].tolist() == list(range(9))
+    assert sample[dtype] == body
