@@ -206,6 +206,7 @@ def test_record_is_got_by_one_request_for_its_bytes_and_knows_its_columns(tmp_pa
         (gzip.compress(b"a\n"), "gzip data"),
         (b"%PDF-1.7\n", "a PDF"),
     ],
+    ids=["pointer", "utf-16", "gzip", "pdf"],
 )
 def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
     memory.put("memory://told/none.txt", data)
