@@ -85,6 +85,7 @@ class Operators(Generic[S]):
         *,
         size: tuple[int, int] | None = None,
         limits: Limits = DEFAULTS,
+        allow_pickle: bool = False,
         **by_field: Any,
     ) -> S:
         """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
@@ -96,15 +97,18 @@ class Operators(Generic[S]):
                 "pil"; None leaves them as bytes.
             size: (height, width) in pixels to which images are scaled.
             limits: how much files may ask for.
-            **by_field: for single fields a name such as "rgb8", "text", "json", "bytes", or a function of bytes.
+            allow_pickle: also read pickles: fields that are called so by `**by_field`, and those that end in pkl or
+                pickle. It runs what the data say, so it is only for data of those whom you trust.
+            **by_field: for single fields a name such as "rgb8", "text", "json", "bytes"; a class of protobuf's
+                messages; or a function of bytes.
 
         Raises:
-            OptionError: there is no such decoder.
+            OptionError: there is no such decoder; or pickles are asked for, and not allowed.
         """
         from headrace.formats.values import decoder
 
         name = f"decode({spec})" if spec else "decode"
-        decodes = decoder(spec, size=size, limits=limits, **by_field)
+        decodes = decoder(spec, size=size, limits=limits, allow_pickle=allow_pickle, **by_field)
         return self._with(EachSample(Step(name, "map", decodes), decoder=decodes))
 
     def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> S:

@@ -10,14 +10,16 @@ from importlib.metadata import EntryPoint, entry_points
 from headrace.errors import OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
+from headrace.formats.protobuf import MessageDecoder, is_message_class
 
 WHAT_BY_EXTENSION = {
     **dict.fromkeys(("cls", "index", "id"), "int"),
     **dict.fromkeys(("txt", "text", "transcript"), "text"),
     **{name: name for name in ("json", "npy", "npz")},
 }
-NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", "msgpack", "pt", *IMAGE_SPECS)
-_BY_NAME_ONLY = {"audio", "msgpack", "pt"}  # by extension they may be what others have registered
+PICKLES = frozenset(("pkl", "pickle"))
+NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", "msgpack", "pt", "pickle", *IMAGE_SPECS)
+_BY_NAME_ONLY = {"audio", "msgpack", "pt", "pickle"}  # by extension they may be what others have registered
 _OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"} - _BY_NAME_ONLY)
 _EXTENSION = re.compile(r"[a-z0-9_+-]+")
 
@@ -37,7 +39,8 @@ def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
     Args:
         extension: the last part of a field's name, in lower case; none that headrace decodes itself (json, npy, …).
         decode: gives the value of a field's bytes, and raises where they are damaged: that is a DecodeError then, with
-            the field and the sample's key. It must not run what the data say.
+            the field and the sample's key. It must not run what the data say. A class of protobuf's messages, or any
+            other that has `FromString` or `ParseFromString`, gives its objects.
 
     Raises:
         OptionError: the extension is none, or one of headrace's own; or `decode` cannot be called.
@@ -51,7 +54,7 @@ def register_decoder(extension: str, decode: Callable[[bytes], object]) -> None:
         raise OptionError(f"extension={extension!r} is one of headrace's own ({', '.join(sorted(_OWN))})")
     if not callable(decode):
         raise OptionError(f"decode={decode!r}: a function of bytes is needed")
-    _registered[extension] = decode
+    _registered[extension] = MessageDecoder(decode) if is_message_class(decode) else decode
 
 
 def registered_decoders() -> dict[str, Callable[[bytes], object]]:
@@ -72,7 +75,8 @@ class InstalledDecoder:
 
     def __call__(self, data: bytes) -> object:
         if self._decode is None:
-            self._decode = EntryPoint(*self._entry, GROUP).load()
+            found = EntryPoint(*self._entry, GROUP).load()
+            self._decode = MessageDecoder(found) if is_message_class(found) else found
         return self._decode(data)
 
 

@@ -1,10 +1,11 @@
-"""Numbers, text and JSON from the bytes of a field, and gzip around them."""
+"""Numbers, text, JSON and pickles from the bytes of a field, and gzip around them."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import pickle
 
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
@@ -50,6 +51,19 @@ def decode_msgpack(data: Buffer) -> object:
         return msgpack.unpackb(data, raw=False, strict_map_key=False)
     except msgpack.exceptions.StackError:
         raise ValueError("it is nested too deep") from None
+
+
+def decode_pickle(data: Buffer) -> object:
+    """The value that was pickled; to read it runs what `data` say, whatever that is.
+
+    Raises:
+        Exception: whatever reading it raises.
+        ValueError: something follows it.
+    """
+    value: object = pickle.load(file := io.BytesIO(data))
+    if file.tell() != len(data):
+        raise ValueError(f"its {len(data)} bytes go on behind its end at {file.tell()}")
+    return value
 
 
 def gunzipped(data: Buffer, limits: Limits = DEFAULTS) -> bytes:

@@ -1,6 +1,7 @@
 """From the bytes of a sample's fields to values, by the field's extension or by what the user says of it.
 
-Nothing here runs code from data: no pickle, no object arrays; what is not known stays bytes.
+Nothing here runs code from data, but where `allow_pickle=True` says so: no pickle, no object arrays; what is not known
+stays bytes.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.errors import DecodeError, OptionError
-from headrace.formats.decoders import NAMES, WHAT_BY_EXTENSION, registered_decoders
+from headrace.formats.decoders import NAMES, PICKLES, WHAT_BY_EXTENSION, registered_decoders
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.images import ImageDecoder
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
-from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_text, gunzipped
+from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text, gunzipped
+from headrace.formats.protobuf import MessageDecoder, is_message_class
 from headrace.formats.sounds import decode_audio
 from headrace.types import Buffer
 
@@ -45,6 +47,7 @@ _PLAIN: dict[str, Callable[[Any], object]] = {
     "json": decode_json,
     "msgpack": decode_msgpack,
     "pt": _decode_pt,
+    "pickle": decode_pickle,
 }
 
 
@@ -53,6 +56,7 @@ def decoder(
     *,
     size: tuple[int, int] | None = None,
     limits: Limits = DEFAULTS,
+    allow_pickle: bool = False,
     **by_field: str | Callable[[bytes], object],
 ) -> Decoder:
     """What decodes the fields of samples; it pickles where the callables given to it do.
@@ -60,22 +64,24 @@ def decoder(
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
     npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff to images, if `spec` is
     given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
-    fields, pickles among them, stay as they are, and so do values that are not bytes.
+    fields stay as they are, and so do values that are not bytes. pkl and pickle are among these, unless `allow_pickle`.
 
     Args:
         spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for
             a `PIL.Image.Image` in the mode that the file has.
         size: (height, width) in pixels that images are scaled to; their proportions change where it has others.
         limits: on the pixels of an image, and on what npz and gz unpack to.
+        allow_pickle: read pickles, which runs what the data say; only for data of those whom you trust.
         **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
             "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`),
-            "msgpack", "pt" (what `torch.save` wrote, loaded with `weights_only=True`), an extension that was
-            registered, or a function of the bytes.
+            "msgpack", "pt" (what `torch.save` wrote, loaded with `weights_only=True`), "pickle" (if `allow_pickle`), an
+            extension that was registered, a class of protobuf's messages or any other that has `FromString` or
+            `ParseFromString`, or a function of the bytes.
 
     Raises:
-        OptionError: there is no such spec, or the size is none.
+        OptionError: there is no such spec, or the size is none; or pickles are asked for, and not allowed.
     """
-    return Decoder(spec, size, by_field, limits)
+    return Decoder(spec, size, by_field, limits, allow_pickle=allow_pickle)
 
 
 class Decoder:
@@ -88,6 +94,8 @@ class Decoder:
         by_field: dict[str, str | Callable[[bytes], object]],
         limits: Limits = DEFAULTS,
         registered: dict[str, Callable[[bytes], object]] | None = None,
+        *,
+        allow_pickle: bool = False,
     ) -> None:
         self._registered = registered_decoders() if registered is None else registered  # they go along to the workers
         if spec is not None and spec not in IMAGE_SPECS:
@@ -98,18 +106,26 @@ class Decoder:
             known = (*NAMES, *sorted(self._registered))
             if what not in known and not callable(what):
                 raise OptionError(f"{field}={what!r} must be one of {', '.join(known)}, or a function")
+            if what == "pickle" and "pickle" not in self._registered and not allow_pickle:
+                raise OptionError(
+                    f"{field}='pickle': to read a pickle runs what the data say, so whoever wrote them could do here "
+                    f"whatever you can. If you trust them, give allow_pickle=True as well"
+                )
         if size is not None:
             if not _is_size(size):
                 raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
             if spec is None and not any(what in IMAGE_SPECS for what in by_field.values()):
                 raise OptionError(f"size={size!r} needs a spec for images: one of {', '.join(IMAGE_SPECS)}")
         self._spec, self._size, self._by_field, self._limits = spec, size, by_field, limits
+        self._allow_pickle = allow_pickle
         self._known: dict[str, _Way | None] = {}
         self._only: frozenset[str] | None = None
 
     def only(self, names: Iterable[str]) -> Decoder:
         """One that decodes just these fields, and leaves the others as they are."""
-        narrow = Decoder(self._spec, self._size, self._by_field, self._limits, self._registered)
+        narrow = Decoder(
+            self._spec, self._size, self._by_field, self._limits, self._registered, allow_pickle=self._allow_pickle
+        )
         narrow._only = frozenset(names)
         return narrow
 
@@ -161,11 +177,13 @@ class Decoder:
             what = self._spec if extension in IMAGE_EXTENSIONS else WHAT_BY_EXTENSION.get(extension)
             if what is None and extension in self._registered:
                 what = extension
+            elif extension in PICKLES and self._allow_pickle:
+                what = "pickle"
         way: _Way | None = None
-        if callable(what):
+        if callable(what) and not is_message_class(what):
             way = _Way("a value", what, is_users=True)
         elif what is not None and what != "bytes":
-            way = self._own_way(what, extension)
+            way = _message_way(what) if is_message_class(what) else self._own_way(str(what), extension)
             if is_packed:
                 way = _Way(f"{way.what} in gzip", partial(_in_gzip, way.decode, self._limits))
         if len(self._known) >= _KNOWN_FIELDS_MOST:
@@ -186,6 +204,11 @@ class Decoder:
         if what == "audio":
             return _Way(what, partial(decode_audio, limits=self._limits), what)
         return _Way(what, _PLAIN[what], what)
+
+
+def _message_way(message: type) -> _Way:
+    decode = MessageDecoder(message)
+    return _Way(decode.what, decode)
 
 
 def _of_bytes(decode: Callable[[bytes], object], data: Buffer) -> object:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gzip
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from headrace.errors import DecodeError
-from headrace.formats.values import decoder
+from headrace.formats.values import Decoder, decoder
 from headrace.torch_compat import serialize
 
 
@@ -28,11 +29,15 @@ class DecoderContract:
         extension: what the decoder is registered for.
         examples: (bytes, the value that they are), of every kind that there is.
         damaged: bytes that are none.
+        called: what `.decode()` is given for a field; None where it knows by the extension.
+        options: what else `.decode()` is given, such as `spec` of images.
     """
 
     extension: ClassVar[str]
     examples: ClassVar[Sequence[tuple[bytes, object]]]
     damaged: ClassVar[Sequence[bytes]] = ()
+    called: ClassVar[Any] = None
+    options: ClassVar[Mapping[str, Any]] = {}
 
     def decode(self, data: bytes) -> object:
         """The value, as the decoder gives it."""
@@ -59,14 +64,33 @@ class DecoderContract:
             assert _raised(self.decode, data) is not None, f"{data[:80]!r} is damaged, and a value was given for it"
 
     def test_stream_decodes_the_field_and_names_what_does_not(self) -> None:
-        decode = decoder()
         name = f"some.{self.extension}"
+        decode = self._stream(name)
         for data, value in self.examples:
             assert same(decode({"__key__": "k", name: data})[name], value), f"register_decoder({self.extension!r}, …)"
         for data in self.damaged:
             error = _raised(decode, {"__key__": "k", "__url__": "u", name: data})
             assert isinstance(error, DecodeError), f"{data[:80]!r} is damaged, and no DecodeError says so"
             assert (error.field, error.key) == (name, "k")
+
+    def test_stream_decodes_the_field_in_gzip(self) -> None:
+        name = f"some.{self.extension}.gz"
+        decode = self._stream(name)
+        for data, value in self.examples:
+            assert same(decode({"__key__": "k", name: gzip.compress(data, 1)})[name], value)
+
+    def test_value_keeps_nothing_of_the_bytes(self) -> None:
+        """They lie in memory that is used again."""
+        name = f"some.{self.extension}"
+        decode = self._stream(name)
+        for data, value in self.examples:
+            memory = bytearray(data)
+            decoded = decode({"__key__": "k", name: memoryview(memory)})[name]
+            memory[:] = bytes(len(memory))
+            assert same(decoded, value)
+
+    def _stream(self, name: str) -> Decoder:
+        return decoder(**self.options, **({} if self.called is None else {name: self.called}))
 
 
 def _raised(decode: Callable[[Any], object], data: object) -> Exception | None:
