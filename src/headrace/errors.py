@@ -259,7 +259,13 @@ class LimitError(FormatError):
 
 
 class DecodeError(StageError):
-    """A field's bytes do not decode; `field` names it."""
+    """A field's bytes do not decode.
+
+    Attributes:
+        field: its name.
+        offset: where its sample begins in the shard, in bytes; of a compressed one in what that unpacks to. None where
+            samples do not lie in shards.
+    """
 
     def __init__(
         self,
@@ -273,6 +279,13 @@ class DecodeError(StageError):
     ) -> None:
         super().__init__(message, stage=stage, url=url, key=key, batch=batch)
         self.field = field
+        self.offset: int | None = None
+
+    def place(self, offset: int | None) -> None:
+        """Say where its sample begins, in the text too, unless that is said."""
+        if offset is not None and self.offset is None:
+            self.offset = offset
+            self.args = (f"{self} (its sample begins at byte {offset})", *self.args[1:])
 
 
 class CollateError(StageError):

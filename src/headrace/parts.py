@@ -66,6 +66,7 @@ class RawPart:
     shards: Ints
     urls: tuple[str, ...]
     spans: list[tuple[int, Lease]]
+    bases: tuple[int, ...]
 
     @property
     def count(self) -> int:
@@ -78,7 +79,7 @@ class RawPart:
     def cut(self, start: int, stop: int) -> RawPart:
         if (start, stop) == (0, self.count):
             spans = [(a, lease.retain()) for a, lease in self.spans]
-            return RawPart(self.rows, self.shards, self.urls, spans)
+            return RawPart(self.rows, self.shards, self.urls, spans, self.bases)
         return self._with(self.rows.cut(start, stop), self.shards[start:stop])
 
     def take(self, chosen: Ints) -> RawPart:
@@ -95,23 +96,26 @@ class RawPart:
             high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
             touched = np.unique(np.concatenate([low, high, *_between(low, high)]))
             used = [self.spans[k] for k in touched if k >= 0]  # a member without bytes may lie before the first
-        return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used])
+        return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used], self.bases)
 
     @staticmethod
     def concat(parts: Sequence[RawPart]) -> RawPart:
         """All samples of `parts`, which give up their leases to it."""
         if len(parts) == 1:
             return parts[0]
-        urls = tuple(dict.fromkeys(url for p in parts for url in p.urls))
-        number = {url: k for k, url in enumerate(urls)}
-        shards = [np.array([number[u] for u in p.urls], np.int64)[p.shards] for p in parts]
+        places = dict.fromkeys(place for p in parts for place in zip(p.urls, p.bases, strict=True))
+        number = {place: k for k, place in enumerate(places)}
+        shards = [
+            np.array([number[place] for place in zip(p.urls, p.bases, strict=True)], np.int64)[p.shards] for p in parts
+        ]
+        urls, bases = tuple(url for url, _ in places), tuple(base for _, base in places)
         spans = {}
         for address, lease in (span for p in parts for span in p.spans):
             if address in spans:
                 lease.release()
             else:
                 spans[address] = lease
-        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans))
+        return RawPart(Rows.concat([p.rows for p in parts]), np.concatenate(shards), urls, sorted_spans(spans), bases)
 
     def release(self) -> None:
         for _, lease in self.spans:
@@ -119,7 +123,9 @@ class RawPart:
 
     def sent(self) -> tuple[SentPart, list[Segment]]:
         places = [(address, address_of(lease)) for address, lease in self.spans]
-        return SentRows(self.rows, self.shards, self.urls, places), [lease.segment for _, lease in self.spans]
+        return SentRows(self.rows, self.shards, self.urls, places, self.bases), [
+            lease.segment for _, lease in self.spans
+        ]
 
     def carried(self) -> SentPart:
         """With the members alone: the ranges that they lie in have those of other tasks too."""
@@ -132,7 +138,8 @@ class RawPart:
             for k, a, b in member_pieces(first, ends, offset, size)
         ]
         rows = replace(self.rows, offset=np.cumsum(self.rows.size) - self.rows.size)
-        return SentRows(rows, self.shards, self.urls, [(0, b"".join(pieces))])
+        moved = rows.offset - self.rows.offset
+        return SentRows(rows, self.shards, self.urls, [(0, b"".join(pieces))], self.bases, moved)
 
     def origin(self, index: int) -> tuple[object, str | None]:
         key = bytes(self.rows.keys[index]).decode("utf-8", "surrogateescape")

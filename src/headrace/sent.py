@@ -64,6 +64,15 @@ class SentPart(Protocol):
     """Some samples, as a task has them that goes to a worker."""
 
     @property
+    def count(self) -> int | None:
+        """How many there are; None where nobody knows before they are opened."""
+        ...
+
+    def offset_of(self, index: int) -> int | None:
+        """Where sample `index` begins in its shard, in bytes; None where it lies in none."""
+        ...
+
+    @property
     def are_objects(self) -> bool:
         """Whether they are the trainer's own objects: what is done to them must not be done twice."""
         ...
@@ -88,12 +97,18 @@ class SentPart(Protocol):
 
 @dataclass(slots=True)
 class SentRows:
-    """Samples that lie undecoded in fetched ranges: see `headrace.parts.RawPart`."""
+    """Samples that lie undecoded in fetched ranges: see `headrace.parts.RawPart`.
+
+    Attributes:
+        moved: how much was added to each offset, where members lie elsewhere than they were fetched to.
+    """
 
     rows: Rows
     shards: Ints
     urls: Sequence[str]
     places: Sequence[tuple[int, Place]]
+    bases: Sequence[int]
+    moved: Ints | None = None
 
     are_objects = False
 
@@ -114,6 +129,18 @@ class SentRows:
     def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
         return self.rows, memory.bodies(self.places)
 
+    @property
+    def count(self) -> int:
+        return len(self.rows)
+
+    def offset_of(self, index: int) -> int | None:
+        block = index if self.rows.block is None else int(self.rows.block[index])
+        first, stop = int(self.rows.starts[block]), int(self.rows.starts[block + 1])
+        if first == stop:
+            return None
+        moved = 0 if self.moved is None else int(self.moved[first])
+        return int(self.rows.offset[first]) - moved - self.bases[int(self.shards[index])]
+
     def remember(self, made: Sequence[object]) -> None:
         """Nothing: they are made of the same bytes again."""
 
@@ -125,6 +152,13 @@ class _Whole:
 
     are_objects = False
     has_large = False
+
+    @property
+    def count(self) -> int | None:
+        return None
+
+    def offset_of(self, index: int) -> int | None:  # noqa: ARG002 (others need it)
+        return None
 
     def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:  # noqa: ARG002 (others need it)
         return None
@@ -142,6 +176,10 @@ class SentPickle(_Whole):
     start: int
     stop: int
 
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
     def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.packed(self.place, self.lengths)[self.start : self.stop]
 
@@ -153,6 +191,10 @@ class SentObjects(_Whole):
     samples: list[object]
     start: int
     stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
 
     @property
     def are_objects(self) -> bool:  # type: ignore[override]
@@ -183,3 +225,15 @@ def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
         stop = max(start + 1, int(np.searchsorted(ends, most, side="right")))
         yield start, stop
         start = stop
+
+
+def offset_in(parts: Sequence[SentPart], index: int) -> int | None:
+    """Where sample `index` of all parts begins in its shard, in bytes; None where that is not known."""
+    for part in parts:
+        count = part.count
+        if count is None:
+            return None
+        if index < count:
+            return part.offset_of(index)
+        index -= count
+    return None

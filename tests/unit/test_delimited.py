@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,29 @@ def test_damage_is_an_error_that_names_its_place(data: bytes, kind: type[Excepti
     with pytest.raises(kind, match=says) as caught:
         rows(data)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("way", ["streamed", "twice", "packed", "by number", "shuffled", "one by one"])
+def test_damaged_row_says_where_it_begins(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    damaged = b'a,b\n"x\ny",2\n3\n5,6\n'
+    ending = ".gz" if way == "packed" else ""
+    urls = [f"memory://delimited/{k}.csv{ending}" for k in range(2)]
+    for url, data in zip(urls, (b"a,b\n1,2\n3,4\n", damaged), strict=True):
+        memory.put(url, gzip.compress(data) if ending else data)
+    index = None if way in ("streamed", "twice", "packed") else "build"
+    data = hr.stream(urls, index=index)
+    if way == "twice":
+        data = data.shuffle().repeat(2)
+    elif way == "shuffled":
+        data = data.shuffle("global")
+    with pytest.raises(hr.DecodeError, match=r"sample '4' .* \(its sample begins at byte 12\)") as caught:
+        if way == "one by one":
+            data[3]
+        else:
+            list(data)
+    assert (caught.value.key, caught.value.offset) == ("4", 12)
+    assert pickle.loads(pickle.dumps(caught.value)).offset == 12
 
 
 def test_rows_before_damage_come_and_a_damaged_one_is_skipped_alone() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.memory import Arena, Lease
 from headrace.parts import ListPart, PackedPart, RawPart, member_pieces
 from headrace.rows import Rows
+from headrace.sent import SentKeys, SentObjects, offset_in
 from headrace.tasks import Finish, Task
 from headrace.torch_compat import serialize
 from headrace.work.task_runner import open_part
@@ -68,7 +69,9 @@ class Shard:
 
     def part(self) -> RawPart:
         spans = [(address, lease.retain()) for address, lease in self.leases]
-        return RawPart(self.rows.shifted(self.base), np.zeros(len(self.rows), np.int64), (self.url,), spans)
+        return RawPart(
+            self.rows.shifted(self.base), np.zeros(len(self.rows), np.int64), (self.url,), spans, (self.base,)
+        )
 
     def close(self) -> None:
         for _, lease in self.leases:
@@ -132,6 +135,24 @@ def test_a_member_over_several_spans_keeps_those_between() -> None:
     part = shard.part().cut(1, 2)
     assert [address for address, _ in part.spans] == [0, 64, 128, 192]
     assert open_part(part) == shard.wanted[1:2]
+    arena.close()
+
+
+def test_a_sample_is_known_by_its_place_in_its_shard() -> None:
+    arena = SmallArena()
+    shards = [Shard(arena, base, "memory://a", [[10, 3], [20], [5]], 64, 7) for base in (0, 500)]
+    begins = [int(shards[0].rows.offset[k]) for k in shards[0].rows.starts[:-1]]
+    whole = RawPart.concat([shard.part() for shard in shards])
+    part = whole.take(np.array([5, 0, 4]))
+    for sent in (part.sent()[0], part.carried()):
+        assert [sent.offset_of(k) for k in range(3)] == [begins[2], begins[0], begins[1]]
+    objects = SentObjects([1, 2, 3], 0, 2)
+    parts = [objects, whole.sent()[0], SentKeys(b""), objects]
+    assert [offset_in(parts, k) for k in (1, 2, 5, 8)] == [None, begins[0], begins[0], None]
+    for one in (whole, part):
+        one.release()
+    for shard in shards:
+        shard.close()
     arena.close()
 
 

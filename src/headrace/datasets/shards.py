@@ -23,7 +23,7 @@ from headrace.errors import (
 from headrace.formats.compression.decompressor import Decompressor
 from headrace.formats.format import Format, packing_of
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.opening import BLOCK, SharedBlock
+from headrace.formats.opening import BLOCK, PLACE, SharedBlock
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index, for_each
 from headrace.producer import Producer
@@ -198,7 +198,9 @@ class IndexedShards(AsyncDataset):
         except ChecksumError as error:
             error.key = key
             raise
-        sample = {"__key__": key, "__url__": masked(url)}
+        sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
+        if places and not self.format.fields_are_members:
+            sample[PLACE] = places[0][0]
         members = dict(zip([names[k] for k in kept], bodies, strict=True))
         if rows.row is None:
             return {**sample, **members}

@@ -16,12 +16,16 @@ from headrace.formats.limits import Limits
 BLOCK = "__block__"
 """Under this name lies, until a sample is opened, what it is a row of."""
 
+PLACE = "__place__"
+"""Under this name lies, until a sample is opened, where it begins in its shard, in bytes; if that is known there."""
+
 _OPENED = "__opened__"  # under this name lie the fields of a sample that was opened with others
 
 _Rows = Sequence[Mapping[str, object]]
 
 _HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
 _WHY_MOST = 500
+_ABOUT = frozenset(("__key__", "__url__", PLACE))
 _OF_ONE_MEMBER = 3  # as many names has a sample, with its key and its address
 _TOGETHER_BYTES = 128 * 1024  # opened at once: what is made of them lies in the processor's cache then
 _TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
@@ -66,11 +70,12 @@ class Opener:
             FormatError, LimitError: its block is.
         """
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
+        place = sample.get(PLACE)
         if (opened := sample.get(_OPENED)) is not None:
             return {"__key__": key, "__url__": url, **opened}
         try:
             if shared is None:
-                members = {name: body for name, body in sample.items() if name not in ("__key__", "__url__")}
+                members = {name: body for name, body in sample.items() if name not in _ABOUT}
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[shared.row]
@@ -83,7 +88,9 @@ class Opener:
         except (ValueError, KeyError, IndexError, OverflowError, MemoryError) as error:
             why = str(error)[:_WHY_MOST] or type(error).__name__
             text = f"sample {key!r} of {masked(url)} does not open as {self.format.name}: {why}"
-            raise DecodeError(text, key=key, url=url) from error
+            failure = DecodeError(text, key=key, url=url)
+            failure.place(place)
+            raise failure from error
         return {"__key__": key, "__url__": url, **fields}
 
     @property

@@ -166,7 +166,7 @@ class MemberReads:
 
     def _part(self, start: int, stop: int, base: int, spans: list[tuple[int, Lease]]) -> RawPart:
         rows = self._members.rows.cut(start, stop).shifted(base).as_read()
-        return RawPart(rows, np.zeros(len(rows), np.int64), (masked(self._url),), spans)
+        return RawPart(rows, np.zeros(len(rows), np.int64), (masked(self._url),), spans, (base,))
 
     def _error(self, sample: int) -> ChecksumError:
         rows = self._members.rows

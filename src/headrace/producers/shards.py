@@ -163,9 +163,8 @@ class ShardProducer:
                         return scanner
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
-                        reading.put(
-                            RawPart(rows.shifted(base).as_read(), np.zeros(len(rows), np.int64), (masked(url),), leased)
-                        )
+                        own, zeros = rows.shifted(base).as_read(), np.zeros(len(rows), np.int64)
+                        reading.put(RawPart(own, zeros, (masked(url),), leased, (base,)))
                     count += len(rows)
                     if (scanner.done or scanner.error is not None) and unpacks is None:
                         break  # what follows in a compressed one is read: its checksums lie there

@@ -248,7 +248,7 @@ class _Run:
             lease = self.arena.lease(len(data[at : at + 7]))
             lease.view[:] = data[at : at + 7]
             spans.append((at, lease))
-        return RawPart(rows, np.zeros(len(bodies), np.int64), ("memory://shard",), spans)
+        return RawPart(rows, np.zeros(len(bodies), np.int64), ("memory://shard",), spans, (0,))
 
     def task(self, part: Part, finish: Finish, position: int = 0) -> Task:
         return Task(_CHAIN, _KEY, position, finish, [part], position)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from headrace.errors import DecodeError
 from headrace.failures import (
     NOWHERE,
     Failure,
@@ -22,6 +23,7 @@ from headrace.failures import (
 )
 from headrace.forks import PROCESS, Original
 from headrace.positions import part_position
+from headrace.sent import SentPart, offset_in
 from headrace.tasks import Chain, Step
 from headrace.torch_compat import serialize
 from headrace.work.inputs import Inputs
@@ -49,6 +51,7 @@ class Maker:
     def __init__(self, inputs: Inputs, *, everywhere: bool, progress: Callable[[int], None], number: int) -> None:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
+        self._at: tuple[Sequence[SentPart], int] = (), 0  # of which parts the sample is that is made, and which one
         self._begun: dict[int, weakref.ref[Chain]] = {}
         self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
 
@@ -72,7 +75,9 @@ class Maker:
                 yield Failure(failures[index])
                 continue
             self._progress(index)
+            self._at = order.parts, index
             yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
+        self._at = (), 0
         self._progress(-1)  # what follows is no sample's doing
 
     def _make_many(
@@ -149,6 +154,8 @@ class Maker:
                     return DROPPED
         except BaseException as error:
             self._original.check(name, error)
+            if isinstance(error, DecodeError):
+                error.place(offset_in(*self._at))
             worker = self.number if self._everywhere else None
             origin = note_origin(error, name, source, position, worker, source if chain.by_key else None)
             return Failure(self.pack(chain, error, origin))
