@@ -82,7 +82,7 @@ def frameworks(session: nox.Session) -> None:
 @nox.session
 def foreign(session: nox.Session) -> None:
     """Read what other libraries write, as they read it."""
-    install(session, ".[test]", "litdata", "zstd", "pyarrow", "tfrecord")
+    install(session, ".[test]", "litdata", "megatron-energon", "zstd", "pyarrow", "tfrecord")
     session.run("pytest", "tests/foreign", *session.posargs)
 
 

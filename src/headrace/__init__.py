@@ -20,7 +20,7 @@ __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.datasets.constructors import files, folder, from_iterable, from_map, stream, table, text
+    from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
@@ -69,7 +69,16 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
-    "headrace.datasets.constructors": ("files", "folder", "from_iterable", "from_map", "stream", "table", "text"),
+    "headrace.datasets.constructors": (
+        "energon",
+        "files",
+        "folder",
+        "from_iterable",
+        "from_map",
+        "stream",
+        "table",
+        "text",
+    ),
     "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
@@ -157,6 +166,7 @@ __all__ = [
     "ThrottledError",
     "VideoFrames",
     "WorkerDiedError",
+    "energon",
     "files",
     "folder",
     "from_iterable",

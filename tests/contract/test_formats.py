@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from end_to_end import litdata, mds, parquet, tfrecords
+from end_to_end import energon, litdata, mds, parquet, tfrecords
 from end_to_end.tars import tar
 
 from headrace.formats.delimited import CSV, TSV
+from headrace.formats.energon.format import ENERGON
 from headrace.formats.format import Format
 from headrace.formats.json_lines import JSON_LINES
 from headrace.formats.litdata.format import LITDATA
@@ -140,6 +141,16 @@ class TestLitDataInFrames(TestLitData):
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return litdata.folder([samples], self.level if samples else None)
+
+
+class TestEnergon(FormatContract):
+    samples = [{"bin": bytes([n]) * (90 * n), "cls": str(n).encode()} for n in range(30)]
+
+    def open_format(self) -> Format:
+        return ENERGON
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return energon.folder({"train": [[(f"{n:04}", dict(sample)) for n, sample in enumerate(samples)]]})
 
 
 class TestTFRecord(FormatContract):

@@ -10,6 +10,7 @@ from fuzz import (
     decoders,
     decompression,
     delimited,
+    energon,
     indexes,
     json_lines,
     litdata,
@@ -54,4 +55,5 @@ TARGETS: dict[str, Target] = {
     "mp4": mp4,
     "zips": zips,
     "safetensors": safetensors,
+    "energon": energon,
 }

@@ -26,6 +26,7 @@ CHANGED = {
     "mp4": 400,
     "zips": 3000,
     "safetensors": 3000,
+    "energon": 1000,
 }
 
 

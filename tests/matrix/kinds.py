@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import zstandard
-from end_to_end import litdata, mds, parquet, tfrecords, token_files
+from end_to_end import energon, litdata, mds, parquet, tfrecords, token_files
 from end_to_end.packed import seekable
 from end_to_end.tars import tar
 
@@ -135,6 +135,11 @@ def _parquet(shards: Shards, packing: str) -> dict[str, bytes]:
     }
 
 
+def _energon(shards: Shards, packing: str) -> dict[str, bytes]:
+    filled = [[(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in shard] for shard in shards if shard]
+    return energon.folder({"train": filled})
+
+
 def _tfrecords(numbers: Sequence[int]) -> bytes:
     return tfrecords.file_of([{"n": np.array([n]), "text": [b"x" * 70]} for n in numbers])
 
@@ -219,6 +224,15 @@ KINDS = (
         given=_folder,
         packings=(PLAIN, GZ, ZST),
         absent="its writer knows no frames; a compressed shard is read whole, by number too",
+        index="auto",
+    ),
+    Kind(
+        "Energon",
+        _energon,
+        lambda sample: int(sample["cls"]),
+        given=_folder,
+        packings=(PLAIN,),
+        absent="its indexes hold for plain archives alone",
         index="auto",
     ),
     Kind(

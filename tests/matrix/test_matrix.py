@@ -39,6 +39,7 @@ def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator
         below = folder / uuid.uuid4().hex
         below.mkdir()
         for name, body in files.items():
+            (below / name).parent.mkdir(exist_ok=True)
             (below / name).write_bytes(body)
         return [str(below / name) for name in files], {}
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
+from headrace.datasets.blocking import blocking
 from headrace.datasets.files import Files
 from headrace.datasets.folders import folder_of
-from headrace.datasets.guessing import folders_at, names_at, place_of
+from headrace.datasets.guessing import Names, folders_at, names_at, place_of
 from headrace.datasets.patterns import is_pattern
 from headrace.datasets.places import opening, shards_at, with_index_built
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.stream import Stream
 from headrace.datasets.synchronous import FromIterable, FromMap, makes_one
 from headrace.datasets.tables import table_of
-from headrace.errors import OptionError
+from headrace.errors import OptionError, masked
+from headrace.formats.energon.catalogue import NAME
+from headrace.formats.energon.format import Energon
 from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain_text import By, Text
+from headrace.reading import read_from
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -121,6 +126,42 @@ def text(
         ['Tyger Tyger,', 'burning bright']
     """
     return stream(urls, format=Text(by), index=index, limits=limits, storage_options=storage_options)
+
+
+def energon(
+    url: str | os.PathLike[str],
+    *,
+    split: str = "train",
+    limits: Limits = DEFAULTS,
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """A split of a folder that Megatron-Energon has prepared, by the indexes that lie there.
+
+    Samples are dicts of their members' bytes, as those of other tar shards are; `__key__` is the sample's number in its
+    shard. They have numbers from the start: the counts are in `.nv-meta`, and of a shard's `.tar.idx` as much is read
+    as is needed. What `dataset.yaml` wants done with samples is not done, and `describe()` says so.
+
+    Args:
+        url: the folder, in which `.nv-meta` lies.
+        split: one of those in `split.yaml`.
+        limits: how much archives may ask for.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: there is no such split; or PyYAML and braceexpand are not installed.
+        FormatError: `.nv-meta` is damaged. An index that does not fit its shard is one when that is read.
+        StorageError: there is no such folder.
+    """
+    place = os.fspath(url)
+    end = min((at for at in (place.find("?"), place.find("#")) if at >= 0), default=len(place))
+    if not place[:end].endswith(NAME):
+        place = f"{place[:end].rstrip('/')}/{NAME}{place[end:]}"
+    found = place_of(Names((place,)), Energon(split), limits, storage_options)
+    if found.entries is None:
+        blocking(partial(read_from, storage_options, place))  # says why it cannot be read
+        raise OptionError(f"{masked(place)} is no file of Energon's")
+    source = shards_at(found, "auto", limits, storage_options)
+    return Stream(source, opening(source))
 
 
 def files(

@@ -16,7 +16,7 @@ from headrace.datasets.packed import packed
 from headrace.datasets.patterns import Pattern, is_pattern
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, StorageError, masked
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.folders import beside
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed
@@ -111,11 +111,12 @@ def place_of(
     form = format_of(urls) if given is None else format_named(given)
     if form is None and (listed := _catalogue(urls, None, asks, limits)) is not None:
         why = f"{listed[0].name}, by its {listed[0].catalogue}"
-        return Place(urls, listed[0], (("format", why),), entries=listed[1])
+        return Place(urls, listed[0], (("format", why), *listed[2]), entries=listed[1])
     if form is not None and form.catalogue is not None:
         listed = _catalogue(urls, form, asks, limits)
         if listed is not None:
-            return Place(urls, form, (("format", f"{form.name}, by its {form.catalogue}"),), entries=listed[1])
+            why = f"{form.name}, by its {form.catalogue}"
+            return Place(urls, form, (("format", why), *listed[2]), entries=listed[1])
     if all(map(_is_folder, urls)):
         names = folders_at(urls, storage_options, kept=kept)
         return _by_kinds(names, asks) if form is None else _of_format(names, form)
@@ -246,8 +247,8 @@ def _shown(listing: Listing) -> str:
 
 def _catalogue(
     urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits
-) -> tuple[Format, list[ShardEntry]] | None:
-    """(the format, the shards) of the folders, or catalogues, at `urls`; None where they are none.
+) -> tuple[Format, Sequence[ShardEntry], Facts] | None:
+    """(the format, the shards, what is said of them) of the folders, or catalogues, at `urls`; None: they are none.
 
     Args:
         form: whose catalogues; None: any, which is found by what they say.
@@ -257,25 +258,39 @@ def _catalogue(
         if one.catalogue is not None:
             named[one.catalogue].append(one)
     entries: list[ShardEntry] = []
+    facts: dict[tuple[str, str], None] = {}
     for url in urls:
-        end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-        name = url[:end].rpartition("/")[2]
-        places = [url] if name in named else []
-        if not places and "." not in name:
-            places = [f"{url[:end].rstrip('/')}/{known}{url[end:]}" for known in named]
-        for place in places:
+        for place, name in _places_of_catalogues(url, tuple(named)):
             data = asks(place, None)
-            said = None if data is None else form or _surest(named[path_of(place).rpartition("/")[2]], data)
+            said = None if data is None else form or _surest(named[name], data)
             if data is None or said is None:
                 continue
             form = said
-            entries += form.listed(place, data, limits)
+            found = form.catalogued(place, data, limits, partial(_beside, asks, place))
+            entries += found.entries
+            facts |= dict.fromkeys(found.facts)
             break
         else:
             if entries:
                 raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
             return None
-    return None if form is None else (form, entries)
+    return None if form is None else (form, entries, tuple(facts))
+
+
+def _beside(asks: Asks, place: str, name: str) -> bytes | None:
+    return asks(beside(place, name), None)
+
+
+def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """(address, name) of each catalogue that an address may mean: itself, or in the folder that it is."""
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    path = url[:end]
+    itself = [name for name in names if f"/{path}".endswith(f"/{name}")]
+    if itself:
+        return [(url, itself[0])]
+    if "." in path.rpartition("/")[2]:
+        return []
+    return [(f"{path.rstrip('/')}/{name}{url[end:]}", name) for name in names]
 
 
 def _surest(forms: Sequence[Format], data: bytes) -> Format | None:

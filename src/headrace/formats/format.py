@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -14,7 +14,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.protocols import ObjectReads, Reads
 from headrace.rows import Rows, Scanner
 
-__all__ = ["Block", "Format", "Scanner", "ShardEntry", "packing_of"]
+__all__ = ["Block", "Catalogue", "Format", "Scanner", "ShardEntry", "packing_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,19 @@ class ShardEntry:
     samples: int | None = None
     about: Any = None
     shares_blocks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """What a folder's catalogue says.
+
+    Attributes:
+        entries: the shards, in their order.
+        facts: what else is told of them where a stream describes itself: (of what, what).
+    """
+
+    entries: Sequence[ShardEntry]
+    facts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,7 @@ class Format(Protocol):
     Attributes:
         name: as in `hr.stream(…, format=name)`.
         suffixes: of names, in lower case, with the dot.
-        catalogue: the name of the file that says which shards a folder has; None: there is none.
+        catalogue: the name, in a folder, of the file that says which shards this has; None: there is none.
         fields_are_members: whether samples are their members as bytes, and need not be opened.
         members_make_fields: whether each member makes the field that is called as it is, and no other: those of fields
             that nobody wants are not read.
@@ -97,6 +110,20 @@ class Format(Protocol):
             FormatError, LimitError: it is damaged.
         """
         return ()
+
+    def catalogued(
+        self,
+        url: str,
+        data: bytes,
+        limits: Limits,
+        others: Callable[[str], bytes | None],  # noqa: ARG002
+    ) -> Catalogue:
+        """As `listed`, for catalogues that go on in other files.
+
+        Args:
+            others: gives the bytes of what lies beside the catalogue, by its name; None where nothing does.
+        """
+        return Catalogue(self.listed(url, data, limits))
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:  # noqa: ARG002
         """Where the samples of a shard lie, where no scanner finds them.

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import path_of, without_compression
 from headrace.formats.delimited import CSV, TSV
+from headrace.formats.energon.format import ENERGON
 from headrace.formats.format import Format
 from headrace.formats.json_lines import JSON_LINES
 from headrace.formats.litdata.format import LITDATA
@@ -29,6 +30,7 @@ _OURS: tuple[Format, ...] = (
     PARQUET,
     MDS,
     LITDATA,
+    ENERGON,
     TFRECORD,
     MP4,
     ZIP,

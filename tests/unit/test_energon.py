@@ -1,0 +1,196 @@
+"""Folders of Energon's: which shards a split has, what is said of the rest, and indexes that do not fit."""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from end_to_end import energon
+from end_to_end.energon import INFO, SPLIT
+from end_to_end.tars import tar
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.limits import Limits
+
+Sample = tuple[str, dict[str, bytes]]
+
+
+def some(first: int, count: int, size: int = 100) -> list[Sample]:
+    return [
+        (f"a/{n:03}", {"jpg": bytes([n]) * (size + n), "txt": str(n).encode()}) for n in range(first, first + count)
+    ]
+
+
+FILES = energon.folder({"train": [some(0, 4), some(4, 5)], "val": [some(20, 2)]})
+ONE = energon.folder({"train": [some(0, 4)]})
+
+
+def put(files: Mapping[str, bytes]) -> str:
+    folder = f"memory://energon/{uuid.uuid4().hex}"
+    for name, data in files.items():
+        memory.put(f"{folder}/{name}", data)
+    return folder
+
+
+def numbers(data: hr.Stream) -> list[int]:
+    return [int(sample["txt"]) for sample in data]
+
+
+def test_split_is_chosen_by_its_name() -> None:
+    place = put(FILES)
+    assert numbers(hr.energon(place)) == numbers(hr.stream(place)) == list(range(9))
+    assert numbers(hr.energon(place + "/", split="val")) == [20, 21]
+    assert numbers(hr.energon(f"{place}/{SPLIT}", split="val")) == [20, 21]
+    assert "split: 'val'; there are 'train' besides" in hr.energon(place, split="val").describe()
+
+
+def test_counts_are_known_without_the_indexes_and_one_sample_needs_its_shards_alone() -> None:
+    files = {name: data for name, data in FILES.items() if name not in ("shard_000.tar", "shard_000.tar.idx")}
+    data = hr.energon(put(files))
+    assert len(data) == 9
+    assert data[5] == {"__key__": "1", "__url__": data.source.urls[1], **some(5, 1)[0][1]}
+
+
+def test_shards_with_indexes_are_read_without_the_folder() -> None:
+    place = put(FILES)
+    data = hr.stream([f"{place}/shard_001.tar", f"{place}/shard_002.tar"], format="energon")
+    assert sorted(numbers(data.shuffle("global"))) == [4, 5, 6, 7, 8, 20, 21]
+
+
+def test_older_folders_and_patterns_are_read() -> None:
+    files = dict(FILES)
+    counts = json.loads(files.pop(INFO))["shard_counts"]
+    files[".nv-meta/.info.yaml"] = "".join(["shard_counts:\n", *(f"  {k}: {n}\n" for k, n in counts.items())]).encode()
+    files[SPLIT] = b"split_parts:\n  train:\n  - shard_{000..002}.tar\n  val: []\nexclude:\n- shard_00{1,1}.tar\n"
+    assert numbers(hr.energon(put(files))) == [0, 1, 2, 3, 20, 21]
+
+
+def test_what_dataset_yaml_wants_is_said() -> None:
+    told = b"sample_type:\n  __module__: megatron.energon\n  __class__: CaptioningSample\n%s"
+    with_loader = {
+        **ONE,
+        ".nv-meta/dataset.yaml": told % b"sample_loader: loader.py:load\npart_filter: loader.py:parts\n",
+    }
+    text = hr.energon(put(with_loader)).describe()
+    assert "not as CaptioningSample" in text
+    assert "loader.py:load is not run" in text
+    text = hr.energon(
+        put({**ONE, ".nv-meta/dataset.yaml": told % b"field_map:\n  image: jpg\n  caption: txt\n"})
+    ).describe()
+    assert "field_map (image=jpg, caption=txt) is not applied" in text
+
+
+def said(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(ONE[SPLIT]), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        (SPLIT, said(split_parts={"train": ["shard_007.tar"]}), "'shard_007.tar', which .*info.json does not count"),
+        (SPLIT, said(split_parts={"train": ["shard_000.tar"] * 2}), "a shard twice"),
+        (SPLIT, said(split_parts={"train": ["x{"]}), "which .*info.json does not count|braces"),
+        (SPLIT, said(split_parts={"train": "shard_000.tar"}), "not lists"),
+        (SPLIT, said(split_parts=[]), "not lists"),
+        (SPLIT, said(exclude=["shard_000.tar/3"]), "single samples are not left out"),
+        (SPLIT, b"split_parts: [", "split.yaml is damaged: it is no YAML"),
+        (SPLIT, b"split_parts", "split.yaml is damaged: it is no object"),
+        (SPLIT, b"!!python/object/apply:os.getcwd []\nsplit_parts: {}", "no YAML"),
+        (INFO, b"{", "info.json is damaged: it cannot be parsed"),
+        (INFO, b"{}", "info.json is damaged: it has no shard_counts"),
+        (INFO, b'{"shard_counts": {"shard_000.tar": -1}}', "counts no samples of 'shard_000.tar'"),
+    ],
+)
+def test_damage_of_what_lies_beside_the_shards_is_named(name: str, data: bytes, why: str) -> None:
+    with pytest.raises(hr.FormatError, match=why):
+        hr.energon(put({**ONE, name: data}))
+
+
+def test_shard_elsewhere_or_compressed_is_refused() -> None:
+    for name, why in (("../x.tar", "outside"), ("x.tar.gz", "plain archives")):
+        info = json.dumps({"shard_counts": {name: 1}}).encode()
+        with pytest.raises(hr.FormatError, match=why):
+            hr.energon(put({**ONE, INFO: info, SPLIT: said(split_parts={"train": [name]})}))
+
+
+def test_folder_split_or_file_that_is_missing_is_named() -> None:
+    with pytest.raises(hr.OptionError, match="no split 'test'; it has train"):
+        hr.energon(put(ONE), split="test")
+    with pytest.raises(hr.ObjectMissingError, match=r"nowhere/\.nv-meta/split\.yaml"):
+        hr.energon("memory://energon/nowhere")
+    with pytest.raises(hr.FormatError, match=r"neither \.info\.json nor \.info\.yaml"):
+        hr.energon(put({name: data for name, data in ONE.items() if name != INFO}))
+    with pytest.raises(hr.ObjectMissingError, match=r"shard_000\.tar\.idx"):
+        list(hr.energon(put({name: data for name, data in ONE.items() if not name.endswith(".idx")})))
+
+
+PLACES = energon.offsets(ONE["shard_000.tar"])
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ([], "0 bytes"),
+        ([*PLACES[:2], PLACES[1], *PLACES[3:]], "entry 2 does not lie behind"),
+        ([*PLACES[:2], PLACES[2] + 1, *PLACES[3:]], "entry 2 is no multiple of 512"),
+        ([*PLACES[:4], 2**60], "entry 4 is"),
+        ([*PLACES[:4], 2**40], "its samples end at byte"),
+        (PLACES[:4], "it has 3 samples, and 4 are counted"),
+        ([*PLACES[:4], PLACES[4] - 512], "there is no end mark"),
+    ],
+)
+def test_index_that_is_damaged_is_an_error_that_names_it(places: list[int], why: str) -> None:
+    files = {**ONE, "shard_000.tar.idx": struct.pack(f"<{len(places)}Q", *places)}
+    with pytest.raises(hr.FormatError, match=rf"shard_000\.tar\.idx is damaged, or of another archive: .*{why}"):
+        list(hr.energon(put(files)))
+
+
+def test_index_whose_last_number_is_cut_off_is_an_error_that_names_it() -> None:
+    with pytest.raises(hr.FormatError, match=r"shard_000\.tar\.idx .* 39 bytes"):
+        list(hr.energon(put({**ONE, "shard_000.tar.idx": ONE["shard_000.tar.idx"][:-1]})))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("step", [-2048, -1536, -1024, -512, 512, 1024, 1536])
+def test_epoch_over_an_index_of_another_archive_is_an_error_that_names_it(k: int, step: int) -> None:
+    """Its offsets are such as can be, and fit the archive's length; headers lie at multiples of 1024."""
+    shifted = sorted([*PLACES[:k], PLACES[k] + step, *PLACES[k + 1 :]])
+    files = {**ONE, "shard_000.tar.idx": struct.pack("<5Q", *shifted)}
+    with pytest.raises(hr.StageError, match=r"shard_000\.tar\.idx"):
+        list(hr.energon(put(files)))
+
+
+def test_sample_in_two_is_an_error() -> None:
+    """Each half has members of one sample alone."""
+    places = [*PLACES[:2], PLACES[1] + 1024, *PLACES[2:]]
+    info = json.dumps({"shard_counts": {"shard_000.tar": 5}}).encode()
+    data = hr.energon(put({**ONE, INFO: info, "shard_000.tar.idx": struct.pack("<6Q", *places)}))
+    assert int(data[0]["txt"]) == 0
+    with pytest.raises(hr.DecodeError, match=r"shard_000\.tar\.idx are not one sample, all of it"):
+        data[1]
+
+
+def test_shard_that_was_packed_anew_is_an_error_that_names_its_index() -> None:
+    for samples in (some(0, 4, 600), some(0, 3), [*some(0, 4), *some(9, 1)]):
+        with pytest.raises(hr.StageError, match=r"shard_000\.tar"):
+            list(hr.energon(put({**ONE, "shard_000.tar": tar(samples)})))
+
+
+def test_members_that_are_of_no_sample_are_passed_over() -> None:
+    archive = tar([("__meta__/a", {"x": b"1"}), *some(0, 2), ("", {"hidden": b""}), *some(2, 1), ("", {"hidden": b""})])
+    starts = [archive.index(f"a/{n:03}.jpg".encode()) for n in range(3)]
+    index = struct.pack("<4Q", *starts, energon.offsets(archive)[-1])
+    place = put({"0.tar": archive, "0.tar.idx": index})
+    assert numbers(hr.stream(f"{place}/0.tar", format="energon")) == [0, 1, 2]
+
+
+def test_limits_hold() -> None:
+    with pytest.raises(hr.LimitError, match="over the limit of 1000"):
+        list(hr.energon(put(ONE), limits=Limits(member_bytes=1000)))
+    with pytest.raises(hr.LimitError, match=r"tar\.idx has 40 bytes"):
+        list(hr.energon(put(ONE), limits=Limits(member_bytes=30)))
