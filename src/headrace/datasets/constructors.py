@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from headrace.datasets.blocking import blocking
 from headrace.datasets.files import Files
@@ -36,6 +36,7 @@ def stream(
     limits: Limits = DEFAULTS,
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
+    **misplaced: Never,
 ) -> Stream:
     """The samples of shards, read while they are needed; nothing is downloaded first.
 
@@ -68,10 +69,12 @@ def stream(
         listing: "new": what has to be looked up is looked up now. "kept": the list that this machine has from the last
             time is taken, however old it is; without one it is looked up, and kept.
         storage_options: for the store: credentials, endpoint, region.
+        **misplaced: nothing: what a format alone knows, such as columns, is said with it.
 
     Raises:
         OptionError: no address, or a format that is not known.
         FormatError: the catalogue of a folder is damaged.
+        TypeError: another argument; of those that are a format's the message says where they belong.
 
     Examples:
         >>> import headrace as hr
@@ -79,6 +82,8 @@ def stream(
         >>> len(data.source.urls)
         1282
     """
+    if misplaced:
+        raise _not_taken(next(iter(misplaced)))
     names = names_at(urls, storage_options, kept=listing == "kept")
     place = place_of(names, format, limits, storage_options, kept=listing == "kept")
     if place.table is not None:
@@ -87,6 +92,17 @@ def stream(
         return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
     source = shards_at(place, index, limits, storage_options)
     return Stream(source, opening(source))
+
+
+def _not_taken(name: str) -> TypeError:
+    """The error of an argument that `hr.stream` does not have."""
+    way = ""
+    if name in ("columns", "where", "filters"):
+        name_there = "where" if name == "filters" else name
+        way = (
+            f": it belongs to the format, as in format=hr.Parquet({name_there}=[…]); .select() takes some of any fields"
+        )
+    return TypeError(f"hr.stream() got an unexpected keyword argument {name!r}{way}")
 
 
 def with_built_index(stream: Stream) -> Stream:

@@ -84,6 +84,7 @@ class EachSample(Operator):
         keeps_key: what a filter asks, if it asks for nothing but a sample's key, and no coroutine answers.
         opens: whether it opens the block that a sample lies in.
         opens_fields: whether it opens each field by itself then.
+        asks: the fields that it needs whatever is selected behind it.
         names_source: whether it says which source of a mixture a sample is of, and does nothing else.
         is_unbatch: whether it takes batches apart.
     """
@@ -94,6 +95,7 @@ class EachSample(Operator):
     keeps_key: Callable[[str], object] | None = None
     opens: bool = False
     opens_fields: bool = False
+    asks: tuple[str, ...] = ()
     names_source: bool = False
     is_unbatch: bool = False
 

@@ -150,7 +150,8 @@ class Pipeline:
     def wanted(self) -> Wanted | None:
         """Which fields of the source's samples the steps use, as far as that can be told; None: all."""
         selected = self._selected
-        return None if selected is None else selected[1].wanted
+        asked = tuple(frozenset((name,)) for operator in self.each for name in operator.asks)
+        return None if selected is None else (*selected[1].wanted, *asked)
 
     @property
     def narrowed_steps(self) -> tuple[Step, ...]:

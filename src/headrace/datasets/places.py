@@ -12,7 +12,7 @@ from headrace.datasets.urls import expand
 from headrace.errors import OptionError
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.opening import Opener
+from headrace.formats.opening import Opener, is_kept
 from headrace.indexes.building import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
 from headrace.indexes.of_format import OwnTables
@@ -53,7 +53,13 @@ def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
         return ()
     opener = Opener(source.format, source.limits)
     step = Step(f"open({source.format.name})", "map", opener, is_implied=True, prepare=opener.prepare)
-    return (EachSample(step, opens=True, opens_fields=source.format.members_make_fields),)
+    by_field = source.format.members_make_fields
+    opens = EachSample(step, opens=True, opens_fields=by_field)
+    rows = source.format.row_filter(source.urls)
+    if rows is None:
+        return (opens,)
+    keeps = EachSample(Step(rows.text, "filter", is_kept), opens=True, opens_fields=by_field, asks=rows.fields)
+    return opens, keeps
 
 
 def with_index_built(source: Shards) -> IndexedShards:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
 
@@ -38,23 +39,30 @@ def library() -> Arrow:
     return pa
 
 
-class TableRows(Sequence[dict[str, object]]):
-    """The rows of a table as dicts; each is made when it is asked for.
+class TableRows(Sequence[dict[str, object] | None]):
+    """The rows of a table as dicts, None those that are left out; each is made when it is asked for.
 
     Args:
         table: a table, or record batch, of Arrow.
         features: what Hugging Face's `datasets` says of columns; see `getter`.
         constants: fields that are the same in all rows.
+        kept: which rows are not left out; None: none is.
 
     Attributes:
         nbytes: of the table.
     """
 
-    def __init__(self, table: Arrow, features: Mapping[str, object], constants: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        table: Arrow,
+        features: Mapping[str, object],
+        constants: Mapping[str, object],
+        kept: NDArray[np.bool_] | None = None,
+    ) -> None:
         self._count, self.nbytes = int(table.num_rows), int(table.nbytes)
-        self._constants = dict(constants)
+        self._constants, self._kept = dict(constants), kept
         self._getters = [
-            (name, getter(_whole(column), features.get(name)))
+            (name, getter(whole_array(column), features.get(name)))
             for name, column in zip(table.column_names, table.columns, strict=True)
         ]
 
@@ -62,18 +70,20 @@ class TableRows(Sequence[dict[str, object]]):
         return self._count
 
     @overload
-    def __getitem__(self, at: int) -> dict[str, object]: ...
+    def __getitem__(self, at: int) -> dict[str, object] | None: ...
     @overload
-    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
+    def __getitem__(self, at: slice) -> list[dict[str, object] | None]: ...
+    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object] | None] | None:
         rows = range(self._count)[at]
         if type(rows) is range:
             return [self[k] for k in rows]
         row = rows
+        if self._kept is not None and not self._kept[row]:
+            return None
         return {**self._constants, **{name: get(row) for name, get in self._getters}}
 
 
-def _whole(column: Arrow) -> Arrow:
+def whole_array(column: Arrow) -> Arrow:
     """A column as one array."""
     if not hasattr(column, "chunks"):
         return column

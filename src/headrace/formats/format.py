@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import kind_of
@@ -14,7 +14,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.protocols import ObjectReads, Reads
 from headrace.rows import Rows, Scanner
 
-__all__ = ["Block", "Catalogue", "Format", "Scanner", "ShardEntry", "packing_of"]
+__all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry", "packing_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,18 @@ class Block:
     members: tuple[str, ...]
     limits: Limits = DEFAULTS
     about: Any = None
+
+
+class RowFilter(NamedTuple):
+    """What of rows a format leaves out once it has opened them.
+
+    Attributes:
+        text: as a call: states name it.
+        fields: of the members that it asks: they are read whatever is wanted of samples.
+    """
+
+    text: str
+    fields: tuple[str, ...]
 
 
 @runtime_checkable
@@ -134,6 +146,13 @@ class Format(Protocol):
         """
         raise OptionError(f"{masked(shard.url)}: the format {self.name!r} has neither a scanner nor an index")
 
+    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:  # noqa: ARG002
+        """What leaves rows of these shards out that their indexes have; None: all come.
+
+        `open_block` gives None in the place of each. They are left out as by `.filter()`, with the same states.
+        """
+        return None
+
     async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes] | None:  # noqa: ARG002
         """What `headrace index` keeps of a shard that is no table of samples: (its entry, its block in the file).
 
@@ -161,7 +180,7 @@ class Format(Protocol):
         """
         return None
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
 
         Args:

@@ -19,9 +19,10 @@ BLOCK = "__block__"
 PLACE = "__place__"
 """Under this name lies, until a sample is opened, where it begins in its shard, in bytes; if that is known there."""
 
+_LEFT_OUT = "__left_out__"  # under this name lies something where a sample is none of those that are wanted
 _OPENED = "__opened__"  # under this name lie the fields of a sample that was opened with others
 
-_Rows = Sequence[Mapping[str, object]]
+_Rows = Sequence[Mapping[str, object] | None]
 
 _HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
 _WHY_MOST = 500
@@ -79,6 +80,8 @@ class Opener:
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[shared.row]
+            if fields is None:
+                return {"__key__": key, "__url__": url, _LEFT_OUT: True}
             taken = next(filter(_is_taken, fields), None)
             if taken is not None:
                 raise ValueError(f"its field {taken!r} begins with '__'; such names are taken")
@@ -153,6 +156,11 @@ class Opener:
             _, (oldest, *_) = self._opened.popitem(last=False)
             self._held_bytes -= oldest
         return rows, failure
+
+
+def is_kept(sample: Mapping[str, object]) -> bool:
+    """Whether its format does not leave it out."""
+    return _LEFT_OUT not in sample
 
 
 def _is_taken(name: str) -> bool:

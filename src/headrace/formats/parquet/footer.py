@@ -19,6 +19,7 @@ END_BYTES = 8  # the footer's length and the magic
 
 CODECS = ("uncompressed", "snappy", "gzip", "lzo", "brotli", "lz4", "zstd", "lz4_raw")
 _NOT_READ = ("lzo",)
+_BY_TYPE = 1  # an order of values: that of their type
 _ROW_BYTES = 32  # that a row takes in the table of samples
 
 
@@ -74,7 +75,7 @@ def read_footer(
     reader, groups = ThriftReader(data), list[Struct]()
     elements: list[tuple[bytes, Struct]] = []
     facts: dict[bytes, bytes] = {}
-    rows, writer = 0, b""
+    rows, writer, orders = 0, b"", list[Value]()
     for number, kind in reader.fields():
         if number == 2:
             elements = reader.raw(kind)
@@ -86,6 +87,7 @@ def read_footer(
             value = reader.value(kind)
             rows = value if number == 3 and type(value) is int else rows
             writer = value if number == 6 and type(value) is bytes else writer
+            orders = value if number == 7 and type(value) is list else orders
             if number == 8:
                 raise ValueError("it is encrypted, and headrace has no keys: decrypt it first")
     columns = columns_of(elements, _said(facts.get(b"huggingface", b"")))
@@ -98,7 +100,8 @@ def read_footer(
         )
     numbers = _leaf_numbers(columns, read)
     total = sum(len(column.leaves) for column in columns)
-    found = tuple(_group(one, k, numbers, total, end, limits) for k, one in enumerate(groups))
+    ordered = frozenset(k for k, order in enumerate(orders) if type(order) is dict and _BY_TYPE in order)
+    found = tuple(_group(one, k, numbers, total, end, limits, ordered) for k, one in enumerate(groups))
     if sum(group.rows for group in found) != rows:
         raise ValueError(f"it says {rows} rows, and its groups have {sum(group.rows for group in found)}")
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * end)
@@ -144,6 +147,7 @@ def _group(
     total: int,
     end: int,
     limits: Limits,
+    ordered: frozenset[int],
 ) -> Group:
     rows, chunks = _count(one, 3, f"group {number} has {{}} rows"), one.get(1)
     if type(chunks) is not list or len(chunks) != total:
@@ -154,7 +158,7 @@ def _group(
     for k, column, leaf in leaves:
         where = f"column {column.name!r:.200} of group {number}"
         try:
-            chunk = _chunk(chunks[k], leaf, end)
+            chunk = _chunk(chunks[k], leaf, end, is_ordered=k in ordered)
         except ValueError as error:
             raise ValueError(f"{where} {error}") from None
         if len(leaf.path) == 1 and chunk.values != rows:
@@ -173,7 +177,7 @@ def _group(
     return Group(rows, tuple(found))
 
 
-def _chunk(one: Value, leaf: SchemaLeaf, end: int) -> ColumnChunk:
+def _chunk(one: Value, leaf: SchemaLeaf, end: int, *, is_ordered: bool) -> ColumnChunk:
     if type(one) is not dict:
         raise ValueError("is none")
     said = one.get(3)
@@ -201,15 +205,17 @@ def _chunk(one: Value, leaf: SchemaLeaf, end: int) -> ColumnChunk:
     if index[1] and index[0] + index[1] > end:
         raise ValueError(f"has its page index at {index[0]}, and the footer begins at {end}")
     unpacked = _count(said, 6, "unpacks to {} bytes")
-    return ColumnChunk(leaf.kind, codec, values, start, size, unpacked, index, _statistics(said.get(12)))
+    statistics = _statistics(said.get(12), is_ordered=is_ordered)
+    return ColumnChunk(leaf.kind, codec, values, start, size, unpacked, index, statistics)
 
 
-def _statistics(said: Value | None) -> tuple[Value | None, Value | None, int | None]:
+def _statistics(said: Value | None, *, is_ordered: bool) -> tuple[Value | None, Value | None, int | None]:
     """(lowest, highest, missing), as far as they can be relied on: the older ones go by another order."""
     if type(said) is not dict:
         return None, None, None
     missing = said.get(3)
-    return said.get(6), said.get(5), missing if type(missing) is int else None
+    low, high = (said.get(6), said.get(5)) if is_ordered else (None, None)
+    return low, high, missing if type(missing) is int else None
 
 
 def _count(one: Struct, field: int, text: str) -> int:

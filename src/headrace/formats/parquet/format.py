@@ -12,9 +12,10 @@ import anyio.to_thread
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import TableRows
 from headrace.formats.compression.decompressor import path_of
-from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.format import Block, Format, RowFilter, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.decoding import ColumnBytes, decoded
@@ -22,6 +23,8 @@ from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC, ColumnC
 from headrace.formats.parquet.pages import PageIndex
 from headrace.formats.parquet.schema import ParquetColumn, Schema
 from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
+from headrace.formats.parquet.where import check_asked, left_of
+from headrace.formats.predicates import ALL, NONE, Where, columns_of, known, parsed, text_of
 from headrace.protocols import Reads, Version
 from headrace.rows import Rows
 
@@ -34,11 +37,13 @@ class Facts(NamedTuple):
 
     Attributes:
         chunks: of all leaves of the schema's columns, in order.
+        where: what must hold for rows that are kept.
     """
 
     schema: Schema
     rows: int
     chunks: tuple[ColumnChunk, ...]
+    where: Where = ALL
 
 
 class Parquet(Format):
@@ -46,10 +51,19 @@ class Parquet(Format):
 
     Args:
         columns: those that are read; by default all whose names do not begin with "__".
+        where: which rows are kept, as pyarrow's `filters=` says it: a list of (column, operator, value), all of which
+            must hold, or a list of such lists, one of which must. Operators are "=", "==", "!=", "<", "<=", ">", ">=",
+            "in" and "not in"; a missing value is kept by "not in" alone. Columns need not be among `columns`; folders
+            named "key=value" are columns, too. What folders say leaves out files unread, what statistics in footers
+            say groups of rows; the other rows are asked themselves, as by `.filter()`.
+
+    Raises:
+        OptionError: `columns`, or `where`, is no such list.
 
     Examples:
         >>> import headrace as hr
         >>> data = hr.stream("s3://bucket/{00..99}.parquet", format=hr.Parquet(columns=["text", "label"]))
+        >>> some = hr.Parquet(where=[("lang", "in", ["en", "de"]), ("score", ">", 0.5)])
     """
 
     name = "parquet"
@@ -57,12 +71,18 @@ class Parquet(Format):
     members_make_fields = True
     keeps_tables = True
 
-    def __init__(self, *, columns: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        columns: Iterable[str] | None = None,
+        where: Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]] | None = None,
+    ) -> None:
         if isinstance(columns, str):
             raise OptionError(f"columns={columns!r} is a text: a list of names is meant")
         self.columns = None if columns is None else tuple(columns)
         if self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns)):
             raise OptionError(f"columns={self.columns!r}: names are meant that do not begin with '__', one at least")
+        self.where = ALL if where is None else parsed(where)
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
         return 1.0 if head.startswith(MAGIC) else 0.0
@@ -70,6 +90,8 @@ class Parquet(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         url = shard.url
         try:
+            if known(self.where, _constants(url)) == NONE:
+                return ShardIndex(Rows.empty(), None, -1, None)
             head = memoryview(bytearray(len(MAGIC) + END_BYTES))
             span = await reads.read_into(url, 0, head)
             size = span.size
@@ -95,6 +117,12 @@ class Parquet(Format):
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         return ShardIndex(rows, None, size, span.etag, opened_bytes=opened, columns=columns)
+
+    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:
+        names = columns_of(self.where)
+        if not names or all(set(names) <= _constants(url).keys() for url in urls):
+            return None
+        return RowFilter(f"where({text_of(self.where)})", names)
 
     async def single(
         self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
@@ -122,14 +150,14 @@ class Parquet(Format):
         have = {part.column for part in parts} | {name for name, _ in constants}
         if wanted is not None and any(one.isdisjoint(have) for one in wanted):
             return None  # it will be said what it has
-        return table_of(bytes(rows.keys[row]), OneRow(facts.schema, tuple(parts), tuple(constants)))
+        return table_of(bytes(rows.keys[row]), OneRow(facts.schema, tuple(parts), tuple(constants), facts.where))
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         given = dict(zip(block.members, bodies, strict=True))
         if type(block.about) is OneRow:
-            return [opened(block.about, given, block.limits)]
+            return [opened(block.about, given, block.limits, self._is_shown)]
         facts: Facts = block.about
-        constants = {name: value for name, value in facts.schema.constants if name in given}
+        constants = {name: value for name, value in facts.schema.constants if name in given and self._is_shown(name)}
         found = [
             ColumnBytes(column, [(chunk, given[column.name][chunk.start - start :][: chunk.size]) for chunk in chunks])
             for column, chunks, start, _ in _columns(facts.schema, facts.chunks)
@@ -137,7 +165,10 @@ class Parquet(Format):
         ]
         if not found:
             return [constants] * facts.rows
-        return TableRows(decoded(facts.schema, facts.rows, found, block.limits), facts.schema.features, constants)
+        table = decoded(facts.schema, facts.rows, found, block.limits)
+        kept = None if facts.where == ALL else kept_rows(facts.where, table)
+        table = table.select([name for name in table.column_names if self._is_shown(name)])
+        return TableRows(table, facts.schema.features, constants, kept)
 
     def _index(self, data: bytes, url: str, end: int, limits: Limits) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
         """(the table of samples, the bytes of all when opened, the columns) that the footer `data` tells."""
@@ -147,22 +178,35 @@ class Parquet(Format):
         more = tuple(
             (name, value)
             for name, value in constants.items()
-            if name not in own and (self.columns is None or name in self.columns)
+            if name not in own and (self._is_shown(name) or name in columns_of(self.where))
         )
         schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
         kinds = [(column.name, column.kind) for column in schema.columns] + [(name, "of the path") for name, _ in more]
-        opened = sum(chunk.unpacked for group in footer.groups for chunk in group.chunks)
-        return _rows(Footer(schema, footer.groups)), opened, tuple(sorted(kinds))
+        where = known(self.where, constants)
+        asked = check_asked(where, schema.columns)
+        left = [left_of(where, asked, group) if group.rows else NONE for group in footer.groups]
+        opened = sum(
+            chunk.unpacked for group, one in zip(footer.groups, left, strict=True) if one for chunk in group.chunks
+        )
+        return _rows(Footer(schema, footer.groups), left), opened, tuple(sorted(kinds))
+
+    def _is_shown(self, name: str) -> bool:
+        """Whether a column is a field of samples."""
+        return not name.startswith("__") if self.columns is None else name in self.columns
 
     def _chosen(self, constants: Mapping[str, object], columns: Sequence[ParquetColumn]) -> list[ParquetColumn]:
-        if self.columns is None:
-            return [column for column in columns if not column.name.startswith("__")]
-        names = {column.name for column in columns}
-        for name in self.columns:
+        names, asked = {column.name for column in columns}, columns_of(self.where)
+        for name in asked:
+            if name in names and name in constants:
+                raise ValueError(
+                    f"column {name!r:.200} lies in it, and its folder says {constants[name]!r:.80} of it: where= "
+                    "cannot mean both"
+                )
+        for name in (*(self.columns or ()), *asked):
             if name not in names and name not in constants:
                 known = ", ".join(sorted([*names, *constants]))[:1000]
                 raise ValueError(f"it has no column {name!r:.200}; its columns are: {known or 'none'}")
-        return [column for column in columns if column.name in self.columns]
+        return [column for column in columns if self._is_shown(column.name) or column.name in asked]
 
 
 PARQUET = Parquet()
@@ -188,8 +232,12 @@ def _columns(
         yield column, some, min(chunk.start for chunk in some), max(chunk.start + chunk.size for chunk in some)
 
 
-def _rows(footer: Footer) -> Rows:
-    """The table of samples of all groups that have any."""
+def _rows(footer: Footer, left: Sequence[Where]) -> Rows:
+    """The table of samples of all groups that have any.
+
+    Args:
+        left: what is left to ask of the rows of each group; those of which none is kept are left out.
+    """
     schema = footer.schema
     names = [column.name for column in schema.columns] + [name for name, _ in schema.constants]
     number = {name: k for k, name in enumerate(names)}
@@ -202,23 +250,24 @@ def _rows(footer: Footer) -> Rows:
         begin = min((start for start, _, _ in members), default=len(MAGIC))
         members += [(begin, 0, number[name]) for name, _ in schema.constants if group.rows]
         placed.append(sorted(members))
-    order = sorted((k for k, group in enumerate(footer.groups) if group.rows), key=lambda k: placed[k][:1])
+    order = sorted((k for k, group in enumerate(footer.groups) if left[k]), key=lambda k: placed[k][:1])
     block_of = {k: block for block, k in enumerate(order)}
     table = np.array([member for k in order for member in placed[k]], np.int64).reshape(-1, 3)
     starts = np.cumsum([0, *(len(placed[k]) for k in order)])
     counts = np.array([group.rows for group in footer.groups], np.int64)
     total = int(counts.sum())
-    block = np.repeat(np.array([block_of.get(k, 0) for k in range(len(counts))], np.int64), counts)
+    block = np.repeat(np.array([block_of.get(k, -1) for k in range(len(counts))], np.int64), counts)
+    kept, row = np.flatnonzero(block >= 0), np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     return Rows(
-        np.arange(total).astype(f"S{len(str(max(total - 1, 0)))}"),
+        kept.astype(f"S{len(str(max(total - 1, 0)))}"),
         starts,
         table[:, 2].astype(np.int32),
         table[:, 0].copy(),
         table[:, 1].copy(),
         tuple(names),
-        block=block,
-        row=np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts),
-        about=tuple(Facts(schema, footer.groups[k].rows, footer.groups[k].chunks) for k in order),
+        block=block[kept],
+        row=row[kept],
+        about=tuple(Facts(schema, footer.groups[k].rows, footer.groups[k].chunks, left[k]) for k in order),
     )
 
 

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.formats.arrow_values import TableRows
+from headrace.formats.arrow_predicates import kept_rows
+from headrace.formats.arrow_values import Arrow, TableRows, library
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.decoding import ColumnBytes, decoded
 from headrace.formats.parquet.footer import ColumnChunk
 from headrace.formats.parquet.pages import PageIndex, page_index, span
 from headrace.formats.parquet.schema import ParquetColumn, Schema
+from headrace.formats.predicates import ALL, Where, columns_of
 from headrace.rows import Rows
 
 SMALL_BYTES = 32 * 1024
@@ -39,11 +41,16 @@ class ColumnPages(NamedTuple):
 
 
 class OneRow(NamedTuple):
-    """What a worker must know to make one sample."""
+    """What a worker must know to make one sample.
+
+    Attributes:
+        where: what must hold for it.
+    """
 
     schema: Schema
     parts: tuple[ColumnPages, ...]
     constants: tuple[tuple[str, object], ...]
+    where: Where = ALL
 
 
 def part_of(
@@ -100,15 +107,32 @@ def table_of(key: bytes, one: OneRow) -> Rows:
     )
 
 
-def opened(one: OneRow, bodies: Mapping[str, bytes], limits: Limits) -> dict[str, object]:
-    """The sample.
+def opened(
+    one: OneRow, bodies: Mapping[str, bytes], limits: Limits, is_shown: Callable[[str], bool]
+) -> dict[str, object] | None:
+    """The sample; None where it is left out.
+
+    Args:
+        is_shown: whether a column is a field of samples.
 
     Raises:
         ValueError, LimitError: its pages are damaged.
     """
-    columns, sample = {column.name: column for column in one.schema.columns}, dict(one.constants)
+    asked = {
+        part.column: _table(one, part, bodies, limits) for part in one.parts if part.column in columns_of(one.where)
+    }
+    if asked and not kept_rows(one.where, library().table({name: table.column(0) for name, table in asked.items()}))[0]:
+        return None
+    sample = {name: value for name, value in one.constants if is_shown(name)}
     for part in one.parts:
-        leaves = [(chunk, b"".join(bodies[f"{start}"] for start, _ in pieces)) for chunk, pieces in part.leaves]
-        table = decoded(one.schema, part.rows, [ColumnBytes(columns[part.column], leaves)], limits)
-        sample |= TableRows(table, one.schema.features, {})[part.row]
+        if is_shown(part.column):
+            table = asked[part.column] if part.column in asked else _table(one, part, bodies, limits)
+            sample |= TableRows(table, one.schema.features, {})[0] or {}
     return sample
+
+
+def _table(one: OneRow, part: ColumnPages, bodies: Mapping[str, bytes], limits: Limits) -> Arrow:
+    """A column, with the row alone."""
+    column = next(column for column in one.schema.columns if column.name == part.column)
+    leaves = [(chunk, b"".join(bodies[f"{start}"] for start, _ in pieces)) for chunk, pieces in part.leaves]
+    return decoded(one.schema, part.rows, [ColumnBytes(column, leaves)], limits).slice(part.row, 1)

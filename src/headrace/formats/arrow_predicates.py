@@ -1,0 +1,131 @@
+"""Predicates asked of columns of Arrow: which rows are kept. Values are those of pyarrow's own `filters=`."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.formats.arrow_values import Arrow, library, whole_array
+from headrace.formats.predicates import Plain, Term, Where
+
+Mask = NDArray[np.bool_]
+
+_NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+
+
+def kept_rows(where: Where, table: Arrow) -> Mask:
+    """Which rows of a table are kept.
+
+    Raises:
+        ValueError: a column cannot be compared so.
+    """
+    kept = np.zeros(table.num_rows, np.bool_)
+    for some in where:
+        these = np.ones(table.num_rows, np.bool_)
+        for term in some:
+            array = whole_array(table.column(term.column))
+            try:
+                these &= _holds(array.storage if hasattr(array, "storage") else array, term)
+            except (library().ArrowException, OverflowError, TypeError) as error:
+                raise ValueError(
+                    f"column {term.column!r:.200} is {array.type!s:.80}, and cannot be asked for {term.text}: {error}"
+                ) from None
+        kept |= these
+    return kept
+
+
+def _holds(array: Arrow, term: Term) -> Mask:
+    pa = library()
+    if pa.types.is_dictionary(array.type):
+        of_values = _holds(array.dictionary, term)
+        indices = array.indices.fill_null(0) if array.indices.null_count else array.indices
+        found = of_values[indices.to_numpy()] if len(of_values) else np.zeros(len(array), np.bool_)
+        if array.indices.null_count:
+            found[~_mask(array.indices.is_valid())] = term.op == "not in"
+        return found
+    if term.op == "not in":
+        return ~_is_in(array, term.values)
+    return _is_in(array, term.values) if term.op == "in" else _compared(array, term.op, term.values[0])
+
+
+def _is_in(array: Arrow, values: Sequence[Plain]) -> Mask:
+    """Which are one of `values`; those that are missing are none."""
+    pa, types = library(), library().types
+    kind = array.type
+    if types.is_integer(kind):
+        low, high = _bounds(kind)
+        numbers = [int(value) for value in cast("Sequence[float]", values) if _is_whole(value)]
+        values = [value for value in numbers if low <= value <= high]
+    elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_date32(kind)):
+        return functools.reduce(np.logical_or, [_compared(array, "==", value) for value in values])
+    return _mask(_compute().is_in(array, value_set=pa.array(values, kind)))
+
+
+def _compared(array: Arrow, op: str, value: Plain) -> Mask:
+    """Which compare so with `value`; those that are missing do not."""
+    pa, types, kind = library(), library().types, array.type
+    if types.is_integer(kind) and not isinstance(value, str | bytes):
+        return _ints_compared(array, op, value)  # type: ignore[arg-type]
+    other: object = value
+    if types.is_floating(kind):
+        array, other = array.cast(pa.float64()), pa.scalar(float(value), pa.float64())  # type: ignore[arg-type]
+    elif types.is_decimal(kind) and isinstance(value, float):
+        array, other = array.cast(pa.float64()), pa.scalar(value, pa.float64())
+    elif types.is_fixed_size_binary(kind):
+        array, other = array.cast(pa.binary()), pa.scalar(value, pa.binary())
+    elif types.is_timestamp(kind):
+        other = pa.scalar(value, pa.timestamp("us", kind.tz))
+    else:
+        other = pa.scalar(Decimal(value)) if types.is_decimal(kind) else pa.scalar(value, kind)  # type: ignore[arg-type]
+    found = _compute().call_function(_NAMES[op], [array, other])
+    return _mask(found)
+
+
+def _ints_compared(array: Arrow, op: str, value: float) -> Mask:
+    """The same of whole numbers, exactly: by the whole numbers that are next to `value`."""
+    pa, (low, high) = library(), _bounds(array.type)
+    if op in ("==", "!="):
+        if not (_is_whole(value) and low <= value <= high):
+            return _mask(array.is_valid()) & (op == "!=")
+        return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(int(value), array.type)]))
+    if not math.isfinite(value):
+        return _mask(array.is_valid()) & ((value > 0) == (op in ("<", "<=")))
+    match op:  # as a bound that belongs to it
+        case "<":
+            op, bound = "<=", math.ceil(value) - 1
+        case "<=":
+            bound = math.floor(value)
+        case ">":
+            op, bound = ">=", math.floor(value) + 1
+        case _:
+            bound = math.ceil(value)
+    if not low <= bound <= high:
+        return _mask(array.is_valid()) & ((bound > high) == (op == "<="))
+    return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(bound, array.type)]))
+
+
+def _is_whole(value: float) -> bool:
+    return math.isfinite(value) and value == int(value)
+
+
+def _bounds(kind: Arrow) -> tuple[int, int]:
+    limits = np.iinfo(kind.to_pandas_dtype())
+    return int(limits.min), int(limits.max)
+
+
+def _mask(found: Arrow) -> Mask:
+    found = found.fill_null(False) if found.null_count else found
+    return np.array(found.to_numpy(zero_copy_only=False), np.bool_)
+
+
+@functools.cache
+def _compute() -> Arrow:
+    import pyarrow.compute as pc
+
+    return pc

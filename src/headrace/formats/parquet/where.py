@@ -1,0 +1,184 @@
+"""Predicates asked of a footer: groups of rows are left out of which their statistics say that no row is kept.
+
+A statistic that may mean something else is not asked: then the group is read, and its rows are asked themselves.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from headrace.formats.parquet.footer import ColumnChunk, Group
+from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, ParquetColumn
+from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
+from headrace.formats.predicates import Term, Where, columns_of
+
+_BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE = range(6)
+_REPEATED = 2
+_UNSIGNED, _SIGNED = (11, 12, 13, 14), (15, 16, 17, 18)  # as converted types
+_UNIT_US = {1: (1000, 1), 2: (1, 1), 3: (1, 1000)}  # what a timestamp's unit is in microseconds
+
+Reads = Callable[[bytes], Any]
+"""What makes of a bound's bytes what can be compared; it may raise, or give None."""
+
+
+class Comparable(NamedTuple):
+    """A column that can be asked for.
+
+    Attributes:
+        kind: of values that it is compared with, as `Term.kind`.
+        bound: reads the bounds in statistics; None: they are not asked.
+        of_value: makes what is comparable with a bound of a value that is asked for.
+        has_nan: whether rows may be there that no bound is about.
+    """
+
+    kind: str
+    bound: Reads | None = None
+    of_value: Callable[[Any], Any] = lambda value: value
+    has_nan: bool = False
+
+
+def check_asked(where: Where, columns: Sequence[ParquetColumn]) -> Mapping[str, tuple[int, Comparable]]:
+    """The columns that are asked for, each with the number of its leaf among those of `columns`.
+
+    Raises:
+        ValueError: one is not there, or has values of another kind than it is compared with.
+    """
+    found, first, names = dict[str, tuple[int, Comparable]](), 0, columns_of(where)
+    for column in columns:
+        if column.name in names:
+            comparable = _comparable(column)
+            for term in (term for some in where for term in some if term.column == column.name):
+                if comparable is None or comparable.kind != term.kind:
+                    raise ValueError(
+                        f"where= compares column {column.name!r:.200} with the {term.kind} {term.values[0]!r:.80}, and "
+                        f"it is {column.kind:.200}"
+                        + ("" if comparable is None else f", which is compared with a {comparable.kind}")
+                    )
+            assert comparable is not None
+            found[column.name] = first, comparable
+        first += len(column.leaves)
+    return found
+
+
+def left_of(where: Where, asked: Mapping[str, tuple[int, Comparable]], group: Group) -> Where:
+    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept."""
+    return tuple(
+        some
+        for some in where
+        if all(_may_hold(term, asked[term.column][1], group.chunks[asked[term.column][0]]) for term in some)
+    )
+
+
+def _may_hold(term: Term, column: Comparable, chunk: ColumnChunk) -> bool:
+    """Whether it may hold for a row."""
+    low, high, missing = chunk.statistics
+    if missing == chunk.values:
+        return term.op == "not in"
+    low, high = _bound(column, low), _bound(column, high)
+    if low is None or high is None or low > high:
+        return True
+    values = [column.of_value(value) for value in term.values]
+    value = values[0]
+    is_one = low == high and not column.has_nan and type(low) is not bytes  # bounds of bytes may be cut off
+    match term.op:
+        case "==" | "in":
+            return any(low <= one <= high for one in values)
+        case "<":
+            return bool(low < value)
+        case "<=":
+            return bool(low <= value)
+        case ">":
+            return bool(high > value)
+        case ">=":
+            return bool(high >= value)
+        case "!=":
+            return not (is_one and low == value)
+        case _:
+            return not (is_one and low in values and missing == 0)
+
+
+def _bound(column: Comparable, said: Value | None) -> Any:
+    if column.bound is None or type(said) is not bytes:
+        return None
+    try:
+        return column.bound(said)
+    except (struct.error, ValueError):
+        return None
+
+
+def _comparable(column: ParquetColumn) -> Comparable | None:
+    """How a column can be asked for; None: it cannot."""
+    if len(column.elements) != 1:
+        return None
+    element, leaf = ThriftReader(column.elements[0]).struct(), column.leaves[0]
+    if element.get(3) == _REPEATED:
+        return None
+    logical, converted = element.get(10), element.get(6)
+    number, more = next(iter(logical.items())) if type(logical) is dict and logical else (None, None)
+    if number == 5 or converted == 5:
+        return Comparable("number")  # decimals
+    if leaf.kind == BYTE_ARRAY:
+        if number == 1 or (number is None and converted == 0):
+            return Comparable("text", bytes, lambda text: text.encode("utf-8", "surrogatepass"))
+        return Comparable("bytes", bytes) if number is None and converted is None else None
+    if leaf.kind in (FIXED, _INT96):
+        return Comparable("bytes") if leaf.kind == FIXED and number is None and converted is None else None
+    if number == 8:
+        return _of_times(more)
+    if number == 6 or (number is None and converted == 6):
+        return Comparable("date", _integer(leaf.kind, is_signed=True), lambda day: day.toordinal() - _EPOCH)
+    if number is None and converted is None:
+        return _plain(leaf.kind)
+    is_known = number == 10 or (number is None and converted in (*_UNSIGNED, *_SIGNED))
+    if leaf.kind not in (_INT32, _INT64) or not is_known:
+        return None
+    is_signed = more.get(2) is True if number == 10 and type(more) is dict else converted in _SIGNED
+    return Comparable("number", _integer(leaf.kind, is_signed=is_signed))
+
+
+_EPOCH = 719163  # 1970-01-01
+
+
+def _plain(kind: int) -> Comparable | None:
+    if kind == _BOOLEAN:
+        return Comparable("boolean", {b"\0": False, b"\1": True}.get)
+    if kind in (_FLOAT, _DOUBLE):
+        reads = struct.Struct("<f" if kind == _FLOAT else "<d")
+        return Comparable("number", lambda data: _no_nan(reads.unpack(data)[0]), float, has_nan=True)
+    return Comparable("number", _integer(kind, is_signed=True))
+
+
+def _no_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _integer(kind: int, *, is_signed: bool) -> Reads:
+    letter = "i" if kind == _INT32 else "q"
+    reads = struct.Struct("<" + (letter if is_signed else letter.upper()))
+    return lambda data: reads.unpack(data)[0]
+
+
+def _of_times(said: Value | None) -> Comparable | None:
+    """A timestamp: whole numbers of its unit since 1970."""
+    if type(said) is not dict or type(said.get(2)) is not dict:
+        return None
+    unit: Struct = said[2]  # type: ignore[assignment]
+    times, parts = _UNIT_US.get(next(iter(unit), 0), (0, 1))
+    if not times:
+        return None
+    read = _integer(_INT64, is_signed=True)
+    return Comparable(
+        "time with a zone" if said.get(1) is True else "time",
+        lambda data: read(data) * times,
+        lambda time: _microseconds(time) * parts,
+    )
+
+
+def _microseconds(time: dt.datetime) -> int:
+    """Since 1970; of times with a zone in UTC."""
+    epoch = dt.datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else dt.UTC)
+    return (time - epoch) // dt.timedelta(microseconds=1)

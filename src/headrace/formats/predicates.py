@@ -1,0 +1,189 @@
+"""Predicates on rows of tables: lists of (column, operator, value), as pyarrow's and pandas' `filters=` have them.
+
+What misses a value is left out by every comparison, and kept by "not in" alone.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Iterable, Mapping
+from decimal import Decimal, InvalidOperation
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headrace.errors import OptionError
+
+_ORDER = {"<", "<=", ">", ">="}
+_SETS = {"in", "not in"}
+OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
+_FORM = 'where= is a list such as [("year", ">=", 2020), ("lang", "in", ["en", "de"])]'
+_COMPARES = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+_SHOWN = 80
+
+Plain = bool | int | float | Decimal | str | bytes | dt.date
+"""What a value may be; times are dates, too."""
+
+
+class Term(NamedTuple):
+    """One comparison.
+
+    Attributes:
+        op: one of `OPERATORS`, but for "=".
+        values: what is compared with: one value, or those of a set.
+    """
+
+    column: str
+    op: str
+    values: tuple[Plain, ...]
+
+    @property
+    def kind(self) -> str:
+        """What its values are: "boolean", "number", "text", "bytes", "date" or "time"."""
+        return _kind(self.values[0]) or ""
+
+    @property
+    def text(self) -> str:
+        shown = ", ".join(f"{value!r:.{_SHOWN}}" for value in self.values)
+        return f"{self.column} {self.op} " + (f"({shown})" if self.op in _SETS else shown)
+
+
+Where = tuple[tuple[Term, ...], ...]
+"""Rows are kept for which all terms of any of these hold."""
+
+ALL: Where = ((),)
+NONE: Where = ()
+
+
+def parsed(where: object) -> Where:
+    """What `where=` means.
+
+    Raises:
+        OptionError: it is no predicate; the message says which part.
+    """
+    if not isinstance(where, list | tuple) or not where or any(type(one) is str for one in where):
+        raise OptionError(f"where={where!r:.200}: {_FORM}")
+    is_any = all(isinstance(one, list) for one in where)
+    if [] in where:
+        raise OptionError(f"where={where!r:.200} has an empty list: {_FORM}")
+    return tuple(tuple(map(_term, some)) for some in (where if is_any else [where]))
+
+
+def text_of(where: Where) -> str:
+    """It in words; of equal predicates the same in every process."""
+    return " or ".join(" and ".join(term.text for term in some) for some in where)
+
+
+def columns_of(where: Where) -> tuple[str, ...]:
+    """The columns that are asked for."""
+    return tuple(dict.fromkeys(term.column for some in where for term in some))
+
+
+def known(where: Where, constants: Mapping[str, object]) -> Where:
+    """What is left to ask where some columns have one value for all rows: `NONE` where no row can be kept.
+
+    Args:
+        constants: the text of each, or None.
+
+    Raises:
+        ValueError: a text is none of those that it is compared with.
+    """
+    left = tuple(
+        tuple(term for term in some if term.column not in constants)
+        for some in where
+        if all(_holds(term, constants[term.column]) for term in some if term.column in constants)
+    )
+    return ALL if () in left else left
+
+
+def _term(one: object) -> Term:
+    if not isinstance(one, tuple) or len(one) != 3 or type(one[0]) is not str:
+        raise OptionError(f"where= has {one!r:.200}, which is no (column, operator, value): {_FORM}")
+    column, op, value = one
+    if op not in OPERATORS:
+        raise OptionError(f"where= has the operator {op!r:.80} for {column!r:.80}; {', '.join(OPERATORS)} are known")
+    values = _values(value) if op in _SETS else (_plain(value),)
+    kinds = {_kind(value) for value in values}
+    if None in kinds or len(kinds) != 1:
+        raise OptionError(
+            f"where= compares {column!r:.80} by {op!r} with {value!r:.200}: "
+            + ("a list" if op in _SETS else "one value")
+            + (" of one kind" if op in _SETS else "")
+            + " is meant, of numbers (no NaN), booleans, text, bytes, dates or times; for what is missing there is "
+            ".filter()"
+        )
+    if kinds == {"boolean"} and op in _ORDER:
+        raise OptionError(f"where= compares {column!r:.80} by {op!r} with {value!r}: booleans have no order")
+    if op in _SETS:
+        values = tuple(sorted(set(values)))
+    return Term(column, "==" if op == "=" else op, values)
+
+
+def _values(value: object) -> tuple[Plain, ...]:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        return ()
+    return tuple(map(_plain, value))
+
+
+def _plain(value: object) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _kind(value: object) -> str | None:
+    """The kind of a value; None: nothing is compared with it."""
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "number"
+        case float() | Decimal():
+            return None if math.isnan(value) else "number"
+        case str():
+            return "text"
+        case bytes():
+            return "bytes"
+        case dt.datetime():
+            return "time" if value.tzinfo is None else "time with a zone"
+        case dt.date():
+            return "date"
+        case _:
+            return None
+
+
+def _holds(term: Term, said: object) -> bool:
+    """Whether it holds for a text."""
+    if said is None:
+        return term.op == "not in"
+    value = _as_kind(str(said), term)
+    if term.op in _SETS:
+        return (value in term.values) == (term.op == "in")
+    return bool(_COMPARES[term.op](value, term.values[0]))
+
+
+def _as_kind(text: str, term: Term) -> Any:
+    """A text as what it is compared with."""
+    try:
+        match term.kind:
+            case "text":
+                return text
+            case "number":
+                is_float = any(type(value) is float for value in term.values)
+                return float(text) if is_float else Decimal(text)
+            case "boolean":
+                return {"true": True, "false": False}[text.lower()]
+            case "date":
+                return dt.date.fromisoformat(text)
+            case "time" | "time with a zone":
+                found = dt.datetime.fromisoformat(text)
+                if (found.tzinfo is None) == (term.kind == "time"):
+                    return found
+    except (ValueError, KeyError, InvalidOperation):
+        pass
+    raise ValueError(
+        f"its folder says {term.column}={text!r:.80}, and where= compares {term.column!r:.80} with the "
+        f"{term.kind} {term.values[0]!r:.{_SHOWN}}"
+    )
