@@ -36,7 +36,7 @@ class Fake:
         async def body():
             yield data
 
-        return Answer(0, len(data), len(data), None, body())
+        return Answer(0, len(data), len(data), f'"{path[-14:]}"', body())
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list]:
         from headrace.types import Listed
@@ -44,7 +44,8 @@ class Fake:
         for page in range(0, self.count, 1000):
             at = page * 7919 % self.count // 1000 * 1000 if self.is_shuffled else page
             numbers = range(at, min(at + 1000, self.count))
-            yield [Listed(f"{prefix}class-{n % 10}/photo-{n:010d}.jpg", 10) for n in numbers]
+            names = [f"{prefix}class-{n * 10 // self.count}/photo-{n:010d}.jpg" for n in numbers]
+            yield [Listed(name, len(name), f'"{name[-14:]}"') for name in names]
 
     async def aclose(self) -> None:
         pass
@@ -73,12 +74,15 @@ def first_batch(place: str, listing: str) -> None:
 def write_manifest(count: int, place: str) -> None:
     from headrace.datasets.manifest import ManifestWriter
     from headrace.indexes.building import names_path
+    from headrace.types import Listed
 
-    began = time.monotonic()
+    began, folder = time.monotonic(), f"many://{count}-sorted/"
     with ManifestWriter(names_path(place)) as writer:
         for at in range(0, count, 16384):
-            writer.add([f"many://{count}-sorted/photo-{n:010d}.jpg" for n in range(at, min(at + 16384, count))])
-        writer.finish({"nbytes": None, "left_out": {}, "listed_at": 1})
+            numbers = range(at, min(at + 16384, count))
+            names = [f"class-{n * 10 // count}/photo-{n:010d}.jpg" for n in numbers]
+            writer.add([Listed(folder + name, len(name), f'"{name[-14:]}"') for name in names])
+        writer.finish({"nbytes": None, "left_out": {}, "listed_at": 1}, len(folder))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{count:,} names written in {time.monotonic() - began:.1f} s, peak {peak:,.0f} MiB, "
           f"{names_path(place).stat().st_size / 2**20:,.0f} MiB of disk")  # fmt: skip

@@ -227,6 +227,17 @@ class ObjectChangedError(StorageError):
     """The object was replaced while it was being read."""
 
 
+def not_as_known(url: str, why: str, known_by: str) -> ObjectChangedError:
+    """The error of an object that is another one than was indexed, or listed."""
+    return not_as_indexed(url, why) if known_by == "indexed" else not_as_listed(url, why)
+
+
+def not_as_listed(url: str, why: str) -> ObjectChangedError:
+    """The error of an object that is another one than the listing told of."""
+    mend = "make the stream anew, with listing='new', and leave objects alone while they are read"
+    return ObjectChangedError(f"the object is another than was listed: {why}; {mend}", url=url)
+
+
 def not_as_indexed(url: str, why: str) -> ObjectChangedError:
     """The error of a shard that is not the one that an index was made of."""
     mend = "make the index anew (headrace index URL…), or read without one (index=None)"

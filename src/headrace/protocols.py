@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from headrace.types import Buffer
 
@@ -26,10 +26,11 @@ Check = Callable[[Buffer], bool]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The version of an object that is meant, as far as it is known."""
+    """The version of an object that is meant, as far as it is known, and what has told it."""
 
     size: int | None = None
     etag: str | None = None
+    known_by: Literal["indexed", "listed"] = "indexed"
 
 
 class Opens(Protocol):

@@ -11,7 +11,7 @@ from headrace.errors import StorageError
 from headrace.fetch import Reader
 from headrace.fetch.held import unwatched
 from headrace.options import FetchOptions
-from headrace.protocols import Reads
+from headrace.protocols import Reads, Version
 from headrace.running import running_reader
 from headrace.types import Listed
 
@@ -33,14 +33,19 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
 
 
 async def read_from(
-    storage_options: Mapping[str, object] | None, url: str, start: int | None = None, stop: int | None = None
+    storage_options: Mapping[str, object] | None,
+    url: str,
+    start: int | None = None,
+    stop: int | None = None,
+    *,
+    version: Version | None = None,
 ) -> bytes:
-    """The same; outside a loader with these settings for the store."""
+    """The same, of one version of the object; outside a loader with these settings for the store."""
     running = running_reader.get()
     if running is not None:
-        return await unwatched(running.read(url, start, stop))
+        return await unwatched(running.read(url, start, stop, version=version))
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
-        return await reader.read(url, start, stop)
+        return await reader.read(url, start, stop, version=version)
 
 
 async def found(url: str, count: int | None, storage_options: Mapping[str, object] | None) -> bytes | None:

@@ -6,6 +6,7 @@ import io
 import json
 import pickle
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from moto_s3 import client_of
 
 import headrace as hr
 from headrace.datasets.manifest import Manifest
-from headrace.errors import FormatError, OptionError
+from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
 
@@ -225,3 +226,39 @@ def test_many_names_are_sorted_and_held_without_an_object_each(
     assert isinstance(data.source.urls, Manifest)
     assert list(data.source.urls) == [f"memory://place/n/{k:04d}.txt" for k in range(1000)]
     assert {path.suffix for path in (cache / "headrace" / "manifests").iterdir()} == {".names"}
+
+
+def test_object_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for k in range(3):
+        (folder / f"{k}.txt").write_bytes(b"old %d" % k)
+        (folder / f"{k}.tar").write_bytes(tar_of([f"{k}.txt"]))
+        with zipfile.ZipFile(folder / f"{k}.zip", "w") as archive:
+            archive.writestr(f"{k}.txt", b"1")
+    kept = hr.files(f"{folder}/*.txt", listing="kept")
+    streams = [hr.files(f"{folder}/*.txt"), hr.folder(f"{folder}/*.txt"), kept, hr.stream(f"{folder}/*.tar")]
+    streams.append(hr.stream(f"{folder}/*.zip"))
+    for name in ("1.txt", "1.tar", "1.zip"):
+        (folder / name).write_bytes((folder / name).read_bytes().replace(b"1", b"9"))  # of the same size
+    for data in streams:
+        samples = hr.DataLoader(data, batch_size=1, num_workers=0)
+        with pytest.raises(ObjectChangedError, match=r"than was listed.*stream anew.*/1\.[tz]"):
+            list(samples)
+    assert [sample["txt"] for sample in hr.files(f"{folder}/*.txt")] == [b"old 0", b"old 9", b"old 2"]
+    with pytest.raises(ObjectChangedError, match=r"than was listed"):
+        list(hr.files(f"{folder}/*.txt", listing="kept"))
+
+
+def test_what_a_bucket_told_of_its_objects_is_compared_without_a_request_more(cache: Path) -> None:
+    with client_of("place") as client:
+        for k in range(3):
+            client.put_object(Bucket="place", Key=f"n/{k}.txt", Body=b"old %d" % k)
+        options = {"endpoint": client.meta.endpoint_url, "access_key_id": "a", "secret_access_key": "b"}
+        data = hr.files("s3://place/n/*.txt", storage_options={**options, "region": "us-east-1"})
+        with hr.DataLoader(data, batch_size=1) as loader:
+            assert [batch["txt"][0] for batch in loader] == [b"old 0", b"old 1", b"old 2"]
+            assert loader.stats().fetch.requests == 3
+            client.put_object(Bucket="place", Key="n/1.txt", Body=b"new 1")
+            with pytest.raises(ObjectChangedError, match=r"than was listed.*s3://place/n/1\.txt"):
+                list(loader)

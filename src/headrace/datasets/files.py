@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.entries import version_at
 from headrace.datasets.source import SampleSource, StoredSource, Traits
 from headrace.errors import masked
 from headrace.reading import read_from
@@ -37,6 +38,10 @@ class Objects(AsyncDataset):
         digest: str | None = getattr(self.urls, "digest", None)  # a manifest has one
         return digest
 
+    async def body(self, number: int) -> bytes:
+        """The bytes of one of the objects: of the version that was listed, where it was."""
+        return await read_from(self.storage_options, self.urls[number], version=version_at(self.urls, number))
+
     def __sample_source__(self) -> SampleSource:
         return ObjectSource(self)
 
@@ -50,7 +55,7 @@ class Files(Objects):
         return {
             "__key__": name,
             "__url__": masked(url),
-            extension.lower() or "data": await read_from(self.storage_options, url),
+            extension.lower() or "data": await self.body(key),
         }
 
 

@@ -7,19 +7,17 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from itertools import chain, groupby
 
 import numpy as np
 
+from headrace.datasets.entries import Entries, entries_of, survey_of
 from headrace.datasets.files import Facts, Objects
 from headrace.datasets.guessing import Options
 from headrace.datasets.kinds import extension_of, stem_of, without_extension
 from headrace.datasets.listing import Listing
-from headrace.datasets.packed import packed
 from headrace.errors import OptionError, masked
 from headrace.indexes.index import for_each
-from headrace.reading import read_from
 from headrace.types import Ints
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
@@ -91,7 +89,6 @@ class FolderFiles(Objects):
         super().__init__(urls, storage_options, facts)
         self.folder, self.starts, self.pattern = folder, starts, pattern
         self.classes = None if classes is None else tuple(classes)
-        self._digest: str | None = None
 
     def __len__(self) -> int:
         return len(self.urls) if self.starts is None else len(self.starts) - 1
@@ -103,9 +100,9 @@ class FolderFiles(Objects):
         stem = without_extension(path)
         sample: dict[str, object] = {"__key__": stem, "__url__": masked(urls[0]), **self._said(path)}
         if len(urls) == 1:
-            bodies = [await read_from(self.storage_options, urls[0])]
+            bodies = [await self.body(first)]
         else:
-            bodies = await for_each(len(urls), lambda k: read_from(self.storage_options, urls[k]))
+            bodies = await for_each(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):
             field = extension_of(url) or "data"
             if field in sample:
@@ -115,12 +112,7 @@ class FolderFiles(Objects):
 
     def digest(self) -> str | None:
         """What tells these samples from others: their paths in the folder."""
-        if self._digest is None:
-            digest = blake2b(digest_size=8)
-            for url in self.urls:
-                digest.update(url[len(self.folder) :].encode("utf-8", "surrogateescape") + b"\n")
-            self._digest = digest.hexdigest()
-        return self._digest
+        return survey_of(self.urls).digest
 
     def _said(self, path: str) -> dict[str, object]:
         """What a path says of its sample."""
@@ -142,16 +134,15 @@ def folder_of(
     Raises:
         OptionError: what it has cannot be told apart so.
     """
-    urls, folder = listing.urls, listing.folder
-    start = len(folder)
+    folder = listing.folder
     named = None if pattern is None else NamePattern(pattern)
     found: set[str] = set()
     if named is not None:
-        found = _labels_by_pattern(urls, start, named, listing)
+        found = _labels_by_pattern(named, listing)
     elif labels is not False:
-        found = _labels_by_folder(urls, start, listing, is_asked=labels is True)
+        found = _labels_by_folder(listing, is_asked=labels is True)
     classes = sorted(found) if found else None
-    urls, starts, fields = _grouped(urls)
+    urls, starts, fields = _grouped(listing.urls)
     why = "each file" if starts is None else "files that differ in their extensions alone"
     said = [("samples are", f"{why}: {fields}")]
     if classes is not None:
@@ -169,7 +160,8 @@ def folder_of(
     )
 
 
-def _labels_by_pattern(urls: Sequence[str], start: int, pattern: NamePattern, listing: Listing) -> set[str]:
+def _labels_by_pattern(pattern: NamePattern, listing: Listing) -> set[str]:
+    urls, start = listing.urls, len(listing.folder)
     found: set[str] = set()
     others, first = 0, ""
     for url in urls:
@@ -188,15 +180,8 @@ def _labels_by_pattern(urls: Sequence[str], start: int, pattern: NamePattern, li
     return found
 
 
-def _labels_by_folder(urls: Sequence[str], start: int, listing: Listing, *, is_asked: bool) -> set[str]:
-    found: set[str] = set()
-    loose = 0
-    for url in urls:
-        name, slash, _ = url[start:].partition("/")
-        if slash:
-            found.add(name)
-        else:
-            loose += 1
+def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
+    found, loose = set(listing.urls.survey.folders), listing.urls.survey.loose
     if loose and (found or is_asked):
         raise OptionError(
             f"{masked(listing.place)} has {loose:,} files beside {len(found)} folders, which may be classes or not: "
@@ -210,11 +195,13 @@ def _labels_by_folder(urls: Sequence[str], start: int, listing: Listing, *, is_a
     return found
 
 
-def _grouped(urls: Sequence[str]) -> tuple[Sequence[str], Ints | None, str]:
+def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
     """(the addresses, where samples begin, what these have); files that differ in their extensions alone are one.
 
     Sorted addresses have those that agree up to the first dot together, but not always those that do up to the last.
     """
+    if urls.survey.is_single:
+        return urls, None, _shown(Counter({name or "data": n for name, n in urls.survey.extensions.items()}))
     is_sorted, lengths, fields = True, array("q"), Counter[str]()
     for _, group in groupby(urls, stem_of):
         some = list(group)
@@ -225,13 +212,17 @@ def _grouped(urls: Sequence[str]) -> tuple[Sequence[str], Ints | None, str]:
             lengths.append(len(extensions))
             fields["+".join(extensions)] += 1
     if not is_sorted:
-        groups = (sorted(group, key=_name_and_url) for _, group in groupby(urls, stem_of))
-        urls = packed(chain.from_iterable(groups))
-    counts = [*fields.most_common(_SHOWN)]
-    shown = ", ".join(f"{count:,} of {name}" for name, count in counts) + (", …" if len(fields) > _SHOWN else "")
+        groups = groupby(urls.listed(), lambda one: stem_of(one.path))
+        in_groups = (sorted(group, key=lambda one: _name_and_url(one.path)) for _, group in groups)
+        urls = entries_of(chain.from_iterable(in_groups), urls.start)
     if len(lengths) == len(urls):
-        return urls, None, shown
-    return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), shown
+        return urls, None, _shown(fields)
+    return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), _shown(fields)
+
+
+def _shown(fields: Counter[str]) -> str:
+    counts = [*fields.most_common(_SHOWN)]
+    return ", ".join(f"{count:,} of {name}" for name, count in counts) + (", …" if len(fields) > _SHOWN else "")
 
 
 def _name_and_url(url: str) -> tuple[str, str]:

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from headrace.datasets.blocking import blocking
+from headrace.datasets.entries import entries_of, listed_of, only, survey_of
 from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, way_round
-from headrace.datasets.listing import Listing, listing_of, without
-from headrace.datasets.packed import packed
+from headrace.datasets.listing import Listing, listing_of
 from headrace.datasets.patterns import Pattern, is_pattern
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, StorageError, masked
@@ -129,7 +129,7 @@ def place_of(
 def _by_kinds(names: Names, asks: Asks) -> Place:
     """What was listed, by the kinds of objects that there are."""
     urls, facts, first = names.urls, names.facts, names.listings[0]
-    kinds = Kinds(urls)
+    kinds = Kinds(survey_of(urls))
     if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.place == first.folder:
         return Place(urls, None, facts, folder=first, table=kinds.tables[0])
     if kinds.is_loose:
@@ -138,7 +138,7 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
         return Place(urls, None, facts, folder=first)
     if len(kinds.formats) > 1 or (kinds.formats and kinds.others):
         urls, facts = _without_what_lies_beside(names, kinds)
-        kinds = Kinds(urls)
+        kinds = Kinds(survey_of(urls))
     form = form_in(kinds)
     if form is not None:
         return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
@@ -157,7 +157,7 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
     """The same without tables and statistics that lie beside tar shards, and are named as those are."""
     if "tar" not in kinds.formats:
         return names.urls, names.facts
-    urls = without(names.urls, only_shards(names.urls, "tar"))
+    urls = only(names.urls, only_shards(names.urls, "tar"))
     less = len(names.urls) - len(urls)
     fact = ("left out", f"{less:,} objects that lie beside a shard and are named as it is")
     return urls, (*names.facts, fact) if less else names.facts
@@ -166,10 +166,10 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
 def _of_format(names: Names, form: Format) -> Place:
     """What was listed of a format that the caller knows: by the names, where any says it, else all."""
     says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
-    kinds = Kinds(names.urls)
+    kinds = Kinds(survey_of(names.urls))
     urls = names.urls
     if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
-        urls = without(urls, lambda url: _says(url, form))
+        urls = only(urls, lambda url: _says(url, form))
     why = f"{form.name}, as it was given{'' if says_so else '; the names do not say it'}"
     return Place(urls, form, (*names.facts, ("format", why)))
 
@@ -232,7 +232,7 @@ def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> 
 def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
     if len(parts) == 1:
         return parts[0]
-    whole = packed(url for part in parts for url in part)
+    whole = entries_of(one for part in parts for one in listed_of(part))
     seen: set[str] = set()
     for url in whole:
         if url in seen:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import path_of
@@ -18,7 +19,9 @@ _FILMS = ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg")
 MEDIA = IMAGES | {"avif", "heic", "jp2", "jxl", "svg", "dcm", *_SOUNDS, *_FILMS}
 """Extensions of objects that are one sample each, and never many."""
 
-_TABLE = re.compile(r"metadata\.(?:csv|tsv|jsonl|parquet)")
+TABLE = re.compile(r"metadata\.(?:csv|tsv|jsonl|parquet)")
+"""Names of tables that say something of the objects beside them."""
+
 _SHOWN = 6
 
 _WAYS = {
@@ -37,14 +40,14 @@ _WAYS = {
 }
 
 
-def _path(url: str) -> str:
+def path_in(url: str) -> str:
     """An address without a query; only on the web it can have one."""
     return path_of(url) if url.startswith(("http://", "https://")) else url
 
 
 def extension_of(url: str) -> str:
     """What stands behind the last dot of a name, in lower case."""
-    name = _path(url).rpartition("/")[2]
+    name = path_in(url).rpartition("/")[2]
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
@@ -52,6 +55,33 @@ def way_round(url: str) -> str:
     """What else can be done about an object whose format is not known."""
     way = _WAYS.get(extension_of(url))
     return "" if way is None else f"; {way}"
+
+
+@dataclass
+class Survey:
+    """What some names have.
+
+    Attributes:
+        formats: how many are of a format, by its name.
+        others: how many have another extension.
+        media: how many are pictures, sounds or films.
+        tables: those that say something of the others.
+        extensions: how many have each extension.
+        folders: the first folders of the paths.
+        loose: how many lie in none.
+        is_single: whether no two that follow one another differ in their extensions alone.
+        digest: of the paths.
+    """
+
+    formats: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
+    media: int = 0
+    tables: list[str] = field(default_factory=list)
+    extensions: dict[str, int] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    loose: int = 0
+    is_single: bool = True
+    digest: str = ""
 
 
 class Kinds:
@@ -63,21 +93,9 @@ class Kinds:
         tables: those that say something of the others.
     """
 
-    def __init__(self, urls: Iterable[str]) -> None:
-        self.formats: Counter[str] = Counter()
-        self.others: Counter[str] = Counter()
-        self.media = 0
-        self.tables: list[str] = []
-        says = formats_by_names()
-        for url in urls:
-            extension, form = extension_of(url), says(url)
-            self.media += extension in MEDIA
-            if _TABLE.fullmatch(url.rpartition("/")[2]):
-                self.tables.append(url)
-            if form is not None:
-                self.formats[form.name] += 1
-            else:
-                self.others[extension] += 1
+    def __init__(self, found: Survey) -> None:
+        self.formats, self.others = Counter(found.formats), Counter(found.others)
+        self.media, self.tables = found.media, found.tables
 
     @property
     def is_loose(self) -> bool:
@@ -114,14 +132,14 @@ def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
 
 def stem_of(url: str) -> str:
     """An address without what stands behind the first dot of the name."""
-    path = _path(url)
+    path = path_in(url)
     dot = path.find(".", path.rfind("/") + 1)
     return path[:dot] if dot > 0 else path
 
 
 def without_extension(url: str) -> str:
     """An address without what stands behind the last dot of the name."""
-    path = _path(url)
+    path = path_in(url)
     dot = path.rfind(".", path.rfind("/") + 2)
     return path[:dot] if dot > 0 else path
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import operator
 import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Self
 
 from headrace.datasets.blocking import blocking
+from headrace.datasets.entries import Entries, entries_of
 from headrace.datasets.manifest import Manifest, ManifestWriter
-from headrace.datasets.packed import packed
 from headrace.datasets.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.formats.json_values import as_number, as_object
@@ -29,10 +30,18 @@ Options = Mapping[str, object] | None
 
 _RUN = 2**18  # names that are sorted in memory; more go to disk
 _CHUNK = 2**14
+_NAME = operator.itemgetter(0)  # of an object
 _ATTEMPTS = 3
 _MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)
 _ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
 _BESIDE = re.compile(r".*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)", re.IGNORECASE | re.DOTALL)
+
+# What begins with one of these signs, or ends so, is looked at: most names are not.
+_MAYBE_NOT = re.compile(
+    r"(?:^|/)(?:[._]|$|Thumbs|desktop|README|LICEN|CHANGELOG|CITATION|check|SHA|MD5)"
+    r"|\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)$",
+    re.IGNORECASE,
+).search
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class Listing:
     Attributes:
         place: as it was given.
         folder: what was listed; it ends with a slash.
-        urls: of the objects, sorted.
+        urls: of the objects, sorted, with what is known of their versions.
         nbytes: of all of them together; None: not told of each.
         left_out: how many were left out, by why.
         listed_at: seconds since 1970.
@@ -50,7 +59,7 @@ class Listing:
 
     place: str
     folder: str
-    urls: Sequence[str]
+    urls: Entries
     nbytes: int | None
     left_out: Mapping[str, int] = field(default_factory=dict)
     listed_at: int = 0
@@ -89,7 +98,7 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     async def attempts() -> Listing:
         for attempt in range(1, _ATTEMPTS + 1):
             leaves_out.begin()
-            with _Spool(path, is_kept=kept) as spool:
+            with _Spool(path, len(folder.encode("utf-8", "surrogatepass")), is_kept=kept) as spool:
                 try:
                     await collect(spool)
                 except (AccessDeniedError, ObjectMissingError):
@@ -125,19 +134,21 @@ class _LeavesOut:
         self.counts: Counter[str] = Counter()
         self.nbytes: int | None = 0
 
-    def chosen(self, page: Sequence[Listed]) -> list[str]:
-        """The addresses of a page's data."""
-        names = []
-        for path, size, _ in page:
-            below = path[self._start :]
-            if self._matches is not None and not self._matches(below):
+    def chosen(self, page: Sequence[Listed]) -> list[Listed]:
+        """A page's data."""
+        data = []
+        start, matches, is_open, hides = self._start, self._matches, self._is_open, self._matches is None
+        for one in page:
+            below = one.path[start:]
+            if matches is not None and not matches(below):
                 continue
-            if self._is_open and (why := _why_not(below, hides=self._matches is None)) is not None:
+            if is_open and _MAYBE_NOT(below) and (why := _why_not(below, hides=hides)) is not None:
                 self.counts[why] += 1
                 continue
-            names.append(path)
-            self.nbytes = None if self.nbytes is None or size is None else self.nbytes + size
-        return names
+            data.append(one)
+        sizes = [one.size for one in data if one.size is not None]
+        self.nbytes = None if self.nbytes is None or len(sizes) < len(data) else self.nbytes + sum(sizes)
+        return data
 
 
 def _why_not(path: str, *, hides: bool) -> str | None:
@@ -166,44 +177,44 @@ def _kept(place: str, folder: str, path: Path) -> Listing:
 
 
 class _Spool:
-    """Takes names in any order, and gives them sorted: few in memory, many by files.
+    """Takes objects in any order, and gives them sorted by their names: few in memory, many by files.
 
     Args:
         path: where the list is kept, where it is to be, or is too long for memory.
+        start: where paths begin in the names, in bytes.
     """
 
-    def __init__(self, path: Path, *, is_kept: bool) -> None:
-        self._path, self._is_kept = path, is_kept
-        self._some: list[str] = []
+    def __init__(self, path: Path, start: int, *, is_kept: bool) -> None:
+        self._path, self._start, self._is_kept = path, start, is_kept
+        self._some: list[Listed] = []
         self._stack = ExitStack()
         self._runs: list[ManifestWriter] = []
         self._last = ""
 
-    def add(self, names: Sequence[str]) -> None:
-        """More names."""
-        self._some += names
+    def add(self, objects: Sequence[Listed]) -> None:
+        """More of them."""
+        self._some += objects
         if len(self._some) >= _RUN:
             self._flush()
 
-    def finish(self, about: Mapping[str, object]) -> Sequence[str]:
-        """All names, sorted."""
+    def finish(self, about: Mapping[str, object]) -> Entries:
+        """All of them, sorted."""
         if not self._runs and not self._is_kept:
-            return packed(sorted(self._some))
+            return entries_of(sorted(self._some, key=_NAME), self._start)
         self._flush()
         if len(self._runs) > 1:
-            parts = [iter(run.finish({})) for run in self._runs]
-            merged = heapq.merge(*parts)
+            merged = heapq.merge(*(run.finish({}).listed() for run in self._runs), key=_NAME)
             whole = self._stack.enter_context(ManifestWriter(self._path))
             while chunk := list(islice(merged, _CHUNK)):
                 whole.add(chunk)
-            return whole.finish(about)
-        manifest = self._runs[0].finish(about)
+            return whole.finish(about, self._start)
+        manifest = self._runs[0].finish(about, self._start)
         manifest.path.replace(self._path)
         return Manifest(self._path)
 
     def _flush(self) -> None:
-        self._some.sort()
-        if not self._runs or (self._some and self._some[0] < self._last):
+        self._some.sort(key=_NAME)
+        if not self._runs or (self._some and self._some[0].path < self._last):
             if not self._runs:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._folder = Path(
@@ -213,7 +224,7 @@ class _Spool:
             self._runs.append(self._stack.enter_context(run))
         if self._some:
             self._runs[-1].add(self._some)
-            self._last = self._some[-1]
+            self._last = self._some[-1].path
         self._some = []
 
     def __enter__(self) -> Self:
@@ -221,12 +232,3 @@ class _Spool:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-
-
-def without(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Sequence[str]:
-    """Those of some names that are wanted, as compact as they were."""
-
-    def chosen() -> Iterator[str]:
-        return filter(is_wanted, urls)
-
-    return packed(chosen())

@@ -83,6 +83,11 @@ class Packed(Sequence[T_co]):
     def nbytes(self) -> int:
         return self._data.nbytes + self._offsets.nbytes
 
+    @property
+    def arrays(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The bytes of all elements, and where each begins there, and the last one ends."""
+        return self._data, self._offsets
+
     def __len__(self) -> int:
         return len(self._ends) - 1
 

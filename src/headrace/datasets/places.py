@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from headrace.datasets.entries import version_at
 from headrace.datasets.guessing import Facts, Options, Place
 from headrace.datasets.operators import EachSample
 from headrace.datasets.shards import IndexedShards, Shards
@@ -38,7 +39,7 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
     if place.entries is not None:
         return _with_own_tables(form, place.entries, index, limits, storage_options, place.facts)
     if form.scanner(urls[0], limits) is None:
-        entries = [ShardEntry(url) for url in urls]
+        entries = [ShardEntry(url, version=version_at(urls, k)) for k, url in enumerate(urls)]
         return _with_own_tables(form, entries, index, limits, storage_options, place.facts)
     where = _index_of(urls, index, form, limits, storage_options)
     if where is None:

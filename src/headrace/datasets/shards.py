@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
 from headrace.datasets.bodies import Where, bodies_at, version_of
+from headrace.datasets.entries import version_at
 from headrace.datasets.packed import packed
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, StoredSource, Traits, Wanted
 from headrace.errors import (
@@ -55,6 +56,10 @@ class Shards:
     def is_compressed(self) -> bool:
         """Whether any of them can be read from its start only."""
         return any(packing_of(self.format, url) is not None for url in self.urls)
+
+    async def expected(self, ordinal: int) -> Expected:
+        """What was listed of a shard."""
+        return Expected(version_at(self.urls, ordinal) or Version(), None)
 
     def __sample_source__(self) -> SampleSource:
         return ShardSource(self)
@@ -222,7 +227,7 @@ class IndexedShards(AsyncDataset):
         """What the index says of one shard, without its members where it does not tell those."""
         count = int(self.index.starts[ordinal + 1] - self.index.starts[ordinal])
         if not self.index.has_members:
-            return Expected(Version(), count)
+            return Expected(version_at(self.urls, ordinal) or Version(), count)
         return Expected(version_of(await self.index.shard(_reader(), ordinal)), count)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints:
@@ -285,7 +290,7 @@ class ShardSource(_Sharded):
         self.data: Shards = data
 
     def open(self, io: EpochIO) -> Producer:
-        return io.shards(*_ways(self.data), None)
+        return io.shards(*_ways(self.data), self.data.expected)
 
 
 class IndexedShardSource(_Sharded, KeySource):

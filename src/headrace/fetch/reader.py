@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from headrace.errors import ChecksumError, LoaderClosedError, OptionError, masked, not_as_indexed
+from headrace.errors import (
+    ChecksumError,
+    LoaderClosedError,
+    ObjectChangedError,
+    OptionError,
+    masked,
+    not_as_known,
+    not_as_listed,
+)
 from headrace.fetch.coalescer import Coalescer
 from headrace.fetch.meter import Meter
 from headrace.fetch.policy.attempts import Attempts
@@ -164,7 +172,7 @@ class Reader:
         scheme = split(url)[0]
         base = "" if scheme == "file" else url[: len(url) - len(prefix)]  # a file's path is its address
         async for page in store.listing(prefix, levels=levels):
-            yield [one._replace(path=f"{base}{one.path}") for one in page]
+            yield [Listed(base + path, size, etag) for path, size, etag in page] if base else page
 
     async def aclose(self) -> None:
         """Let connections and threads go; no read may be under way. May be called again."""
@@ -194,9 +202,14 @@ class Reader:
                 await admitted
             return bytes(found.data)
         for _ in range(1 if check is None else 2):
-            data, span = await self._gather.read(url, start, stop, charge, version.etag)
+            try:
+                data, span = await self._gather.read(url, start, stop, charge, version.etag)
+            except ObjectChangedError as error:
+                if version.known_by == "indexed":
+                    raise
+                raise not_as_listed(url, error.reason) from error
             if span is not None and version.size not in (None, span.size):
-                raise not_as_indexed(url, f"it had {version.size} bytes then, and has {span.size}")
+                raise not_as_known(url, f"it had {version.size} bytes then, and has {span.size}", version.known_by)
             if check is None or check(data):
                 if cache is not None and span is not None:
                     await cache.put(url, start, stop, span, data)

@@ -11,7 +11,7 @@ from headrace.formats.compression.decompressor import kind_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.protocols import ObjectReads, Reads
+from headrace.protocols import ObjectReads, Reads, Version
 from headrace.rows import Rows, Scanner
 
 __all__ = ["Block", "Catalogue", "Format", "RowFilter", "Scanner", "ShardEntry", "packing_of"]
@@ -25,12 +25,14 @@ class ShardEntry:
         samples: how many it has; None: not said.
         about: whatever `Format.listed` found that `Format.index` needs; it must pickle.
         shares_blocks: whether many of its samples lie in one block: they are read together then, where that can be.
+        version: which version of the object was listed; None: it was not listed.
     """
 
     url: str
     samples: int | None = None
     about: Any = None
     shares_blocks: bool = False
+    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio.to_thread
 import numpy as np
 
-from headrace.errors import FormatError, ObjectChangedError, masked
+from headrace.errors import FormatError, ObjectChangedError, masked, not_as_listed
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.indexes.building import cache_path
 from headrace.indexes.index import OpenedIndex, for_each
 from headrace.indexes.kept_tables import SUFFIX, KeptReads, is_far, load, save
-from headrace.protocols import Reads
+from headrace.protocols import Reads, Version
 from headrace.rows import Rows
 from headrace.types import Ints
 
@@ -84,17 +84,17 @@ class OwnTables:
     async def _index(self, reader: Reads, entry: ShardEntry) -> ShardIndex:
         """What the format says of a shard, by what was read of it already by any process of this machine."""
         if not self._format.keeps_tables or not is_far(entry.url):
-            return await self._format.index(reader, entry, self._limits)
+            return _as_listed(entry, await self._format.index(reader, entry, self._limits))
         place = cache_path((entry.url,), self._storage_options, self._format).with_suffix(SUFFIX)
         reads = KeptReads(reader, await anyio.to_thread.run_sync(load, place))
         is_kept = bool(reads.kept)
         try:
-            shard = await self._format.index(reads, entry, self._limits)
+            shard = _as_listed(entry, await self._format.index(reads, entry, self._limits))
         except (FormatError, ObjectChangedError):
             if not is_kept:
                 raise
             reads = KeptReads(reader, {})
-            shard = await self._format.index(reads, entry, self._limits)
+            shard = _as_listed(entry, await self._format.index(reads, entry, self._limits))
         if reads.is_new:
             await anyio.to_thread.run_sync(save, place, reads.kept)
         return shard
@@ -110,6 +110,16 @@ class OwnTables:
                 url=entry.url,
             ) from None
         return shard
+
+
+def _as_listed(entry: ShardEntry, shard: ShardIndex) -> ShardIndex:
+    """The same, where it is of the version that was listed."""
+    listed = entry.version or Version()
+    if shard.size >= 0 and listed.size not in (None, shard.size):
+        raise not_as_listed(entry.url, f"it had {listed.size} bytes then, and has {shard.size}")
+    if shard.etag is not None and listed.etag not in (None, shard.etag):
+        raise not_as_listed(entry.url, f"its ETag was {listed.etag}, now {shard.etag}")
+    return shard
 
 
 def _begins(rows: Rows) -> Ints | None:

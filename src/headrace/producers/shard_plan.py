@@ -51,10 +51,15 @@ class ResumeToken:
 
 
 class Expected(NamedTuple):
-    """What is known of a shard whose samples must be looked for: its version, and how many samples it has."""
+    """What is known of a shard whose samples must be looked for.
+
+    Attributes:
+        version: of the object.
+        samples: how many it has; None: not known.
+    """
 
     version: Version
-    samples: int
+    samples: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,7 @@ class ShardReading:
         reader: reads their bytes.
         scanner: makes a scanner for a shard.
         unpacks: makes a decompressor for a shard; None where it is not compressed.
-        expected: what an index says of the shard with this number; None: there is none.
+        expected: what an index, or a listing, says of the shard with this number; None: there is neither.
         range_bytes: bytes of one request.
     """
 

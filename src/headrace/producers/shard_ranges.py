@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 
 from anyio.abc import TaskGroup
 
-from headrace.errors import ObjectChangedError, not_as_indexed
+from headrace.errors import ObjectChangedError, not_as_known, not_as_listed
 from headrace.fetch.rest import Rest
 from headrace.memory import Lease
 from headrace.producer import Flow
@@ -150,7 +150,12 @@ class ShardRanges:
         return lease
 
     async def _read(self, offset: int, lease: Lease) -> Span:
-        span = await self._reader.read_into(self._url, offset, lease.view, etag=self._etag, rest=self._rest)
+        try:
+            span = await self._reader.read_into(self._url, offset, lease.view, etag=self._etag, rest=self._rest)
+        except ObjectChangedError as error:
+            if self._etag != self._version.etag or self._version.known_by == "indexed":
+                raise
+            raise not_as_listed(self._url, error.reason) from error
         self._in_order = self._in_order or span.in_order
         if self._version.size not in (None, span.size):
             raise self._another(f"it had {self._version.size} bytes then, and has {span.size}")
@@ -161,4 +166,4 @@ class ShardRanges:
         return span
 
     def _another(self, why: str) -> ObjectChangedError:
-        return not_as_indexed(self._url, why)
+        return not_as_known(self._url, why, self._version.known_by)

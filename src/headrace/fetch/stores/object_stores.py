@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 from urllib.parse import unquote
@@ -29,6 +30,7 @@ from headrace.errors import (
     masked,
 )
 from headrace.fetch.panics import panic_in
+from headrace.fetch.stores.key_ranges import list_in_ranges
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Listed
@@ -101,11 +103,22 @@ async def list_remote(
     """
     try:
         store = open_remote(root, options, storage_options, attempts=options.attempts)
-        async for page in store.list(prefix.rstrip("/") or None, chunk_size=_PAGE):
-            objects = [Listed(one["path"], int(one["size"]), one["e_tag"]) for one in page]
-            yield [one for one in objects if one.path.startswith(prefix) and not one.path.endswith("/")]
+
+        async def pages(after: str | None) -> AsyncGenerator[Sequence[Listed], None]:
+            async for page in store.list(prefix.rstrip("/") or None, offset=after, chunk_size=_PAGE):
+                yield [Listed(one["path"], int(one["size"]), _quoted(one["e_tag"])) for one in page]
+
+        in_order = root.startswith(("s3://", "s3a://"))  # the others' offsets are left out by obstore, or not tried
+        async with aclosing(list_in_ranges(pages, _PAGE) if in_order else pages(None)) as each:
+            async for page in each:
+                yield [one for one in page if one.path.startswith(prefix) and not one.path.endswith("/")]
     except (BaseError, OSError) as error:
         raise translated(error, f"{root}/{prefix}") from None
+
+
+def _quoted(etag: str | None) -> str | None:
+    """An ETag as answers have it: some listings leave the quotes out."""
+    return etag if not etag or etag.endswith('"') else f'"{etag}"'
 
 
 def _cloud_store(root: str, settings: Mapping[str, object], config: Mapping[str, object]) -> tuple[Any, str]:

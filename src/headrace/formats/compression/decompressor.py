@@ -45,6 +45,8 @@ _KINDS = {
     "xz": _Kind(endings=(".xz", ".txz"), magic=b"\xfd7zXZ\0", padding=4),
     "lz4": _Kind(endings=(".lz4",), magic=b"\x04\x22\x4d\x18", skips=True),
 }
+ENDINGS = frozenset(ending for kind in _KINDS.values() for ending in kind.endings)
+"""What names of shards end in that are compressed as a whole."""
 
 
 def kind_of(url_or_path: str) -> str | None:

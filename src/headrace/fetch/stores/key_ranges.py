@@ -1,0 +1,149 @@
+"""Listing a place in several ranges of keys at once: a store that gives its keys in order, a page at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import BadResponseError
+from headrace.types import Listed
+
+Pages = Callable[[str | None], AsyncIterator[Sequence[Listed]]]
+"""Lists what comes after a key, or all: pages whose keys ascend, each but the last as long as can be."""
+
+_AT_ONCE = 16
+_PAGES_FIRST = 4  # read of a place before it is divided: most have no more
+_PAGES = 16  # the same, of a part
+_WAITING = 64  # pages that nobody has taken
+_SIGNS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_TRIED = "0123456789AGNTacegnt"
+_DEEPEST = 64
+
+
+@dataclass
+class _Range:
+    """Keys behind `after`, up to `end`; None: without such a bound."""
+
+    after: str | None
+    end: str | None
+
+
+async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequence[Listed], None]:
+    """All objects, in pages, each once.
+
+    The first pages are read one by one. Where more follow, what is left is divided at keys that may be there, such as
+    photo-1, photo-2, …, photo-9 behind photo-0123; and divided again where there turns out to be much.
+
+    Args:
+        page_size: how many objects a full page has.
+    """
+    listing = _Listing(pages, page_size)
+    try:
+        async for page in listing.run():
+            yield page
+    finally:
+        await listing.aclose()
+
+
+class _Listing:
+    def __init__(self, pages: Pages, page_size: int) -> None:
+        self._pages, self._page_size = pages, page_size
+        self._waiting: deque[_Range] = deque([_Range(None, None)])
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ready = asyncio.Queue[Sequence[Listed] | None](_WAITING)  # None: somebody has ended
+        self._can_divide: bool | None = None  # None: nobody has tried
+
+    async def run(self) -> AsyncIterator[Sequence[Listed]]:
+        """The pages."""
+        while True:
+            for task in [task for task in self._tasks if task.done()]:
+                self._tasks.remove(task)
+                task.result()
+            while self._waiting and len(self._tasks) < _AT_ONCE:
+                task = asyncio.create_task(self._pages_of(self._waiting.popleft()))
+                task.add_done_callback(self._wake)
+                self._tasks.add(task)
+            if not self._tasks and self._ready.empty():
+                return
+            page = await self._ready.get()
+            if page is not None:
+                yield page
+
+    async def aclose(self) -> None:
+        """End what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with suppress(BaseException):
+                await task
+
+    def _wake(self, _: Any) -> None:
+        with suppress(asyncio.QueueFull):  # then there are pages to wake it
+            self._ready.put_nowait(None)
+
+    async def _pages_of(self, part: _Range) -> None:
+        count, last = 0, part.after
+        patience = _PAGES_FIRST if part.after is None else _PAGES
+        pages: Any = self._pages(part.after)
+        async with aclosing(pages):
+            async for page in pages:
+                keys = [one.path for one in page]
+                if not _ascend(last, keys):
+                    if self._can_divide:
+                        raise BadResponseError("keys of a listing are out of order, and were not before", url=keys[0])
+                    self._can_divide = False
+                count += 1
+                end = part.end
+                if end is not None and keys and keys[-1] > end:
+                    await self._ready.put([one for one in page if one.path <= end])
+                    return
+                await self._ready.put(page)
+                last = keys[-1] if keys else last
+                if count >= patience and len(keys) >= self._page_size and await self._may_divide(keys[-1]):
+                    self._divide(part, keys)
+                    count = 0
+
+    async def _may_divide(self, last: str) -> bool:
+        """Whether hands are free, and the store gives what comes after a key."""
+        if self._waiting or len(self._tasks) > _AT_ONCE // 2 or self._can_divide is False:
+            return False
+        if self._can_divide is None:
+            pages: Any = self._pages(last)
+            async with aclosing(pages):
+                following: Sequence[Listed] = await anext(pages, [])
+            self._can_divide = _ascend(last, [one.path for one in following])
+        return self._can_divide
+
+    def _divide(self, part: _Range, keys: Sequence[str]) -> None:
+        """Leave of a range what lies up to the first of some keys; others see to what is behind it."""
+        points = [point for point in points_behind(keys[0], keys[-1]) if part.end is None or point < part.end]
+        if points:
+            ends = [*points[1:], part.end]
+            self._waiting.extend(_Range(point, end) for point, end in zip(points, ends, strict=True))
+            part.end = points[0]
+
+
+def points_behind(first: str, last: str) -> list[str]:
+    """Keys at which what follows a page may be divided, sorted.
+
+    Args:
+        first, last: the page's first and last key.
+    """
+    return sorted(set(_points(first, last)))
+
+
+def _points(first: str, last: str) -> Iterator[str]:
+    same = next((k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    for at in range(max(0, same - _DEEPEST), min(same + 1, len(last))):
+        if last[at] in _SIGNS:
+            yield from (last[:at] + sign for sign in _TRIED if sign > last[at])
+
+
+def _ascend(last: str | None, keys: Sequence[str]) -> bool:
+    """Whether keys come after `last`, in order."""
+    before = [*([] if last is None else [last]), *keys]
+    return all(a < b for a, b in zip(before, keys if last is not None else keys[1:], strict=False))

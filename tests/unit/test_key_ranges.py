@@ -1,0 +1,115 @@
+"""A listing in several ranges at once has each key once, whatever keys there are; and reads more pages at once."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import BadResponseError
+from headrace.fetch.stores.key_ranges import list_in_ranges, points_behind
+from headrace.types import Listed
+
+
+class Bucket:
+    """Gives its keys in pages; counts how many it is asked for, and how many at once."""
+
+    def __init__(self, keys: Sequence[str], size: int, *, knows_after: bool = True) -> None:
+        self.keys, self.size, self.knows_after = keys, size, knows_after
+        self.requests = self.at_once = self.most = 0
+
+    async def pages(self, after: str | None) -> AsyncGenerator[list[Listed], None]:
+        at = 0 if after is None or not self.knows_after else bisect_right(self.keys, after)
+        while True:
+            self.requests += 1
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            try:
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            finally:
+                self.at_once -= 1
+            page = self.keys[at : at + self.size]
+            if page:
+                yield [Listed(key) for key in page]
+            at += self.size
+            if at >= len(self.keys):
+                return
+
+    def listed(self) -> list[str]:
+        async def collect() -> list[str]:
+            async with aclosing(list_in_ranges(self.pages, self.size)) as pages:
+                return [one.path async for page in pages for one in page]
+
+        return asyncio.run(collect())
+
+
+_KEYS = st.lists(st.text("059afzAZ/-.é~", min_size=1, max_size=8), unique=True, max_size=200).map(sorted)
+
+
+@given(keys=_KEYS, size=st.integers(1, 4))
+def test_listing_in_ranges_has_each_key_once(keys: list[str], size: int) -> None:
+    assert sorted(Bucket(keys, size).listed()) == keys
+
+
+@pytest.mark.parametrize(
+    "name", ["photo-{:010d}.jpg", "{:x}", "class-{0:.1}/photo-{0}.jpg", "2024/{:06d}/a", "é{:05d}"]
+)
+def test_many_keys_are_listed_by_several_at_once(name: str) -> None:
+    keys = sorted({name.format(k if "." not in name[:12] else str(k)) for k in range(20_000)})
+    bucket = Bucket(keys, 20)
+    assert sorted(bucket.listed()) == keys
+    assert bucket.most >= 8
+    assert bucket.requests < 2.5 * len(keys) / 20
+
+
+def test_few_keys_are_listed_without_a_request_more() -> None:
+    bucket = Bucket([f"{k:04d}" for k in range(380)], 100)
+    assert bucket.listed() == bucket.keys
+    assert bucket.requests == 4
+
+
+def test_store_that_knows_no_keys_to_begin_after_is_listed_from_its_start() -> None:
+    bucket = Bucket([f"{k:04d}" for k in range(2000)], 100, knows_after=False)
+    assert bucket.listed() == bucket.keys
+    assert bucket.most == 1
+    assert bucket.requests == 21
+
+
+def test_store_without_an_order_is_listed_as_it_is() -> None:
+    keys = [f"{k * 7919 % 2000:04d}" for k in range(2000)]
+    bucket = Bucket(keys, 100, knows_after=False)
+    assert bucket.listed() == keys
+
+
+def test_keys_that_are_out_of_order_later_are_an_error() -> None:
+    keys = [f"{k:05d}" for k in range(5000)]
+    keys[700], keys[790] = keys[790], keys[700]
+    with pytest.raises(BadResponseError, match="out of order"):
+        Bucket(keys, 10).listed()
+
+
+def test_error_of_a_part_ends_the_listing_and_what_is_under_way() -> None:
+    class Failing(Bucket):
+        async def pages(self, after: str | None) -> AsyncGenerator[list[Listed], None]:
+            async for page in super().pages(after):
+                if after is not None and page[-1].path > "00150":
+                    raise OSError("no more")
+                yield page
+
+    bucket = Failing([f"{k:05d}" for k in range(5000)], 10)
+    with pytest.raises(OSError, match="no more"):
+        bucket.listed()
+    assert bucket.at_once == 0
+
+
+def test_points_lie_behind_a_page() -> None:
+    points = points_behind("a/photo-0100.jpg", "a/photo-0199.jpg")
+    assert {"a/photo-02", "a/photo-09", "a/photo-1", "a/photo-9"} <= set(points)
+    assert min(points) > "a/photo-0199.jpg"
+    assert points == sorted(points)

@@ -1,0 +1,89 @@
+"""What very many names have is found in their bytes: the same that is found by looking at each."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.datasets import survey
+from headrace.datasets.kinds import MEDIA, Survey, extension_of, stem_of
+from headrace.datasets.packed import packed
+from headrace.datasets.survey import kept_from, kept_survey, surveyed
+from headrace.formats.registry import format_of
+
+_LAST = st.sampled_from(
+    [
+        "a", "b", "a.jpg", "a.JPG", "a.json", "a.b.jpg", "b.tar", "b.tar.gz", "c.tgz", ".x", ".", "a.", "x.gz",
+        "é.tar", "metadata.csv", "metadata.jsonl", "xmetadata.csv", "metadata.CSV", "a.longextension", "a.é",
+        "part-0", "c.txt.zst",
+    ]
+)  # fmt: skip
+_PATHS = st.builds(
+    lambda folders, last: "/".join([*folders, last]), st.lists(st.sampled_from(["d", "e.f", "é"])), _LAST
+)
+
+
+def one_by_one(names: list[str], start: int) -> Survey:
+    found = Survey()
+    formats, others = Counter[str](), Counter[str]()
+    for name in names:
+        form = format_of([name])
+        if form is None:
+            others[extension_of(name)] += 1
+        else:
+            formats[form.name] += 1
+        found.media += extension_of(name) in MEDIA
+    found.formats, found.others = dict(formats), dict(others)
+    found.extensions = dict(Counter(map(extension_of, names)))
+    paths = [name[start:] for name in names]
+    found.tables = [
+        name for name in names if name.rpartition("/")[2] in ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+    ]
+    found.folders = sorted({path.partition("/")[0] for path in paths if "/" in path})
+    found.loose = sum("/" not in path for path in paths)
+    found.is_single = all(stem_of(a) != stem_of(b) for a, b in pairwise(names))
+    return found
+
+
+@pytest.mark.parametrize("folder", ["", "memory://place/ä/"])
+@given(paths=st.lists(_PATHS, max_size=12), in_order=st.booleans())
+def test_survey_is_what_each_name_says(folder: str, paths: list[str], in_order: bool) -> None:
+    names = [folder + path for path in (sorted(paths) if in_order else paths)]
+    found = surveyed(packed(names), len(folder.encode()))
+    expected = one_by_one(names, len(folder))
+    expected.digest = found.digest
+    found.tables.sort()
+    expected.tables.sort()
+    assert found == expected
+    assert kept_survey(json.loads(json.dumps(kept_from(found)))) == found
+
+
+def test_survey_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = packed([f"f/{k // 4}/{k // 2:03d}.{'jt'[k % 2]}" for k in range(40)])
+    whole = surveyed(names, 2)
+    assert not whole.is_single
+    for size in (1, 2, 3, 7):
+        monkeypatch.setattr(survey, "_CHUNK", size)
+        assert surveyed(names, 2) == whole
+    monkeypatch.setattr(survey, "_CHUNK", 2)
+    assert not surveyed(packed(["a.b", "b.x", "b.y", "c.x"][1:3]), 0).is_single
+    monkeypatch.setattr(survey, "_CHUNK", 1)
+    assert not surveyed(packed(["b.x", "b.y"]), 0).is_single
+
+
+def test_digest_is_of_the_paths_and_their_order_wherever_they_lie() -> None:
+    here, there = (surveyed(packed([f"{place}a/1", f"{place}b/2"]), len(place)) for place in ("s3://x/", "/y/z/w/"))
+    assert here.digest == there.digest
+    assert len({surveyed(packed(names), 0).digest for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}) == 4
+
+
+def test_survey_of_formats_that_are_known_no_more_is_not_taken() -> None:
+    said = kept_from(surveyed(packed(["a.tar"]), 0))
+    assert said is not None
+    assert kept_survey({**said, "by": "others"}) is None
+    assert kept_survey(None) is None
