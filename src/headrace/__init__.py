@@ -21,6 +21,7 @@ __version__: str  # asked for when it is first used: that reads files
 if TYPE_CHECKING:
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
     from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
+    from headrace.datasets.hdf5 import hdf5
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
@@ -79,6 +80,7 @@ _HOMES = {
         "table",
         "text",
     ),
+    "headrace.datasets.hdf5": ("hdf5",),
     "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
@@ -171,6 +173,7 @@ __all__ = [
     "folder",
     "from_iterable",
     "from_map",
+    "hdf5",
     "merge_states",
     "mix",
     "packed",

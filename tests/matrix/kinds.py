@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import zstandard
@@ -155,6 +156,23 @@ def _zip(shards: Shards, packing: str) -> dict[str, bytes]:
     return files
 
 
+def _hdf5(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = {}
+    for k, shard in enumerate(shards):
+        with h5py.File(out := io.BytesIO(), "w") as file:
+            file.create_dataset("n", data=np.array(shard, np.int64))
+            file.create_dataset(
+                "x", data=np.zeros((len(shard), 50)), chunks=(3, 50), compression="gzip", maxshape=(None, 50)
+            )
+        files[f"{k:02}.h5"] = out.getvalue()
+    return files
+
+
+def _rows(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
+    del index  # it has its own
+    return hr.hdf5(urls, storage_options=storage_options)
+
+
 def _megatron(shards: Shards, packing: str) -> dict[str, bytes]:
     files = {}
     for k, shard in enumerate(filter(len, shards)):  # a file without tokens is an error
@@ -216,6 +234,15 @@ KINDS = (
         packings=(PLAIN,),
         absent="windows lie where arithmetic says, which holds for plain files alone",
         open=_windows,
+    ),
+    Kind(
+        "HDF5",
+        _hdf5,
+        _n,
+        packings=(PLAIN,),
+        absent="its chunks are compressed, each by itself, and not the file",
+        index="auto",
+        open=_rows,
     ),
     Kind(
         "MDS",

@@ -34,10 +34,8 @@ class HeldReads(Generic[T]):
 
     async def get(self, ordinal: int, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What is held of an object, or what `load` reads; several who ask at once on one loop share that."""
-        with self._lock:
-            if ordinal in self._held:
-                self._held.move_to_end(ordinal)
-                return self._held[ordinal]
+        if (held := self.held(ordinal)) is not None:
+            return held
         asked = asyncio.get_running_loop(), ordinal
         if asked not in self._loading:
             task = self._loading[asked] = asyncio.create_task(self._load(ordinal, load))
@@ -46,6 +44,13 @@ class HeldReads(Generic[T]):
             return await asyncio.shield(self._loading[asked])
         except StageError as error:
             raise deepcopy(error) from error.__cause__  # each who waits adds notes about itself
+
+    def held(self, ordinal: int) -> T | None:
+        """What is held of an object, if anything is."""
+        with self._lock:
+            if ordinal in self._held:
+                self._held.move_to_end(ordinal)
+            return self._held.get(ordinal)
 
     def hold(self, ordinal: int, one: T) -> None:
         """Hold what is known of an object, if nothing is."""

@@ -1,0 +1,189 @@
+"""Rows of HDF5 files that h5py has written: every layout and filter, what is refused, and what is read for a row."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.limits import Limits
+from headrace.testing import FaultServer
+
+h5py = pytest.importorskip("h5py")
+
+COUNT = 100
+RNG = np.random.default_rng(1)
+IMAGES = RNG.integers(0, 255, (COUNT, 6, 5)).astype(np.uint8)  # no filter makes it shorter
+FLAT = np.repeat(np.arange(COUNT, dtype=np.int32), 30).reshape(COUNT, 6, 5)
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"chunks": (7, 6, 5)},
+    "tiles": {"chunks": (16, 4, 3)},
+    "longer than the data": {"chunks": (64, 6, 5), "maxshape": (None, 6, 5)},
+    "gzip": {"chunks": (7, 6, 5), "compression": "gzip", "shuffle": True, "fletcher32": True},
+    "lzf": {"chunks": (7, 4, 5), "compression": "lzf"},
+    "scaled": {"chunks": (9, 6, 5), "scaleoffset": 0},
+}
+
+
+def put(write: Callable[[Any], object], **settings: Any) -> str:
+    with h5py.File(out := io.BytesIO(), "w", **settings) as file:
+        write(file)
+    url = f"memory://hdf5/{uuid.uuid4().hex}.h5"
+    memory.put(url, out.getvalue())
+    return url
+
+
+def rows(data: hr.Stream) -> list[dict[str, Any]]:
+    return [{name: value for name, value in row.items() if not name.startswith("__")} for row in data]
+
+
+def two(file: Any) -> None:
+    file["images"], file["labels"] = IMAGES, np.arange(COUNT)
+
+
+@pytest.mark.parametrize("settings", [{}, {"libver": "latest"}], ids=["oldest", "latest"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_are_those_that_were_written(layout: str, settings: Mapping[str, Any]) -> None:
+    def write(file: Any) -> None:
+        for name, values in (("images", IMAGES), ("flat", FLAT)):
+            file.create_dataset(name, data=values, **LAYOUTS[layout])
+
+    data = hr.hdf5(put(write, **settings))
+    assert len(data) == COUNT
+    for k, row in enumerate(rows(data)):
+        assert (row["images"] == IMAGES[k]).all()
+        assert (row["flat"] == FLAT[k]).all()
+        assert row["flat"].dtype == np.int32
+
+
+def test_types_are_those_that_tensors_can_have() -> None:
+    values = {
+        "big": np.arange(5, dtype=">f4"),
+        "half": np.arange(5, dtype=np.float16),
+        "flags": np.arange(5) % 2 == 0,
+        "group/deep": np.arange(10, dtype="<i8").reshape(5, 2),
+    }
+    data = hr.hdf5(put(lambda file: [file.__setitem__(name, value) for name, value in values.items()]))
+    with hr.DataLoader(data, batch_size=5) as loader:
+        (batch,) = loader
+    for name, value in values.items():
+        assert (batch[name].numpy() == value).all()
+        assert batch[name].numpy().dtype == value.dtype.newbyteorder("=")
+
+
+def test_datasets_are_chosen_and_named() -> None:
+    def write(file: Any) -> None:
+        two(file)
+        file["classes"] = np.arange(3)
+
+    place = put(write)
+    data = hr.hdf5(place, {"image": "images", "y": "/labels"})
+    assert set(data[3]) == {"__key__", "__url__", "image", "y"}
+    assert data[-1]["y"] == COUNT - 1
+    assert set(rows(hr.hdf5(place, ["labels"]))[0]) == {"labels"}
+    with pytest.raises(hr.OptionError, match=r"/classes \[3\].*give datasets="):
+        len(hr.hdf5(place))
+    with pytest.raises(hr.OptionError, match=r"no dataset 'label' with rows; it has .*labels"):
+        len(hr.hdf5(place, ["label"]))
+    for wrong in ("labels", [], {"__x__": "labels"}):
+        with pytest.raises(hr.OptionError, match="datasets="):
+            hr.hdf5(place, wrong)
+
+
+def test_rows_that_were_never_written_are_filled() -> None:
+    data = hr.hdf5(put(lambda file: file.create_dataset("x", (9, 2), "i4", chunks=(4, 2), fillvalue=7)))
+    assert [row["x"].tolist() for row in rows(data)] == [[7, 7]] * 9
+
+
+def test_files_follow_one_another() -> None:
+    places = [put(lambda file, k=k: file.create_dataset("x", data=np.arange(k, dtype=float))) for k in (3, 0, 4)]
+    data = hr.hdf5(places)
+    assert [float(row["x"]) for row in rows(data)] == [0, 1, 2, 0, 1, 2, 3]
+    assert sorted(float(row["x"]) for row in rows(data.shuffle("global"))) == [0, 0, 1, 1, 2, 2, 3]
+    other = put(lambda file: file.create_dataset("x", data=np.arange(3)))
+    with pytest.raises(hr.FormatError, match=r"the files of a stream have the same datasets"):
+        len(hr.hdf5([*places, other]))
+
+
+def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
+    with h5py.File(out := io.BytesIO(), "w") as file:
+        file.create_dataset("x", data=RNG.integers(0, 255, (4000, 500)).astype(np.uint8), chunks=(100, 500))
+        file["y"] = np.arange(4000)
+    with FaultServer() as server:
+        data = hr.hdf5(server.add("a.h5", out.getvalue()))
+        with hr.DataLoader(data.shuffle("window", window=400), batch_size=50) as loader:
+            seen = [y for batch in loader for y in batch["y"].tolist()]
+        assert sorted(seen) == list(range(4000))
+        assert seen != sorted(seen)
+        assert len(server.log) < 60, "40 chunks, the labels, and what describes them"
+
+
+@pytest.mark.parametrize(
+    ("write", "why"),
+    [
+        (lambda file: file.create_dataset("t", data=["a", "bc"]), "'/t' has values of any length"),
+        (lambda file: file.create_dataset("n", shape=(3, 2), dtype="i4"), "'/n' .*never written"),
+        (lambda file: file.create_dataset("s", data=3), "no datasets with rows"),
+        (
+            lambda file: file.create_dataset("e", (3,), "u1", external=[("elsewhere.bin", 0, 3)]),
+            "'/e' lies in other files",
+        ),
+    ],
+)
+def test_dataset_that_is_not_read_is_named(write: Callable[[Any], object], why: str) -> None:
+    with pytest.raises(hr.FormatError, match=why):
+        len(hr.hdf5(put(write)))
+
+
+def test_damage_is_an_error_that_names_the_file() -> None:
+    with h5py.File(out := io.BytesIO(), "w") as file:
+        file.create_dataset("x", data=FLAT, chunks=(10, 6, 5), compression="gzip", fletcher32=True)
+    whole = out.getvalue()
+    for damaged in (whole[: len(whole) // 2], b"", b"x" * 5000, whole[:600]):
+        memory.put("memory://hdf5/damaged.h5", damaged)
+        with pytest.raises(hr.FormatError, match=r"damaged\.h5"):
+            len(hr.hdf5("memory://hdf5/damaged.h5"))
+    with h5py.File(io.BytesIO(whole)) as file:
+        at = file["x"].id.get_chunk_info(3).byte_offset
+    memory.put("memory://hdf5/damaged.h5", whole[:at] + b"\xff" * 9 + whole[at + 9 :])
+    data = hr.hdf5("memory://hdf5/damaged.h5")
+    assert (data[29]["x"] == 29).all()
+    with pytest.raises(hr.FormatError, match=rf"damaged\.h5: the chunk of '/x' at byte {at} does not decode"):
+        data[30]
+
+
+def test_limits_hold() -> None:
+    place = put(two)
+    with pytest.raises(hr.LimitError, match="'/images'"):
+        len(hr.hdf5(place, limits=Limits(member_bytes=29)))
+    many = put(lambda file: [file.create_dataset(f"{n}/x", data=np.arange(3)) for n in range(2000)])
+    with pytest.raises(hr.LimitError, match="what describes its datasets"):
+        len(hr.hdf5(many, limits=Limits(member_bytes=1000)))
+
+
+def test_state_is_exact_in_a_shuffled_epoch() -> None:
+    def loader() -> hr.DataLoader[Any]:
+        return hr.DataLoader(hr.hdf5(place).shuffle("window", window=20), batch_size=7)
+
+    place = put(two)
+    with loader() as one:
+        whole = [batch["labels"].tolist() for batch in one]
+    with loader() as one:
+        batches = iter(one)
+        first = [next(batches)["labels"].tolist() for _ in range(4)]
+        state = one.state_dict()
+    with loader() as one:
+        one.load_state_dict(state)
+        assert first + [batch["labels"].tolist() for batch in one] == whole
+
+
+def test_file_with_a_user_block_is_read_where_its_values_lie() -> None:
+    data = hr.hdf5(put(two, userblock_size=1024))
+    assert (data[17]["images"] == IMAGES[17]).all()
