@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import IO
 
 import anyio.to_thread
 
@@ -24,7 +24,7 @@ from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
-from headrace.indexes.one_shard import Cost, build_shard
+from headrace.indexes.one_shard import Cost, build_shard, write_shard
 from headrace.indexes.pinned import PinnedObject
 from headrace.indexes.spool import Spool, open_spool
 from headrace.protocols import Reads
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 SUFFIX = ".hri"
+_BLOCK_HELD_BYTES = 2**20  # of a shard's index, before it goes to disk
 
 
 def cache_path(urls: Iterable[str], storage_options: Mapping[str, object] | None = None, form: Format = TAR) -> Path:
@@ -225,11 +226,11 @@ async def build_beside(
     shards, progress = _named(urls), progress or BuildProgress()
     how = _How(headers_only, form, limits, concurrency)
 
-    async def publish(url: str, entry: Entry, block: bytes) -> None:
+    async def publish(url: str, entry: Entry, block: IO[bytes]) -> None:
         part = part_beside(cache_path((beside(url),)))
         try:
             with part:
-                size = write_index(part, [replace(entry, start=0)], io.BytesIO(block))
+                size = write_index(part, [replace(entry, start=0)], block)
             await write_object(beside(url), Path(part.name), storage_options)
         finally:
             Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (as quick as any other call)
@@ -284,7 +285,7 @@ async def _build(
     spool: Spool,
     progress: BuildProgress,
     how: _How,
-    publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
+    publish: Callable[[str, Entry, IO[bytes]], Awaitable[None]] | None = None,
 ) -> None:
     """Have all shards in the spool, but for those that fail."""
     progress.total = len(shards)
@@ -297,17 +298,17 @@ async def _build(
             progress.entries[name] = known
             return
         own = await how.form.own_index(PinnedObject(reader, url, progress.count), how.limits)
-        if own is not None:
-            entry, block = replace(own[0], name=name), own[1]
-        else:
-            shard, _ = await build_shard(
-                reader, url, form=how.form, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
-            )
-            block = await anyio.to_thread.run_sync(shard.pack)
-            entry = Entry.of(name, shard, block)
-        if publish is not None:
-            await publish(url, entry, block)
-        progress.entries[name] = spool.add(entry, block)
+        with tempfile.SpooledTemporaryFile(_BLOCK_HELD_BYTES, dir=str(spool.folder)) as block:
+            if own is not None:
+                entry = replace(own[0], name=name)
+                block.write(own[1])
+            else:
+                shard = PinnedObject(reader, url, progress.count)
+                write = partial(write_shard, form=how.form, limits=how.limits, headers_only=how.headers_only)
+                entry = await write(shard, name, block, spool.folder)
+            if publish is not None:
+                await publish(url, entry, block)
+            progress.entries[name] = await anyio.to_thread.run_sync(spool.add, entry, block)
         progress.seen_bytes += entry.size
 
     async def work() -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 import anyio.to_thread
 import google_crc32c
@@ -18,6 +19,8 @@ from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression.decompressor import Decompressor, kind_of
 from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_table, seek_table_bytes
 from headrace.formats.format import Format, Scanner
+from headrace.formats.index.file import Entry
+from headrace.formats.index.growing import GrowingIndex
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
@@ -65,34 +68,75 @@ async def build_shard(
         StorageError: it could not be read.
     """
     shard = PinnedObject(reader, url, on_bytes)
-    kind = kind_of(url)
-    crc, frames = None, None
-    scanner = form.scanner(url, limits)
+    index = await _in_headers(shard, form, limits) if headers_only else None
+    if index is None:
+        found = _Gathered()
+        frames = await _read_whole(shard, form, limits, found)
+        rows, crc = found.whole()
+        index = ShardIndex(rows, crc, shard.size, shard.etag, frames)
+    return index, Cost(shard.requests, shard.nbytes)
+
+
+async def write_shard(
+    shard: PinnedObject, name: str, block: IO[bytes], folder: Path, *, form: Format, limits: Limits, headers_only: bool
+) -> Entry:
+    """The same, packed to the empty file `block`; what is held does not grow with the samples.
+
+    Args:
+        name: of the shard in the entry.
+        folder: for files without names, which are gone when this ends.
+    """
+    index = await _in_headers(shard, form, limits) if headers_only else None
+    if index is not None:
+        packed = await anyio.to_thread.run_sync(index.pack)
+        block.write(packed)
+        return Entry.of(name, index, packed)
+    with GrowingIndex(folder) as growing:
+        frames = await _read_whole(shard, form, limits, growing)
+        write = partial(growing.write, block, name, shard.size, shard.etag, frames)
+        return await anyio.to_thread.run_sync(write)
+
+
+async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex | None:
+    """What headers alone tell of a tar; None where it must be read whole."""
+    if kind_of(shard.url) is not None or form.name != TAR.name:
+        return None
+    rows = await hop(shard, TarScanner(shard.url, limits))
+    return None if rows is None else ShardIndex(rows, None, shard.size, shard.etag)
+
+
+async def _read_whole(shard: PinnedObject, form: Format, limits: Limits, takes_rows: _TakesRows) -> Frames | None:
+    """Have all samples and the checksums of their members taken; gives the frames of a compressed archive."""
+    scanner, kind = form.scanner(shard.url, limits), kind_of(shard.url)
     if scanner is None:
-        raise OptionError(f"{masked(url)}: shards of the format {form.name!r} bring their own index along")
-    rows = None
-    if headers_only and kind is None and form.name == TAR.name:
-        rows = await hop(shard, TarScanner(url, limits))
-    if rows is None:
-        rows, crc, unpacked = await _read_whole(shard, scanner, kind, limits)
-        if kind is not None:
-            frames = await _frames(shard, kind, unpacked, limits)
-    return ShardIndex(rows, crc, shard.size, shard.etag, frames), Cost(shard.requests, shard.nbytes)
-
-
-async def _read_whole(
-    shard: PinnedObject, scanner: Scanner, kind: str | None, limits: Limits
-) -> tuple[Rows, NDArray[np.uint32], int]:
-    """The samples, the checksums of their members, and how many bytes the archive has, unpacked."""
-    scan = _Scan(scanner)
+        raise OptionError(f"{masked(shard.url)}: shards of the format {form.name!r} bring their own index along")
+    scan = _Scan(scanner, takes_rows)
     takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits))
     end = 0
     async with aclosing(shard.pieces()) as pieces:
         async for data in pieces:
             end += len(data)
             await anyio.to_thread.run_sync(partial(takes.feed, data, last=end == shard.size))
-    rows = Rows.concat(scan.tables) if scan.tables else Rows.empty()
-    return rows, np.array(scan.checksums, np.uint32), scan.end
+    return None if kind is None else await _frames(shard, kind, scan.end, limits)
+
+
+class _TakesRows(Protocol):
+    def add(self, rows: Rows, crc: NDArray[np.uint32]) -> None: ...
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self._tables: list[Rows] = []
+        self._checksums: list[NDArray[np.uint32]] = []
+
+    def add(self, rows: Rows, crc: NDArray[np.uint32]) -> None:
+        self._tables.append(rows)
+        self._checksums.append(crc)
+
+    def whole(self) -> tuple[Rows, NDArray[np.uint32]]:
+        if not self._tables:
+            return Rows.empty(), np.zeros(0, np.uint32)
+        return Rows.concat(self._tables), np.concatenate(self._checksums)
 
 
 class _Takes(Protocol):
@@ -103,15 +147,12 @@ class _Scan:
     """Finds the samples in successive pieces of an archive, and makes the checksums of their members.
 
     Attributes:
-        tables, checksums: what was found.
         end: of what was fed.
     """
 
-    def __init__(self, scanner: Scanner) -> None:
-        self.tables: list[Rows] = []
-        self.checksums: list[int] = []
+    def __init__(self, scanner: Scanner, takes: _TakesRows) -> None:
         self.end = 0
-        self._scanner = scanner
+        self._scanner, self._takes = scanner, takes
         self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that samples not yet known whole may lie in
 
     def feed(self, data: memoryview, *, last: bool) -> None:
@@ -121,8 +162,8 @@ class _Scan:
         self._kept.append((self.end, data))
         self.end += len(data)
         if len(rows):
-            self.tables.append(rows)
-            self.checksums += map(self._checksum, rows.offset.tolist(), rows.size.tolist())
+            checksums = map(self._checksum, rows.offset.tolist(), rows.size.tolist())
+            self._takes.add(rows, np.fromiter(checksums, np.uint32, len(rows.offset)))
         while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= self._scanner.low:
             self._kept.popleft()
 

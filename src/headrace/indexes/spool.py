@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import IO, Self
 
 import anyio
 import anyio.to_thread
 
 from headrace.errors import OptionError
 from headrace.formats.index.file import Entry
-from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.journal import Journal, append_record, write_index
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 
@@ -51,8 +52,8 @@ class Spool:
         entries: by name.
     """
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path, self._file, self._lock = path, file, threading.Lock()
         try:
             journal = Journal(self._file)
             self.entries = {entry.name: entry for entry in journal}
@@ -62,17 +63,22 @@ class Spool:
             self._file.close()
             raise
 
-    def add(self, entry: Entry, block: bytes) -> Entry:
-        """Keep a shard's index; gives the entry with its place here."""
-        record = journal_record(entry, block)
-        self._file.write(record)
-        self._file.flush()
-        self._end += len(record)
-        placed = replace(entry, start=self._end - len(block), length=len(block))
-        self.entries[entry.name] = placed
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._path.parent
+
+    def add(self, entry: Entry, block: IO[bytes]) -> Entry:
+        """Keep a shard's index, which is all of the file `block`; gives the entry with its place here."""
+        with self._lock:  # of several shards at once
+            size, length = append_record(self._file, entry, block)
+            self._file.flush()
+            self._end += size
+            placed = replace(entry, start=self._end - length, length=length)
+            self.entries[entry.name] = placed
         return placed
 
-    def write_index(self, file: BinaryIO, names: Sequence[str]) -> int:
+    def write_index(self, file: IO[bytes], names: Sequence[str]) -> int:
         """Write the index file of these shards, in this order; gives its bytes."""
         return write_index(file, [self.entries[name] for name in names], self._file)
 
@@ -94,7 +100,7 @@ def _opened(path: Path) -> Spool | None:
     return None if file is None else Spool(path, file)
 
 
-def _locked(path: Path) -> BinaryIO | None:
+def _locked(path: Path) -> IO[bytes] | None:
     """The file, made if need be, for this caller alone until it is closed; None where another one has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:

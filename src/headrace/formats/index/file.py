@@ -276,4 +276,9 @@ def check_block(data: Buffer, check: int, what: str) -> None:
         FormatError: it is not; it names `what`.
     """
     if zlib.crc32(data) != check:
-        raise damage(what, "its CRC-32 is not the one that the directory says")
+        raise wrong_check(what)
+
+
+def wrong_check(what: str) -> FormatError:
+    """The error of a block that is not the one that the directory means."""
+    return damage(what, "its CRC-32 is not the one that the directory says")

@@ -8,15 +8,16 @@ A journal is a row of records. A record is
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from typing import IO
 
 from headrace.errors import FormatError, masked
-from headrace.formats.index.file import Entry, check_block, pack_directory
+from headrace.formats.index.file import Entry, pack_directory, wrong_check
 from headrace.formats.index.named_arrays import MOST
 from headrace.formats.json_values import as_count, as_number, as_object, as_text
 from headrace.types import Buffer
@@ -30,7 +31,15 @@ _FACTS = ("name", "etag", *_COUNTS)
 
 
 def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
-    """The record to append to a journal for a shard that was indexed.
+    """The record to append to a journal for a shard that was indexed; see `append_record`."""
+    append_record(out := io.BytesIO(), entry, io.BytesIO(block))
+    return out.getvalue()
+
+
+def append_record(journal: IO[bytes], entry: Entry, block: IO[bytes]) -> tuple[int, int]:
+    """Append the record of a shard that was indexed, whose block is all of a file; gives (size, size of the block).
+
+    It holds a piece of the block at a time.
 
     Raises:
         ValueError: the address is longer than any that can be read back.
@@ -38,8 +47,19 @@ def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
     line = json.dumps({name: getattr(entry, name) for name in _FACTS}, separators=(",", ":")).encode() + b"\n"
     if len(line) > _LINE_MOST:
         raise ValueError(f"an address of {len(entry.name)} characters is over the limit")
-    payload = line + block
-    return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
+    check, length = zlib.crc32(line), 0
+    for piece in _pieces(block):
+        check, length = zlib.crc32(piece, check), length + len(piece)
+    journal.write(_HEAD.pack(_MAGIC, len(line) + length, check) + line)
+    for piece in _pieces(block):
+        journal.write(piece)
+    return _HEAD.size + len(line) + length, length
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    while piece := file.read(_PIECE):
+        yield piece
 
 
 class Journal:
@@ -52,7 +72,7 @@ class Journal:
         end: where the last whole record ended, in bytes: cut the journal here before appending to it.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.end = 0
 
@@ -100,10 +120,10 @@ def _entry(facts: dict[str, object]) -> Entry:
     return Entry(name=name, etag=etag, **known)
 
 
-def write_index(file: BinaryIO, entries: Sequence[Entry], journal: BinaryIO) -> int:
+def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
     """Write an index file of `entries`, whose blocks lie in `journal`; gives how many bytes it has.
 
-    It holds one block at a time.
+    It holds a piece of a block at a time.
 
     Raises:
         ValueError: two entries have one address: leave the older one out.
@@ -114,10 +134,19 @@ def write_index(file: BinaryIO, entries: Sequence[Entry], journal: BinaryIO) -> 
     written = file.write(pack_directory(entries))
     for entry in entries:
         if entry.length:
-            journal.seek(entry.start)
-            block = journal.read(entry.length)
-            if len(block) != entry.length:
-                raise FormatError(f"the journal ends inside the index of {masked(entry.name)}", url=entry.name)
-            check_block(block, entry.check, entry.name)
-            written += file.write(block)
+            written += _copy_block(file, entry, journal)
     return written
+
+
+def _copy_block(file: IO[bytes], entry: Entry, journal: IO[bytes]) -> int:
+    journal.seek(entry.start)
+    left, check = entry.length, 0
+    while left:
+        piece = journal.read(min(left, _PIECE))
+        if not piece:
+            raise FormatError(f"the journal ends inside the index of {masked(entry.name)}", url=entry.name)
+        check, left = zlib.crc32(piece, check), left - len(piece)
+        file.write(piece)
+    if check != entry.check:
+        raise wrong_check(entry.name)
+    return entry.length

@@ -18,8 +18,12 @@ from headrace.formats.json_values import as_list, as_number, as_text, as_texts
 from headrace.rows import Rows
 from headrace.types import Buffer, Ints
 
-_BLOCK = 512  # of a tar archive: what lies between members is counted in these
-_GAP = {_BLOCK: "gap", 1: "gap_bytes"}
+TAR_BLOCK = 512
+"""Bytes; what lies between members of a tar archive is counted in these."""
+
+GAP = {TAR_BLOCK: "gap", 1: "gap_bytes"}
+"""What the array of gaps is called, by what they are counted in."""
+
 # Keys become a table as wide as the longest: one long key among very many would ask for any amount of memory.
 _KEY_TABLE_BYTES = 64 * 2**20
 
@@ -55,16 +59,16 @@ class ShardIndex:
             ValueError: members overlap, or lie not in order: no shard is so.
         """
         rows = self.rows
-        unit = 1 if (rows.offset % _BLOCK).any() else _BLOCK
+        unit = 1 if (rows.offset % TAR_BLOCK).any() else TAR_BLOCK
         lengths = np.strings.str_len(rows.keys).astype(np.int64)
-        _check_keys("this index", lengths)
+        check_keys("this index", int(lengths.max(initial=0)), len(lengths), int(lengths.sum()))
         arrays: dict[str, NDArray[np.generic]] = {
             "key_length": lengths,
-            "key_text": _text_of(rows.keys, lengths),
+            "key_text": text_of(rows.keys, lengths),
             "members": np.diff(rows.starts),
             "field": rows.field,
             "size": rows.size,
-            _GAP[unit]: gaps(rows.offset, rows.size, unit),
+            GAP[unit]: gaps(rows.offset, rows.size, unit),
         }
         if rows.block is not None and rows.row is not None:
             arrays["block"], arrays["row"] = rows.block, rows.row
@@ -99,13 +103,17 @@ class ShardIndex:
         return ShardIndex(rows, crc, -1 if size is None else size, etag, frames)
 
 
-def gaps(offset: Ints, size: Ints, unit: int = _BLOCK) -> Ints:
+def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> Ints:
     """How many times `unit` bytes lie between each member's bytes, up to a multiple of it, and those before it.
+
+    Args:
+        end: of the member before the first one.
 
     Raises:
         ValueError: that is no whole number, or less than none.
     """
     before = np.zeros(len(offset), np.int64)
+    before[:1] = end + (unit - 1) & -unit
     before[1:] = offset[:-1] + size[:-1] + (unit - 1) & -unit
     gap = offset - before
     if len(gap) and (int(gap.min()) < 0 or (gap % unit).any()):
@@ -113,7 +121,8 @@ def gaps(offset: Ints, size: Ints, unit: int = _BLOCK) -> Ints:
     return gap // unit
 
 
-def _text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
+def text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
+    """The keys one after the other, which have these lengths."""
     table = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), keys.dtype.itemsize)
     return table[np.arange(keys.dtype.itemsize) < lengths[:, None]]
 
@@ -124,9 +133,9 @@ def _rows(arrays: Arrays, end: int) -> Rows:
     fields = as_texts(arrays.fact("fields", as_list))
     if fields is None or any(name.startswith("__") for name in fields) or len(set(fields)) < len(fields):
         raise damage(what, "the names of its fields are none")
-    unit = 1 if arrays.has(_GAP[1]) else _BLOCK
+    unit = 1 if arrays.has(GAP[1]) else TAR_BLOCK
     size = arrays.ints("size")
-    gap = arrays.ints(_GAP[unit], len(size), most=MOST // unit)
+    gap = arrays.ints(GAP[unit], len(size), most=MOST // unit)
     blocks = gap.copy()
     blocks[1:] += (size[:-1] + (unit - 1)) // unit
     offset = np.cumsum(blocks) * unit if float(blocks.sum(dtype=np.float64)) <= MOST / unit else None
@@ -155,7 +164,7 @@ def _rows(arrays: Arrays, end: int) -> Rows:
 def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
     text, ends = arrays.texts("key_text", "key_length")
     lengths = np.diff(ends)
-    width = _check_keys(arrays.what, lengths)
+    width = check_keys(arrays.what, int(lengths.max(initial=0)), len(lengths), int(lengths.sum()))
     table = np.zeros((len(lengths), width), np.uint8)
     table[np.arange(width) < lengths[:, None]] = np.frombuffer(text, np.uint8)
     keys: NDArray[np.bytes_] = table.reshape(-1).view(f"S{width}")
@@ -164,11 +173,17 @@ def _keys(arrays: Arrays) -> NDArray[np.bytes_]:
     return keys
 
 
-def _check_keys(what: str, lengths: Ints) -> int:
-    """How long the longest key is; LimitError where a table of keys of that length would be too large."""
-    width = max(int(lengths.max()), 1) if len(lengths) else 1
-    if width * len(lengths) > max(_KEY_TABLE_BYTES, 8 * int(lengths.sum())):
-        raise LimitError(f"{masked(what)}: {len(lengths)} keys of up to {width} bytes are over the limit", url=what)
+def check_keys(what: str, longest: int, count: int, nbytes: int) -> int:
+    """How wide a table of keys is; LimitError where it would be too large.
+
+    Args:
+        longest: bytes of the longest key.
+        count: of keys.
+        nbytes: of all keys together.
+    """
+    width = max(longest, 1)
+    if width * count > max(_KEY_TABLE_BYTES, 8 * nbytes):
+        raise LimitError(f"{masked(what)}: {count} keys of up to {width} bytes are over the limit", url=what)
     return width
 
 
