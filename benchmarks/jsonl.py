@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 import tables
+from cpu import cpu_s
 from data import DATA
 
 FILES = 4
@@ -98,26 +99,6 @@ def _decode(paths: list[str], ready: Any, done: Any) -> None:
     for line in lines:
         orjson.loads(line)
     done.put((len(lines), time.process_time() - began))
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process and all below it that live."""
-    parents, seconds = {}, {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdecimal():
-            try:
-                fields = (place / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents[int(place.name)] = int(fields[1])
-            seconds[int(place.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    total = 0.0
-    for process in parents:
-        above = process
-        while above in parents and above != os.getpid():
-            above = parents[above]
-        total += seconds[process] if above == os.getpid() else 0.0
-    return total
 
 
 def measured(batches: Iterator[int]) -> tuple[float, float]:

@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from cpu import cpu_s
 
 WINDOW, BATCH, WORKERS, CHUNKS = 4096, 64, 2, 4
 NAMES = ("bytes", "headrace", "headrace-0", "headrace-global", "torch", "litdata")
@@ -52,23 +53,6 @@ def write(folder: Path, windows: int) -> None:
         "item_loader": "TokensLoader",
     }  # fmt: skip
     (folder / "lit/index.json").write_text(json.dumps({"chunks": said, "config": config, "updated_at": "0"}))
-
-
-def cpu_s() -> float:
-    """Processor time of this process and of all that it has started, and these."""
-    parents, used = {}, {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = place.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        number = int(place.parent.name)
-        parents[number] = int(fields[1])
-        used[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with children that it has waited for
-    ours = {os.getpid()}
-    while more := {number for number, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(used[number] for number in ours)
 
 
 def headrace(url: str, folder: Path, by: str = "auto", workers: int = WORKERS) -> Iterable[Any]:
