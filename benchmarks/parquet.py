@@ -153,7 +153,15 @@ def main() -> None:
             for _ in range(args.rounds):
                 for name in args.only:
                     server.reset()
-                    told = [sys.executable, __file__, shape, "--contestant", name, "--url", f"{server.url}/{args.delay}"]
+                    told = [
+                        sys.executable,
+                        __file__,
+                        shape,
+                        "--contestant",
+                        name,
+                        "--url",
+                        f"{server.url}/{args.delay}",
+                    ]
                     out = subprocess.run(
                         [*told, "--workers", str(args.workers)], stdout=subprocess.PIPE, text=True, check=True,
                         env={**os.environ, "HF_DATASETS_CACHE": f"{place}/hf", "HF_HUB_OFFLINE": "1"},

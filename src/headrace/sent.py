@@ -79,7 +79,12 @@ class SentPart(Protocol):
 
     @property
     def has_large(self) -> bool:
-        """Whether one of them is large."""
+        """Whether one of them, or of the blocks that they share, is large."""
+        ...
+
+    @property
+    def shares_blocks(self) -> bool:
+        """Whether they are rows of blocks, whose bytes are not theirs alone."""
         ...
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
@@ -117,6 +122,10 @@ class SentRows:
         sizes = self.rows.size
         return int(sizes.sum()) > LARGE_BYTES and int(sizes.max()) > LARGE_BYTES
 
+    @property
+    def shares_blocks(self) -> bool:
+        return self.rows.block is not None
+
     def open(self, memory: Memory) -> Iterator[list[object]]:
         """Samples a few at a time: their bytes are a second time in memory, beside the ranges."""
         bodies = memory.bodies(self.places)
@@ -152,6 +161,7 @@ class _Whole:
 
     are_objects = False
     has_large = False
+    shares_blocks = False
 
     @property
     def count(self) -> int | None:

@@ -5,7 +5,7 @@ Positions count the samples of an epoch in the order of its plan, from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
@@ -26,7 +26,8 @@ class Step:
         fn: the function; a coroutine function runs on the event loop, any other in a worker.
         random: whether the random number generators are set for each sample before it runs.
         is_implied: whether it follows from the source, and nobody wrote it.
-        prepare: of the first step, what makes its samples ready for it, many at once; it raises nothing.
+        prepare: of the first step, what makes samples ready for it, many at once and in their places. It gives the
+            bytes that they were, and raises nothing.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Step:
     fn: Callable[[Any], Any]
     random: bool = False
     is_implied: bool = False
-    prepare: Callable[[Iterator[object]], Iterator[object]] | None = None
+    prepare: Callable[[Sequence[object]], int] | None = None
 
     @property
     def keeps_count(self) -> bool:

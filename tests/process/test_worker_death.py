@@ -8,7 +8,8 @@ import os
 import signal
 import tarfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ import torch
 from process.waiting import run_script, wait_until, workers_of
 
 import headrace as hr
+from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
+from headrace.protocols import Reads
+from headrace.rows import Rows
 
 
 class Numbers(hr.AsyncDataset):
@@ -381,3 +387,31 @@ def test_fork_server_that_is_killed_before_the_first_iteration_is_an_error_and_n
     """)
     assert "fork server" in out or out.strip() == "[[0, 1, 2, 3], [4, 5, 6, 7]]", out + err
     assert (code, err) == (0, "")
+
+
+class _Kills(Format):
+    """Blocks of four rows; the one of the byte 2 ends whoever opens it."""
+
+    name, suffixes, fields_are_members = "kills", (".kills",), False
+
+    async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        count, none = 16, np.zeros(4, np.int64)
+        keys, blocks = np.arange(count).astype("S2"), np.arange(count) // 4
+        rows = Rows(
+            keys, np.arange(5), none.astype(np.int32), np.arange(4), none + 1, ("n",), blocks, np.arange(count) % 4
+        )
+        return ShardIndex(rows, None, 4, None)
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+        if bodies[0] == bytes([2]):
+            kill_self()
+        return [{"n": 4 * bodies[0][0] + row} for row in range(4)]
+
+
+@pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
+def test_the_first_sample_of_a_block_is_blamed_that_ends_workers(tmp_path: Path) -> None:
+    (tmp_path / "x.kills").write_bytes(bytes(range(4)))
+    data = hr.stream(str(tmp_path / "x.kills"), format=_Kills()).map(itemgetter("n"))
+    with hr.DataLoader(data, batch_size=16, num_workers=1) as loader, pytest.raises(hr.WorkerDiedError) as caught:
+        next(iter(loader))
+    assert "all on sample 8 of the epoch, key '8'" in check_death(caught.value)

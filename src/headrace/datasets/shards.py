@@ -24,7 +24,7 @@ from headrace.errors import (
 from headrace.formats.compression.decompressor import Decompressor
 from headrace.formats.format import Format, packing_of
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.opening import BLOCK, PLACE, SharedBlock
+from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index, for_each
 from headrace.producer import Producer
@@ -210,7 +210,7 @@ class IndexedShards(AsyncDataset):
         if rows.row is None:
             return {**sample, **members}
         about = None if rows.about is None else rows.about[block]
-        return {**sample, BLOCK: SharedBlock(0, int(rows.row[row]), partial(dict, members), about)}
+        return {**sample, BLOCK: SharedBlock(0, partial(dict, members), about), ROW: int(rows.row[row])}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Some samples of one shard, by their numbers there, with the members that are wanted."""

@@ -5,13 +5,15 @@ Numbers, text and bytes are read out of Arrow's buffers themselves: to ask Arrow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
+from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.types import Ints
 
 Arrow = Any
 """An object of pyarrow, which has no types."""
@@ -39,14 +41,14 @@ def library() -> Arrow:
     return pa
 
 
-class TableRows(Sequence[dict[str, object] | None]):
-    """The rows of a table as dicts, None those that are left out; each is made when it is asked for.
+class TableRows(RowsOfBlock):
+    """The rows of a table as dicts, None those that are left out.
 
     Args:
         table: a table, or record batch, of Arrow.
         features: what Hugging Face's `datasets` says of columns; see `getter`.
         constants: fields that are the same in all rows.
-        kept: which rows are not left out; None: none is.
+        kept: of each row whether it is not left out; None: none is.
 
     Attributes:
         nbytes: of the table.
@@ -61,26 +63,36 @@ class TableRows(Sequence[dict[str, object] | None]):
     ) -> None:
         self._count, self.nbytes = int(table.num_rows), int(table.nbytes)
         self._constants, self._kept = dict(constants), kept
-        self._getters = [
-            (name, getter(whole_array(column), features.get(name)))
-            for name, column in zip(table.column_names, table.columns, strict=True)
-        ]
+        columns = [whole_array(column) for column in table.columns]
+        self._names: list[str] = table.column_names
+        self._getters = [getter(column, features.get(name)) for name, column in zip(self._names, columns, strict=True)]
+        self._takers = [_taker(column, get) for column, get in zip(columns, self._getters, strict=True)]
 
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, object] | None: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, object] | None]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object] | None] | None:
-        rows = range(self._count)[at]
-        if type(rows) is range:
-            return [self[k] for k in rows]
-        row = rows
-        if self._kept is not None and not self._kept[row]:
+    def row(self, number: int) -> dict[str, object] | None:
+        if self._kept is not None and not self._kept[number]:
             return None
-        return {**self._constants, **{name: get(row) for name, get in self._getters}}
+        return self._sample([get(number) for get in self._getters])
+
+    def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
+        if self._kept is not None or not self._takers:
+            return super().some(numbers)
+        chosen = np.asarray(numbers, np.int64)
+        return [self._sample(values) for values in zip(*(take(chosen) for take in self._takers), strict=True)]
+
+    def _sample(self, values: Iterable[object]) -> dict[str, object]:
+        return {**self._constants, **dict(zip(self._names, values, strict=True))}
+
+
+def _taker(array: Arrow, get: Getter) -> Callable[[Ints], Iterable[object]]:
+    """What gives the values of several rows, as `get` gives that of each."""
+    if not _are_numbers(array.type) or array.null_count:
+        return lambda rows: map(get, rows.tolist())
+    numbers = _numbers(array)
+    taken: Callable[[Ints], Iterable[object]] = lambda rows: numbers[rows].tolist()
+    return taken
 
 
 def whole_array(column: Arrow) -> Arrow:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 from headrace.errors import DecodeError, StageError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
+from headrace.formats.rows_of_block import RowsOfBlock
 
-BLOCK = "__block__"
-"""Under this name lies, until a sample is opened, what it is a row of."""
+BLOCK, ROW = "__block__", "__row__"
+"""Under these names lie, until a sample is opened, what it is a row of, and which."""
 
 PLACE = "__place__"
 """Under this name lies, until a sample is opened, where it begins in its shard, in bytes; if that is known there."""
@@ -28,8 +29,7 @@ _HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that th
 _WHY_MOST = 500
 _ABOUT = frozenset(("__key__", "__url__", PLACE))
 _OF_ONE_MEMBER = 3  # as many names has a sample, with its key and its address
-_TOGETHER_BYTES = 128 * 1024  # opened at once: what is made of them lies in the processor's cache then
-_TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
+_TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are opened together
 
 
 class SharedBlock:
@@ -37,15 +37,14 @@ class SharedBlock:
 
     Args:
         number: no other block of this process has it; 0: it is opened for one row alone.
-        row: of the sample.
         members: gives the bytes of the block's members, by what the format calls these.
         about: of the block, as `Rows` has it.
     """
 
-    __slots__ = ("about", "members", "number", "row")
+    __slots__ = ("about", "members", "number")
 
-    def __init__(self, number: int, row: int, members: Callable[[], dict[str, bytes]], about: object = None) -> None:
-        self.number, self.row, self.members, self.about = number, row, members, about
+    def __init__(self, number: int, members: Callable[[], dict[str, bytes]], about: object = None) -> None:
+        self.number, self.members, self.about = number, members, about
 
 
 class Opener:
@@ -59,6 +58,7 @@ class Opener:
         self._opened: OrderedDict[int, tuple[int, _Rows, Exception | None]] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
+        self._opens_many = type(form).open_many is not Format.open_many
 
     def __reduce__(self) -> tuple[object, ...]:
         return Opener, (self.format, self.limits)
@@ -79,7 +79,7 @@ class Opener:
                 members = {name: body for name, body in sample.items() if name not in _ABOUT}
                 fields = self._open(url, members)[0]
             else:
-                fields = self._rows(url, shared)[shared.row]
+                fields = self._rows(url, shared)[sample[ROW]]
             if fields is None:
                 return {"__key__": key, "__url__": url, _LEFT_OUT: True}
             taken = next(filter(_is_taken, fields), None)
@@ -96,32 +96,43 @@ class Opener:
             raise failure from error
         return {"__key__": key, "__url__": url, **fields}
 
-    @property
-    def prepare(self) -> Callable[[Iterator[object]], Iterator[object]] | None:
-        """Opens samples before each is asked for, many at once; None where the format does not."""
-        return None if type(self.format).open_many is Format.open_many else self._prepared
+    def prepare(self, samples: Sequence[object]) -> int:
+        """Have the fields of samples in them, where they can be opened together; gives the bytes that these were.
 
-    def _prepared(self, samples: Iterator[object]) -> Iterator[object]:
-        """The samples, opened where the format gives them; the others, and what must be refused, as they were."""
-        count = _TOGETHER_AT_FIRST
-        while together := list(itertools.islice(samples, count)):
-            nbytes = self._open_together(together)
-            count = max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * len(together) // max(nbytes, 1)))
-            yield from together
+        The others, and what must be refused, stay as they were.
+        """
+        nbytes, single = 0, list[dict[str, Any]]()
+        for shared, some in itertools.groupby((one for one in samples if type(one) is dict), _block_of):
+            if shared is None:
+                single += some
+            else:
+                nbytes += self._open_rows(shared, list(some))
+        if single and self._opens_many:
+            nbytes += self._open_many([one for one in single if len(one) == _OF_ONE_MEMBER])
+        return nbytes
 
-    def _open_together(self, samples: Sequence[object]) -> int:
-        """Have the fields of samples in them, where they can be opened together; gives the bytes that these were."""
-        raw = [one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER and BLOCK not in one]
-        if not raw:
+    def _open_rows(self, shared: SharedBlock, samples: Sequence[dict[str, Any]]) -> int:
+        """The same of rows of one block. Where it, or one of them, is damaged, each is asked for by itself again."""
+        try:
+            rows = self._rows(samples[0]["__url__"], shared)
+            nbytes: int = getattr(rows, "nbytes", 0) * len(samples) // max(1, len(rows))
+            if nbytes <= _TOGETHER_MOST_BYTES:
+                chosen = [one[ROW] for one in samples]
+                opened = rows.some(chosen) if isinstance(rows, RowsOfBlock) else [rows[row] for row in chosen]
+                _put_in(samples, opened, BLOCK)
+        except Exception:
             return 0
-        *_, member = raw[0]
-        block = Block(raw[0]["__url__"], (member,), self.limits)
-        raw = [one for one in raw if member in one]
-        bodies = [one[member] for one in raw]
-        for one, fields in zip(raw, self.format.open_many(block, bodies), strict=False):
-            if fields is not None and not ("__" in "".join(fields) and any(map(_is_taken, fields))):
-                del one[member]
-                one[_OPENED] = fields
+        return nbytes
+
+    def _open_many(self, samples: Sequence[dict[str, Any]]) -> int:
+        """The same of samples that are one member each."""
+        if not samples:
+            return 0
+        *_, member = samples[0]
+        samples = [one for one in samples if member in one]
+        bodies = [one[member] for one in samples]
+        block = Block(samples[0]["__url__"], (member,), self.limits)
+        _put_in(samples, self.format.open_many(block, bodies), member)
         return sum(map(len, bodies))
 
     def _open(self, url: str, members: dict[str, bytes], about: object = None) -> _Rows:
@@ -161,6 +172,26 @@ class Opener:
 def is_kept(sample: Mapping[str, object]) -> bool:
     """Whether its format does not leave it out."""
     return _LEFT_OUT not in sample
+
+
+def _block_of(sample: Mapping[str, Any]) -> SharedBlock | None:
+    shared: SharedBlock | None = sample.get(BLOCK)
+    return shared
+
+
+def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, object] | None], source: str) -> None:
+    """Have in samples their fields in the place of what these were opened from; but not such as must be refused."""
+    last: tuple[str, ...] = ()
+    for one, fields in zip(samples, opened, strict=False):
+        if fields is None:
+            continue
+        names = tuple(fields)
+        if names != last:
+            if "__" in "".join(names) and any(map(_is_taken, names)):
+                continue
+            last = names
+        del one[source]
+        one[_OPENED] = fields
 
 
 def _is_taken(name: str) -> bool:

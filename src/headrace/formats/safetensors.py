@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits
+from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.formats.whole_files import check_size, index_of_file
 from headrace.protocols import Reads
 from headrace.rows import Rows
@@ -73,7 +74,7 @@ class SafeTensors(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         from headrace.formats.tensors import tensor_of
 
         (data,) = bodies
@@ -85,29 +86,23 @@ class SafeTensors(Format):
         return _RowsOf(tensors, view)
 
 
-class _RowsOf(Sequence[dict[str, object]]):
-    """The rows of tensors; each is made when it is asked for."""
+class _RowsOf(RowsOfBlock):
+    """The rows of tensors."""
 
     def __init__(self, tensors: Sequence[_Tensor], data: memoryview) -> None:
         self._tensors, self._data, self._count = tensors, data, _rows_of(tensors)
+        self.nbytes = len(data)
 
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, object]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
+    def row(self, number: int) -> dict[str, object]:
         from headrace.formats.tensors import tensor_of
 
-        if isinstance(at, slice):
-            return [self[k] for k in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
         row: dict[str, object] = {}
         for one in self._tensors:
             step = (one.stop - one.start) // self._count
-            row[one.name] = tensor_of(one.dtype, one.shape[1:], self._data[one.start + at * step :][:step])
+            row[one.name] = tensor_of(one.dtype, one.shape[1:], self._data[one.start + number * step :][:step])
         return row
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.opening import BLOCK, SharedBlock
+from headrace.formats.opening import BLOCK, ROW, SharedBlock
 from headrace.parts import member_pieces
 from headrace.rows import Rows
 from headrace.sent import MemberBytes, Place, SentPart
@@ -153,8 +153,8 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
     samples: list[object] = []
-    for key, shard, start, stop in zip(rows.keys.tolist(), shards.tolist(), starts, starts[1:], strict=False):
-        sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
+    for key, shard, start, stop in zip(_texts(rows.keys), shards.tolist(), starts, starts[1:], strict=False):
+        sample: dict[str, object] = {"__key__": key, "__url__": urls[shard]}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))
         samples.append(sample)
     return samples
@@ -165,17 +165,27 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None
-    addresses = zip(rows.keys.tolist(), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
+    blocks: list[SharedBlock | None] = []
+    for block, number in enumerate(rows.reads.tolist()):
+        about, members = None if rows.about is None else rows.about[block], partial(_members, rows, bodies, block)
+        blocks.append(SharedBlock(number, members, about) if number else None)
     samples: list[object] = []
+    addresses = zip(_texts(rows.keys), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
     for key, shard, block, row in addresses:
-        sample: dict[str, object] = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": urls[shard]}
-        number, members = int(rows.reads[block]), partial(_members, rows, bodies, block)
-        if number:
-            sample[BLOCK] = SharedBlock(number, row, members, None if rows.about is None else rows.about[block])
+        shared = blocks[block]
+        if shared is not None:
+            samples.append({"__key__": key, "__url__": urls[shard], BLOCK: shared, ROW: row})
         else:
-            sample.update(members())
-        samples.append(sample)
+            samples.append({"__key__": key, "__url__": urls[shard], **_members(rows, bodies, block)})
     return samples
+
+
+def _texts(keys: NDArray[np.bytes_]) -> list[str]:
+    try:
+        texts: list[str] = keys.astype(np.str_).tolist()
+    except UnicodeDecodeError:  # not ASCII
+        return [key.decode("utf-8", "surrogateescape") for key in keys.tolist()]
+    return texts
 
 
 def _members(rows: Rows, bodies: MemberBytes, block: int) -> dict[str, bytes]:

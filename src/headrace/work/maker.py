@@ -36,6 +36,8 @@ DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
 
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
+_TOGETHER_BYTES = 128 * 1024
+_TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
 
 
 class Maker:
@@ -66,17 +68,18 @@ class Maker:
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
         numbers: Iterable[int] = itertools.count(order.position) if positions is None else positions
         samples = self._inputs.samples(order.parts, busy)
-        if any(part.has_large for part in order.parts):
+        if any(part.has_large and not part.shares_blocks for part in order.parts):
             samples = map(_unheld, samples)
-        elif chain.steps and chain.steps[0].prepare is not None:
-            samples = chain.steps[0].prepare(samples)
+        elif chain.steps and chain.steps[0].prepare is not None and not order.one_by_one:
+            samples = _prepared(chain.steps[0].name, chain.steps[0].prepare, samples, busy)
+        self._progress(0)
         for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
             if index in failures:
                 yield Failure(failures[index])
-                continue
-            self._progress(index)
-            self._at = order.parts, index
-            yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
+            else:
+                self._at = order.parts, index
+                yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
+            self._progress(index + 1)  # also while it is found, or opened with others
         self._at = (), 0
         self._progress(-1)  # what follows is no sample's doing
 
@@ -300,6 +303,19 @@ def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:
 def stage_key(key: int, chain: int) -> int:
     """The key of a stage's random numbers: the stages of one sample must not draw the same ones."""
     return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
+
+
+def _prepared(
+    name: str, prepare: Callable[[Sequence[object]], int], samples: Iterator[object], busy: dict[str, float]
+) -> Iterator[object]:
+    """Samples made ready for their first step, so many together that what they become lies in the processor's cache."""
+    count = _TOGETHER_AT_FIRST
+    while together := list(itertools.islice(samples, count)):
+        began = time.perf_counter()
+        nbytes = prepare(together)
+        busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+        count = max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * len(together) // max(nbytes, 1)))
+        yield from together
 
 
 def _call(step: Step, sample: object) -> Any:

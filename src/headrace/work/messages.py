@@ -34,7 +34,12 @@ class Runner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TaskMessage:
-    """A task in the form that goes to a worker; leases have become places. See `headrace.tasks.Task`."""
+    """A task in the form that goes to a worker; leases have become places. See `headrace.tasks.Task`.
+
+    Attributes:
+        one_by_one: whether nothing is done for several samples at once: workers have ended, and which sample ends them
+            is to be found out.
+    """
 
     task: int
     chain: int
@@ -49,6 +54,7 @@ class TaskMessage:
     place: Place | None
     scan: tuple[Any, int, bool] | None
     failures: dict[int, PackedError]
+    one_by_one: bool = False
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -69,6 +75,7 @@ class TaskMessage:
             place,
             task.scan,
             task.failures,
+            bool(task.deaths),
         )
 
     @property

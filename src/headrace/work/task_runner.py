@@ -261,7 +261,7 @@ class TaskRunner:
         assert order.place is not None
         spec, _ = self._specs[order.chain]
         slots = Slots(spec, self._inputs.view(order.place), order.slot, order.capacity)
-        if chain.columns is not None and not order.failures and self._fill_columns(chain, slots, order, busy):
+        if chain.columns is not None and not order.one_by_one and self._fill_columns(chain, slots, order, busy):
             copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
             return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
         errors: list[tuple[int, PackedError]] = []

@@ -6,7 +6,6 @@ import json
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from headrace.formats.litdata import catalogue
 from headrace.formats.litdata.catalogue import ItemChunk
 from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds.table import offsets_of, table_bytes
+from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.protocols import Reads
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -66,7 +66,7 @@ class LitData(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         how, formats, spec, samples, nbytes = _said(block.members[0])
         if how == "arrow":
             return _arrow_rows(bodies[0], samples)
@@ -85,24 +85,18 @@ class LitData(Format):
 LITDATA = LitData()
 
 
-class _Items(Sequence[dict[str, object]]):
-    """The samples of what was compressed together; each is made when it is asked for."""
+class _Items(RowsOfBlock):
+    """The samples of what was compressed together."""
 
     def __init__(self, tree: Tree, data: bytes, offsets: Ints) -> None:
         self._tree, self._data, self._offsets = tree, data, offsets
+        self.nbytes = len(data)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, object]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
-        if isinstance(at, slice):
-            return [self[k] for k in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        start, stop = self._offsets[at : at + 2].tolist()
+    def row(self, number: int) -> dict[str, object]:
+        start, stop = self._offsets[number : number + 2].tolist()
         return self._tree.sample(self._data[start:stop])
 
 

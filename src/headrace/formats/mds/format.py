@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from headrace.formats.mds import catalogue
 from headrace.formats.mds.catalogue import File, Shard
 from headrace.formats.mds.encodings import MdsColumn, columns_of, sample_of
 from headrace.formats.mds.table import columns_said, count_of, offsets_of, table_bytes
+from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.protocols import Reads
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -53,7 +54,7 @@ class Mds(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
-    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object]]:
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         (how,), (data,) = block.members, bodies
         if how.startswith("["):
             return [sample_of(columns_of(how, block.limits), data)]
@@ -124,8 +125,8 @@ def _said(how: str) -> dict[str, object]:
     return said
 
 
-class _Unpacked(Sequence[dict[str, object]]):
-    """The samples of a compressed shard; each is made when it is asked for."""
+class _Unpacked(RowsOfBlock):
+    """The samples of a compressed shard."""
 
     def __init__(self, said: dict[str, Any], data: bytes, block: Block) -> None:
         raw_hashes, packed_hashes = said["hashes"]
@@ -134,19 +135,13 @@ class _Unpacked(Sequence[dict[str, object]]):
         _check(self._data, raw_hashes, "the bytes that it unpacks to")
         self._columns: tuple[MdsColumn, ...] = columns_of(said["columns"], block.limits)
         self._offsets: Ints = offsets_of(self._data, said["samples"], len(self._data), block.limits)
+        self.nbytes = len(self._data)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> dict[str, object]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[dict[str, object]]: ...
-    def __getitem__(self, at: int | slice) -> dict[str, object] | list[dict[str, object]]:
-        if isinstance(at, slice):
-            return [self[k] for k in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        start, stop = self._offsets[at : at + 2].tolist()
+    def row(self, number: int) -> dict[str, object]:
+        start, stop = self._offsets[number : number + 2].tolist()
         return sample_of(self._columns, bytes(self._data[start:stop]))
 
 
