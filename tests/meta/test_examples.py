@@ -18,6 +18,7 @@ SHOWS = {
     "train_digits.py": r"accuracy on scans that were not trained on: 0\.9[4-9]",
     "stream_http.py": r"epoch 0: 1399 scans",
     "own_dataset.py": r"over HTTP: 200 scans[\s\S]*from files: 200 scans",
+    "coco.py": r"epoch 1: 60 photographs, (\d+) of \1 boxes",
     "async_trainer.py": r"dashboard: [\s\S]*22 steps, the last loss \d",
 }
 
