@@ -131,12 +131,23 @@ def test_repository_without_its_scheme_is_told_it(tmp_path: Path, monkeypatch: p
         hr.stream("org/name")
 
 
+class Unlisted:
+    """A store that does not say what it has."""
+
+    async def get(self, path: str, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        pass
+
+
 def test_pattern_that_nothing_is_like_and_store_that_does_not_list_are_errors(put: Any) -> None:
     fill(put)
     with pytest.raises(OptionError, match=r"nothing there is like that; memory://place/train/ was listed"):
         hr.stream("memory://place/train/*.zst")
+    hr.register_store("unlisted", lambda root, storage_options: Unlisted())
     with pytest.raises(OptionError, match=r"cannot be listed.*list"):
-        hr.files("https://127.0.0.1:1/a/*.jpg")
+        hr.files("unlisted://shelf/a/*.jpg")
     with pytest.raises(OptionError, match="meant by two"):
         hr.files("memory://place/train/{0*,*}.tar")
 

@@ -57,7 +57,7 @@ def stream(
     Args:
         urls: an address; that of a folder; a pattern, such as "s3://bucket/train-{000..999}.tar", which names each, or
             "s3://bucket/**/*.tar", which is looked up; or a list of them. s3, gs, az, hf, http(s), files, and every
-            scheme that fsspec knows; of these all but http(s) can be looked up.
+            scheme that fsspec knows; http(s) is looked up by a server's index pages.
         format: "tar", "jsonl", "parquet" and so on, as the reference's table has them, or the name of one that was
             registered; or a format itself, with options of its own. By default it follows from the names; where they do
             not say it, from what lies there.

@@ -27,6 +27,8 @@ Options = Mapping[str, object] | None
 Facts = tuple[tuple[str, str], ...]
 """What is said of a place: (of what, what)."""
 
+_WEB = ("http://", "https://")
+_PAGES = (b"<!doctype html", b"<html")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
 
@@ -186,10 +188,12 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     form = None if head is None else sniffed(urls[0], head)
     if form is not None:
         return Place(urls, form, (("format", f"{form.name}, by the first bytes of {masked(urls[0])}"),))
-    if head is None and len(urls) == 1:
+    if len(urls) == 1 and (head is None or _begins(urls[0], head, *_PAGES, b"[")):
         try:
             folders = folders_at(urls, storage_options, kept=kept)
         except (OptionError, StorageError, OSError):
+            if head is not None:
+                raise
             folders = None  # it has no objects, or its store does not say
         if folders is not None:
             return _by_kinds(folders, asks)
@@ -201,6 +205,11 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
         f"{masked(urls[0])} does not say its format, and its first bytes do not either; names in {known} do, or "
         f"give format='tar'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
+
+
+def _begins(url: str, head: bytes, *begins: bytes) -> bool:
+    """Whether what a web server gave begins so, as the page of a folder does."""
+    return url.startswith(_WEB) and head[:256].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(begins)
 
 
 def is_looked_up(names: Names) -> bool:

@@ -17,8 +17,9 @@ from headrace.fetch.web.body import Body
 from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections
 from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
+from headrace.fetch.web.index_pages import list_pages
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
-from headrace.types import Answer, Buffer
+from headrace.types import Answer, Buffer, Listed
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOPS = 5
@@ -202,6 +203,14 @@ class WebStore:
         """See `Store.get`, for who goes through the object: a server that only gives the whole is asked for it once."""
         url = f"{self._base}/{path}"
         return await self._web.get(url, start, stop, if_match=if_match, headers=self._headers, rest=rest)
+
+    def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
+        """See `Lists.listing`: what the server's index pages say."""
+
+        async def ask(url: str) -> bytes:
+            return (await self._web.page(url, self._headers or {}, name=url))[0]
+
+        return list_pages(ask, self._base, prefix, levels)
 
     async def aclose(self) -> None:
         """See `Store.aclose`; the connections are those of the reader, which closes them."""

@@ -1,0 +1,162 @@
+"""What a folder of a web server has, by its index pages: those of nginx, Apache, Python's http.server and the like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from html.parser import HTMLParser
+from typing import NamedTuple
+from urllib.parse import quote, urljoin
+
+import anyio
+
+from headrace.errors import AccessDeniedError, BadResponseError, ObjectMissingError, OptionError, masked
+from headrace.types import Listed
+
+Asks = Callable[[str], Awaitable[bytes]]
+"""Gives the document at an address."""
+
+_AT_ONCE = 8
+_DEEPEST = 64  # folders in one another: links may go in a circle
+_IS_INDEX = re.compile(r"\s*(?:Index of|Directory listing for|Directory:|Listing of)\s", re.IGNORECASE)
+_MEND = "give the addresses as a list, a pattern in braces like 'a-{000..012}.tar', or the rows of a table (hr.table)"
+
+
+class Page(NamedTuple):
+    """What a folder has: its files, by what follows its address, and its folders, each with a slash."""
+
+    files: list[Listed]
+    folders: list[str]
+
+
+async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> AsyncIterator[list[Listed]]:
+    """The objects of a folder, a page of the server's after the other; those of one level are asked for at once.
+
+    Args:
+        base: what comes before a path and its slash.
+        prefix: the folder's path.
+
+    Raises:
+        OptionError: one is no index of a folder.
+        AccessDeniedError: the server does not show one.
+    """
+    folders, level = [prefix], 1
+    while folders:
+        if level > _DEEPEST:
+            raise BadResponseError(
+                f"its folders lie in one another more than {_DEEPEST} deep", url=f"{base}/{folders[0]}"
+            )
+        below: list[str] = []
+        for at in range(0, len(folders), _AT_ONCE):
+            for folder, page in await _pages(ask, base, folders[at : at + _AT_ONCE]):
+                if page.files:
+                    yield [one._replace(path=f"{folder}{one.path}") for one in page.files]
+                below += [f"{folder}{name}" for name in page.folders]
+        folders, level = below if levels is None or level < levels else [], level + 1
+
+
+async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str, Page]]:
+    pages: dict[str, Page] = {}
+
+    failed: list[Exception] = []
+
+    async def read(folder: str) -> None:
+        url = f"{base}/{folder}"
+        try:
+            pages[folder] = page_of(url, await ask(url))
+        except ObjectMissingError:
+            pages[folder] = Page([], [])
+        except AccessDeniedError as error:
+            why = f"the server does not show what this folder has ({error.reason}); {_MEND}"
+            failed.append(AccessDeniedError(why, url=url, status=error.status))
+        except Exception as error:  # one of them is raised, and no group
+            failed.append(error)
+
+    async with anyio.create_task_group() as group:
+        for folder in folders:
+            group.start_soon(read, folder)
+    if failed:
+        raise failed[0]
+    return [(folder, pages[folder]) for folder in folders]
+
+
+def page_of(url: str, body: bytes) -> Page:
+    """What the index page of the folder at `url` says.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if body.lstrip()[:1] == b"[":
+        return _of_json(url, body)
+    parser = _Links()
+    parser.feed(body.decode("utf-8", "replace"))
+    parser.close()
+    if not any(map(_IS_INDEX.match, parser.titles)):
+        said = next((f"; its title is {title.strip()[:80]!r}" for title in parser.titles if title.strip()), "")
+        raise OptionError(f"{masked(url)} cannot be listed: what is there is no index of a folder{said}; {_MEND}")
+    files: dict[str, None] = {}
+    folders: dict[str, None] = {}
+    for link in parser.links:
+        name = _below(url, link)
+        if name is not None:
+            (folders if name.endswith("/") else files)[name] = None
+    return Page([Listed(name) for name in files], list(folders))
+
+
+def _of_json(url: str, body: bytes) -> Page:
+    """What nginx says by `autoindex_format json`."""
+    page = Page([], [])
+    try:
+        for one in json.loads(body):
+            name = quote(one["name"], safe="")  # as the pages of nginx and Python have it
+            if one["type"] == "directory":
+                page.folders.append(f"{name}/")
+            elif one["type"] == "file":
+                size = one.get("size")
+                page.files.append(Listed(name, size if type(size) is int else None))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OptionError(
+            f"{masked(url)} cannot be listed: the JSON that is there is no index of a folder, as nginx's is; {_MEND}"
+        ) from error
+    return page
+
+
+def _below(url: str, link: str) -> str | None:
+    """The name of what a link leads to, where that lies in the folder itself."""
+    try:
+        there = urljoin(url, link.strip())
+    except ValueError:
+        return None
+    name = there.removeprefix(url)
+    if name == there or not name.strip("/") or "?" in name or "#" in name or "/" in name[:-1]:
+        return None
+    return name
+
+
+class _Links(HTMLParser):
+    """The links of a page, its title and its headings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.titles: list[str] = []
+        self._is_title = False
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        """See `HTMLParser`."""
+        if tag in ("title", "h1"):
+            self._is_title = True
+            self.titles.append("")
+        elif tag == "a":
+            self.links += [link for name, link in attrs if name == "href" and link]
+
+    def handle_endtag(self, tag: str) -> None:
+        """See `HTMLParser`."""
+        if tag in ("title", "h1"):
+            self._is_title = False
+
+    def handle_data(self, data: str) -> None:
+        """See `HTMLParser`."""
+        if self._is_title:
+            self.titles[-1] += data

@@ -1,0 +1,166 @@
+"""Folders of web servers are what their index pages say: those of Python's http.server, nginx, and Apache."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import shutil
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.errors import AccessDeniedError, OptionError
+from headrace.fetch.web.index_pages import page_of
+from headrace.testing import FaultServer
+
+APACHE = b"""<!DOCTYPE HTML PUBLIC "-//W3C//DTD HTML 3.2 Final//EN">
+<html><head><title>Index of /data</title></head><body><h1>Index of /data</h1>
+<table><tr><th><a href="?C=N;O=D">Name</a></th><th><a href="?C=M;O=A">Last modified</a></th></tr>
+<tr><td><a href="/">Parent Directory</a></td></tr>
+<tr><td><a href="a%20b.tar">a b.tar</a></td><td align="right">2026-01-01 00:00  </td><td> 10K</td></tr>
+<tr><td><a href="x&amp;y.tar">x&amp;y.tar</a></td></tr><tr><td><a href="./k:v.tar">k:v.tar</a></td></tr>
+<tr><td><a href="/data/z.tar">z.tar</a></td></tr><tr><td><a href="z.tar">again</a></td></tr>
+<tr><td><a href="deep/">deep/</a></td></tr><tr><td><a href="https://elsewhere.org/data/e.tar">e</a></td></tr>
+<tr><td><a href="deep/inner.tar">i</a></td></tr><tr><td><a href="mailto:a@b">m</a></td></tr></table></body></html>"""
+
+
+def tar_of(name: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        archive.addfile(info, io.BytesIO(b"x"))
+    return out.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "root"
+    for name in ("data/1 a.tar", "data/0.tar", "data/deep/&2.tar", "data/deep/é3.tar"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(tar_of(f"{name.rpartition('/')[2][:2].strip()}.txt"))
+    (root / "data/README.md").write_bytes(b"#")
+    return root
+
+
+@pytest.fixture
+def python_server(folder: Path) -> Iterator[str]:
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
+
+
+@pytest.fixture(params=["html", "json"])
+def nginx(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    if not Path(NGINX).exists():
+        pytest.skip("nginx is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    temporary = " ".join(f"{kind}_temp_path {tmp_path}/t;" for kind in ("proxy", "fastcgi", "uwsgi", "scgi"))
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; master_process off; pid {tmp_path}/pid; error_log stderr;\n"
+        f"events {{}} http {{ access_log off; client_body_temp_path {tmp_path}/t; {temporary}\n"
+        f"server {{ listen 127.0.0.1:{port}; root {folder};\n"
+        f"location /data/ {{ autoindex on; autoindex_format {request.param}; }} }} }}\n"
+    )
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == tmp_path.stat().st_uid and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    process = subprocess.Popen([NGINX, "-c", str(tmp_path / "nginx.conf"), "-p", str(tmp_path)], stderr=subprocess.PIPE)
+    try:
+        while process.poll() is None:
+            with socket.socket() as probe:
+                if not probe.connect_ex(("127.0.0.1", port)):
+                    break
+            time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def check_folder(server: str) -> None:
+    for place in (f"{server}/data/", f"{server}/data/**/*.tar", f"{server}/data"):
+        data = hr.stream(place)
+        assert [sample["__key__"] for sample in data] == ["0", "1", "&2", "é3"], place
+    assert "left out: 1 about the data" in hr.stream(f"{server}/data/").describe()
+    assert [sample["__key__"] for sample in hr.stream(f"{server}/data/*.tar")] == ["0", "1"]
+    with pytest.raises(OptionError, match=r"nothing is there|nothing there"):
+        hr.stream(f"{server}/data/no-such-folder/")
+
+
+def test_folder_of_pythons_own_server_is_read_by_its_pages(python_server: str) -> None:
+    check_folder(python_server)
+
+
+def test_folder_of_nginx_is_read_by_its_pages(nginx: str) -> None:
+    check_folder(nginx)
+    with pytest.raises(AccessDeniedError, match=r"does not show what this folder has.*as a list"):
+        hr.stream(f"{nginx}/")
+
+
+def test_size_that_nginx_tells_is_compared(folder: Path, nginx: str, request: pytest.FixtureRequest) -> None:
+    data = hr.files(f"{nginx}/data/0.t*")
+    (folder / "data/0.tar").write_bytes(b"short")
+    if "json" not in request.node.name:
+        assert data[0]["tar"] == b"short"
+        return
+    with pytest.raises(hr.ObjectChangedError, match=r"than was listed: it had 10240 bytes then, and has 5.*0\.tar"):
+        data[0]
+
+
+def test_page_of_apache_has_what_lies_in_the_folder_once() -> None:
+    page = page_of("http://h/data/", APACHE)
+    assert [one.path for one in page.files] == ["a%20b.tar", "x&y.tar", "k:v.tar", "z.tar"]
+    assert page.folders == ["deep/"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"<!doctype html><title>Welcome to us</title><a href='a.tar'>a</a>", r"no index.*title is 'Welcome to us'"),
+        (b"<html><body>It works!", "no index of a folder; give"),
+        (b"", "no index"),
+        (b"\x00\xff\x01 not a page", "no index"),
+        (b'[{"names": 1}]', "the JSON that is there is no index"),
+        (b'["a", "b"]', "the JSON that is there is no index"),
+        (b"[1, 2", "the JSON that is there is no index"),
+    ],
+)
+def test_page_that_is_no_index_is_an_error_that_says_so(body: bytes, why: str) -> None:
+    with FaultServer() as server:
+        server.add("data/", body)
+        for place in ("data/", "data/*.tar"):
+            with pytest.raises(OptionError, match=f"data/ cannot be listed: .*{why}"):
+                hr.stream(f"{server.url}/{place}")
+
+
+def test_folders_that_go_in_a_circle_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.datasets.listing._ATTEMPTS", 1)
+    with FaultServer() as server:
+        for depth in range(1, 70):
+            server.add("a/" * depth, b"<title>Index of /</title><a href='a/'>a</a>")
+        with pytest.raises(hr.StorageError, match="more than 64 deep"):
+            hr.stream(f"{server.url}/a/")
