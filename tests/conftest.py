@@ -41,7 +41,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")  # time says nothing on a machine that does other things beside
 
-KINDS = ("threads", "processes", "descriptors", "mappings", "shm", "files", "tasks")
+KINDS = ("threads", "processes", "users", "descriptors", "mappings", "shm", "files", "tasks")
 DEADLINE_S = 5.0
 _failed = pytest.StashKey[bool]()
 
@@ -122,34 +122,85 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_behind(request: pytest.FixtureRequest, leaves: Leaves) -> Iterator[None]:
+def _nothing_stays_behind(
+    request: pytest.FixtureRequest, leaves: Leaves, _kept_fork_server: _KeptForkServer
+) -> Iterator[None]:
     may_leave = Leaves(leaves.allowed)
     before = {kind: set(look()) for kind, look in LOOKS.items()}
     yield
     if request.node.stash.get(_failed, False):
+        _kept_fork_server.let_go()
         return
     may_leave.allowed.update(leaves.allowed)
     for marker in request.node.iter_markers("may_leave"):
         may_leave.allow(**marker.kwargs)
-    left = _what_is_left(before, may_leave)
+    left = _what_is_left(before, may_leave, _kept_fork_server)
     if left:
         pytest.fail("left behind:\n  " + "\n  ".join(left), pytrace=False)
 
 
-def _end_an_idle_fork_server() -> None:
-    """The process that workers are forked from waits for a next loader, some time. Nobody else is to stay."""
+class _KeptForkServer:
+    """The process that workers are forked from: it waits for a next loader, and is kept for that of a next test.
+
+    To start it takes two seconds of CPU time, as it imports torch. A test that is of its life has one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Any = None
+
+    def take(self, before: dict[str, set[object]]) -> None:
+        """Keep the one that a test has started and let go of, and not one that has ended or starts no more workers.
+
+        Nothing of it is left behind then. One that is still used is: its users are.
+        """
+        shared = _fork_server()
+        if self._kept is not None and (shared is not self._kept or shared.process.poll() is not None):
+            self.let_go()
+        if self._kept is None and shared is not None and not shared.users and shared.owner == os.getpid():
+            self._kept = kept = shared.acquire()
+            before["users"].update(_users())
+            own = {str(kept._control.fileno()), str(kept._life)}
+            before.setdefault("processes", set()).update(p for p in ours.processes() if p[0] == kept.process.pid)
+            before.setdefault("descriptors", set()).update(d for d in _descriptors() if d[0] in own)
+
+    def let_go(self) -> None:
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            kept.give_up()
+            kept.release()
+
+
+def _fork_server() -> Any:
+    """The one that loaders share now, if there is one."""
     starter = sys.modules.get("headrace.processes.fork_client")
-    if starter is not None:
-        starter.ForkServer.end_idle()
+    return None if starter is None else starter.ForkServer._shared
 
 
-def _what_is_left(before: dict[str, set[object]], may_leave: Leaves) -> list[str]:
+@pytest.fixture(scope="session")
+def _kept_fork_server() -> Iterator[_KeptForkServer]:
+    kept = _KeptForkServer()
+    yield kept
+    kept.let_go()
+
+
+@pytest.fixture
+def own_fork_server() -> Iterator[None]:
+    """The test has a fork server of its own, and may leave it in any state."""
+    from headrace.processes.fork_client import ForkServer
+
+    shared, ForkServer._shared = ForkServer._shared, None
+    yield
+    ForkServer.shut_down()
+    ForkServer._shared = shared
+
+
+def _what_is_left(before: dict[str, set[object]], may_leave: Leaves, fork_server: _KeptForkServer) -> list[str]:
     """Descriptions of what is still there when everything that ends by itself has had its time."""
     deadline = time.monotonic() + DEADLINE_S
     pause_s = 0.005
     while True:
         gc.collect()
-        _end_an_idle_fork_server()
+        fork_server.take(before)
         new = [
             (kind, thing, description)
             for kind, look in LOOKS.items()
@@ -179,6 +230,13 @@ def _threads() -> dict[object, str]:
     return {t: f"{t.name}{' (daemon)' if t.daemon else ''}" for t in threading.enumerate()}
 
 
+def _users() -> dict[object, str]:
+    """Of the fork server: a loader that was forgotten holds it, which ends with the tests only."""
+    shared = _fork_server()
+    count = 0 if shared is None else shared.users
+    return {(shared.process.pid, number): f"the fork server's user number {number}" for number in range(count)}
+
+
 def _tasks() -> dict[object, str]:
     return {id(o): repr(o) for o in gc.get_objects() if issubclass(type(o), asyncio.Task) and not o.done()}
 
@@ -194,7 +252,10 @@ def _shm() -> dict[object, str]:
 def _mappings() -> dict[object, str]:
     """Shared memory that is still mapped though its descriptor may be closed."""
     found: dict[object, str] = {}
-    for line in ours.text("/proc/self/maps").splitlines():
+    maps = ours.data("/proc/self/maps")
+    if b"/memfd:" not in maps and b"/dev/shm/" not in maps:
+        return found  # most of the time; there are some thousand lines
+    for line in os.fsdecode(maps).splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/")):
             found[fields[0], fields[4], fields[5]] = f"{fields[5]} inode {fields[4]}"
@@ -205,7 +266,7 @@ def _descriptors() -> dict[object, str]:
     found: dict[object, str] = {}
     for fd in set(ours.names_in("/proc/self/fd")) - {"0", "1", "2"}:  # pytest points those elsewhere while it captures
         with contextlib.suppress(OSError):  # the one that listed the folder is closed by now
-            target = str(Path("/proc/self/fd", fd).readlink())
+            target = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 -- of each, twice a test
             found[fd, target] = f"{fd} -> {target}"
     return found
 
@@ -227,7 +288,12 @@ def _address(family: socket.AddressFamily, field: str) -> str:
     return f"{socket.inet_ntop(family, struct.pack(f'={len(words)}I', *words))}:{int(port, 16)}"
 
 
-LOOKS: dict[str, Callable[[], Mapping[Any, str]]] = {"threads": _threads, "tasks": _tasks, "files": _files}
+LOOKS: dict[str, Callable[[], Mapping[Any, str]]] = {
+    "threads": _threads,
+    "users": _users,
+    "tasks": _tasks,
+    "files": _files,
+}
 if sys.platform == "linux":
     LOOKS |= {"processes": ours.processes, "descriptors": _descriptors, "mappings": _mappings, "shm": _shm}
 

@@ -14,20 +14,22 @@ from pathlib import Path
 MARK = "HEADRACE_TEST_RUN"
 _NAMED_BY_PROCESS = re.compile(r"(?:torch_|pym-)(\d+)\D")  # torch's, and those of multiprocessing's heap
 
-_of_others: set[tuple[int, str]] = set()  # processes that were there before the first test
+_of_others: set[int] = set()  # processes that were there before the first test, and still are: they need no look
 _seen: set[int] = {os.getpid()}  # ours, also those that have ended since
 
 
 def processes() -> dict[tuple[int, str], str]:
     """Our descendants, and those that carry the mark of this run though their parents are gone; zombies too."""
-    parents, started = _family()
+    pids = _pids()
+    _of_others.intersection_update(pids)  # the number of one that has ended may come again
+    parents, started = _family([pid for pid in pids if pid not in _of_others])
     if not _of_others:
-        _of_others.update({(pid, started[pid]) for pid in parents if os.getpid() not in _ancestors(pid, parents)})
+        _of_others.update(pid for pid in parents if os.getpid() not in _ancestors(pid, parents))
     mark = f"{MARK}={os.environ.get(MARK, '')}"
     ours: dict[tuple[int, str], str] = {}
     for pid in parents:
         process = pid, started[pid]
-        if os.getpid() in _ancestors(pid, parents) or (process not in _of_others and _carries(pid, mark)):
+        if os.getpid() in _ancestors(pid, parents) or (pid not in _of_others and _carries(pid, mark)):
             command = text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:200]
             state = text(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1]
             ours[process] = f"{pid} {command or '(no command line)'} state {''.join(state) or 'gone'}"
@@ -81,7 +83,7 @@ def _holders() -> dict[int, set[int]]:
 
 def _is_another_python_there() -> bool:
     """True when a Python runs that is no part of this run of the tests: neither below it, nor what started it."""
-    parents, _ = _family()
+    parents, _ = _family(_pids())
     run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()  # all that run tests side by side
     started_by = {run, *_ancestors(run, parents)}
     return any(
@@ -91,11 +93,11 @@ def _is_another_python_there() -> bool:
     )
 
 
-def _family() -> tuple[dict[int, int], dict[int, str]]:
+def _family(pids: Iterable[int]) -> tuple[dict[int, int], dict[int, str]]:
     """Of each process its parent, and when it was started."""
     parents: dict[int, int] = {}
     started: dict[int, str] = {}
-    for pid in _pids():
+    for pid in pids:
         # The name in parentheses may hold spaces and parentheses itself.
         fields = text(f"/proc/{pid}/stat").rpartition(")")[2].split()
         if len(fields) > 19:
@@ -131,7 +133,15 @@ def names_in(folder: str) -> list[str]:
 
 
 def text(path: str) -> str:
+    return data(path).decode(errors="replace")
+
+
+def data(path: str) -> bytes:
     try:
-        return Path(path).read_text(errors="replace")
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
+    with open(file, "rb", buffering=0) as opened:  # noqa: PTH123 -- all of this is done twice a test
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            return opened.readall()
+        return b""

@@ -5,14 +5,11 @@ Where ours differs on purpose, a test says so of ours alone and does not ask for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
 import pytest
 import torch
 from drop_in.classes import CLASSES, OURS
-
-from headrace.processes.fork_client import ForkServer
 
 
 @pytest.fixture(params=CLASSES)
@@ -31,12 +28,3 @@ def our_class(request: pytest.FixtureRequest) -> type[torch.utils.data.DataLoade
 def python_keeps_its_resource_tracker() -> None:
     """Python starts it for the first context that is no fork, and has it until the interpreter ends."""
     resource_tracker.ensure_running()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fork_server() -> Iterator[ForkServer]:
-    """One fork server for all tests of this folder: it takes a second to start, its workers some milliseconds."""
-    fork_server = ForkServer.acquire()
-    yield fork_server
-    fork_server.release()
-    ForkServer.end_idle()

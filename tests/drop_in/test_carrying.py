@@ -18,7 +18,6 @@ from drop_in.asked import Asked, told
 from torch.utils.data import Dataset
 
 import headrace as hr
-from headrace.processes.fork_client import ForkServer
 
 
 def resident_bytes(name: str) -> int:
@@ -162,8 +161,8 @@ def test_module_that_was_changed_is_imported_anew(module: Callable[[int], Any]) 
     assert {value for _, _, value in told(module(2).Numbers())} == {2}
 
 
+@pytest.mark.usefixtures("own_fork_server")
 def test_fork_server_serves_a_next_loader_after_its_last_user_has_gone() -> None:
-    ForkServer.end_idle()
     data = Asked(lambda self: os.getppid())
     (first,) = set(told(data))
     (second,) = set(told(data))

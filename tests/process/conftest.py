@@ -1,4 +1,4 @@
-"""One fork server for all tests of this folder: it takes a second to start, its workers some milliseconds."""
+"""The fork server that tests share, for those that look at it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from headrace.processes.fork_client import ForkServer
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture
 def fork_server() -> Iterator[ForkServer]:
     fork_server = ForkServer.acquire()
     yield fork_server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,7 @@ from process.waiting import trainer, wait_until
 import headrace as hr
 from headrace.processes.fork_client import ForkServer
 
-
-@pytest.fixture(autouse=True)
-def _own_fork_server(fork_server: ForkServer) -> Iterator[None]:
-    shared, ForkServer._shared = ForkServer._shared, None
-    yield
-    hr.shutdown()
-    ForkServer._shared = shared
+pytestmark = pytest.mark.usefixtures("own_fork_server")
 
 
 def test_shutdown_ends_the_fork_server_at_once_and_can_be_repeated() -> None:

@@ -96,15 +96,6 @@ def test_samples_of_a_stopped_worker_are_made_by_another(
     assert "is stopped, and was waited for; it is killed" in caplog.text
 
 
-@pytest.fixture
-def own_fork_server(fork_server: ForkServer) -> Iterator[None]:
-    """The test has a fork server of its own, and may leave it in any state."""
-    shared, ForkServer._shared = ForkServer._shared, None
-    yield
-    ForkServer.end_idle()
-    ForkServer._shared = shared
-
-
 @pytest.mark.parametrize("regime", ["torch", "economic", "stream"])
 @pytest.mark.parametrize("when", ["before the first start", "between two epochs", "with a loader beside it"])
 @pytest.mark.usefixtures("own_fork_server")
