@@ -19,6 +19,7 @@ from headrace.datasets.iterating import Loads, made_by
 __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
+    from headrace.datasets.arrays import arrays
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
     from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.hdf5 import hdf5
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from headrace.work.randomness import rng
 
 _HOMES = {
+    "headrace.datasets.arrays": ("arrays",),
     "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
     "headrace.datasets.constructors": (
         "energon",
@@ -168,6 +170,7 @@ __all__ = [
     "ThrottledError",
     "VideoFrames",
     "WorkerDiedError",
+    "arrays",
     "energon",
     "files",
     "folder",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from end_to_end.packed import seekable
 from end_to_end.tars import tar
 
 import headrace as hr
+from headrace.formats.safetensors import SafeTensors
 
 ABILITIES = ("streamed", "by number", "global shuffle", "ranks", "resumed", "damage told")
 PLACES = ("folder", "HTTP", "S3")
@@ -168,6 +170,36 @@ def _hdf5(shards: Shards, packing: str) -> dict[str, bytes]:
     return files
 
 
+def _npz(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = {}
+    for k, shard in enumerate(shards):
+        np.savez(out := io.BytesIO(), n=np.array(shard, np.int64), x=np.zeros((len(shard), 50)))
+        files[f"{k:02}.npz"] = out.getvalue()
+    return files
+
+
+def _safetensors(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = {}
+    for k, shard in enumerate(shards):
+        body, more = np.array(shard, np.int64).tobytes(), np.zeros((len(shard), 50), np.float32).tobytes()
+        header = {
+            "n": {"dtype": "I64", "shape": [len(shard)], "data_offsets": [0, len(body)]},
+            "x": {"dtype": "F32", "shape": [len(shard), 50], "data_offsets": [len(body), len(body + more)]},
+        }
+        said = json.dumps(header).encode()
+        files[f"{k:02}.safetensors"] = struct.pack("<Q", len(said)) + said + body + more
+    return files
+
+
+def _rows_of_arrays(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
+    del index
+    return hr.arrays(urls, storage_options=storage_options)
+
+
+def _rows_of_tensors(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
+    return hr.stream(urls, format=SafeTensors(rows=True), index=index, storage_options=storage_options)
+
+
 def _rows(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
     del index  # it has its own
     return hr.hdf5(urls, storage_options=storage_options)
@@ -243,6 +275,24 @@ KINDS = (
         absent="its chunks are compressed, each by itself, and not the file",
         index="auto",
         open=_rows,
+    ),
+    Kind(
+        "npz (rows)",
+        _npz,
+        _n,
+        packings=(PLAIN,),
+        absent="its arrays are compressed, each by itself, and not the file",
+        index="auto",
+        open=_rows_of_arrays,
+    ),
+    Kind(
+        "safetensors (rows)",
+        _safetensors,
+        _n,
+        packings=(PLAIN,),
+        absent="no library packs it",
+        index="auto",
+        open=_rows_of_tensors,
     ),
     Kind(
         "MDS",

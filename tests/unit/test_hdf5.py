@@ -88,9 +88,9 @@ def test_datasets_are_chosen_and_named() -> None:
     assert set(data[3]) == {"__key__", "__url__", "image", "y"}
     assert data[-1]["y"] == COUNT - 1
     assert set(rows(hr.hdf5(place, ["labels"]))[0]) == {"labels"}
-    with pytest.raises(hr.OptionError, match=r"/classes \[3\].*give datasets="):
+    with pytest.raises(hr.OptionError, match=r"/classes \[3\].*say which"):
         len(hr.hdf5(place))
-    with pytest.raises(hr.OptionError, match=r"no dataset 'label' with rows; it has .*labels"):
+    with pytest.raises(hr.OptionError, match=r"no 'label' with rows; it has .*labels"):
         len(hr.hdf5(place, ["label"]))
     for wrong in ("labels", [], {"__x__": "labels"}):
         with pytest.raises(hr.OptionError, match="datasets="):
@@ -108,7 +108,7 @@ def test_files_follow_one_another() -> None:
     assert [float(row["x"]) for row in rows(data)] == [0, 1, 2, 0, 1, 2, 3]
     assert sorted(float(row["x"]) for row in rows(data.shuffle("global"))) == [0, 0, 1, 1, 2, 2, 3]
     other = put(lambda file: file.create_dataset("x", data=np.arange(3)))
-    with pytest.raises(hr.FormatError, match=r"the files of a stream have the same datasets"):
+    with pytest.raises(hr.FormatError, match=r"the files of a stream have the same arrays"):
         len(hr.hdf5([*places, other]))
 
 

@@ -15,18 +15,21 @@ from headrace.running import running_charge
 
 T = TypeVar("T")
 
-_HELD_BYTES = 256 * 2**20
+HELD_BYTES = 256 * 2**20
 
 
 class HeldReads(Generic[T]):
     """It may be used by several threads and event loops.
 
+    Attributes:
+        most: bytes that are held.
+
     Args:
-        nbytes: how many bytes one takes. What was asked for longest ago goes when all have more than 256 MiB.
+        nbytes: how many bytes one takes. What was asked for longest ago goes when all have more than `most`.
     """
 
     def __init__(self, nbytes: Callable[[T], int]) -> None:
-        self._nbytes = nbytes
+        self._nbytes, self.most = nbytes, HELD_BYTES
         self._lock = threading.Lock()
         self._held: OrderedDict[int, T] = OrderedDict()
         self._held_bytes = 0
@@ -59,7 +62,7 @@ class HeldReads(Generic[T]):
                 return
             self._held[ordinal] = one
             self._held_bytes += self._nbytes(one)
-            while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
+            while self._held_bytes > self.most and len(self._held) > 1:
                 _, oldest = self._held.popitem(last=False)
                 self._held_bytes -= self._nbytes(oldest)
 

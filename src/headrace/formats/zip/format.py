@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,9 @@ class Zip(Format):
         return 0.7 if head.startswith((b"PK\3\4", b"PK\5\6")) else 0.0
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
+        found = await directory_of(reads, shard.url, limits)
         try:
-            return await _index(reads, shard.url, limits)
+            return ShardIndex(_rows(found.members, found.place, limits), None, found.size, found.etag)
         except LimitError as error:
             raise LimitError(f"{masked(shard.url)}: {error.args[0]}", url=shard.url) from None
         except (FormatError, ValueError) as error:
@@ -69,7 +71,32 @@ class Npz(Format):
 ZIP, NPZ = Zip(), Npz()
 
 
-async def _index(reads: Reads, url: str, limits: Limits) -> ShardIndex:
+class FoundDirectory(NamedTuple):
+    """The members of an archive, and what is known of it: where its directory lies, its bytes, its version."""
+
+    members: list[Member]
+    place: ZipDirectory
+    size: int
+    etag: str | None
+
+
+async def directory_of(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
+    """The members of the archive at `url`.
+
+    Raises:
+        FormatError: it is damaged, or cannot be read here.
+        LimitError: it asks for more than may be.
+        StorageError: it could not be read.
+    """
+    try:
+        return await _directory(reads, url, limits)
+    except LimitError as error:
+        raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+    except (FormatError, ValueError) as error:
+        raise FormatError(f"{masked(url)} cannot be read: {error.args[0]}", url=url) from None
+
+
+async def _directory(reads: Reads, url: str, limits: Limits) -> FoundDirectory:
     span = await reads.read_into(url, 0, memoryview(bytearray(4)))
     size, etag = span.size, span.etag
     tail = memoryview(bytearray(min(TAIL_BYTES, size)))
@@ -85,7 +112,7 @@ async def _index(reads: Reads, url: str, limits: Limits) -> ShardIndex:
         whole = memoryview(bytearray(place.stop - place.start))
         await reads.read_into(url, place.start, whole, etag=etag)
         data = bytes(whole)
-    return ShardIndex(_rows(list(members_in(data, place, limits)), place, limits), None, size, etag)
+    return FoundDirectory(list(members_in(data, place, limits)), place, size, etag)
 
 
 def _rows(members: list[Member], place: ZipDirectory, limits: Limits) -> Rows:

@@ -1,0 +1,166 @@
+"""Arrays that lie in a file, by their rows: which bytes hold which of them, and what these are made into."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.formats.limits import Limits
+from headrace.types import Buffer, Ints
+
+_STRETCH_BYTES = 64 * 1024  # that are read at once where rows lie one behind the other, if one is not longer
+
+Names = Mapping[str, str] | Sequence[str] | None
+"""The arrays that are read, by the names of their fields; a list where those are the same; None: all."""
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of an array that lies together.
+
+    Attributes:
+        places: where in the array it begins, along each axis.
+        offset, size: its bytes; none where nothing was written.
+        mask: which filters it went without.
+    """
+
+    places: tuple[int, ...]
+    offset: int
+    size: int
+    mask: int = 0
+
+
+class StoredArray:
+    """An array whose rows lie one behind the other, and are read in stretches.
+
+    Args:
+        name: what it is called in the file.
+        offset: of its first row.
+
+    Attributes:
+        count: how many rows it has.
+        rows: how many are read together.
+    """
+
+    def __init__(self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int) -> None:
+        self.name, self.dtype, self.shape, self.count = name, dtype, shape, int(shape[0])
+        self.row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        self.rows = max(1, min(self.count, _STRETCH_BYTES // max(self.row_bytes, 1)))
+        self._offset = offset
+
+    @property
+    def parts_bytes(self) -> int:
+        """Bytes of the rows that are read together."""
+        return self.rows * self.row_bytes
+
+    def parts(self, number: int) -> Sequence[StoredPart]:
+        """Those that hold the rows from `number` times `rows` on."""
+        row = number * self.rows
+        size = self._rows_at(number) * self.row_bytes
+        return (StoredPart((row, *(0 for _ in self.shape[1:])), self._offset + row * self.row_bytes, size),)
+
+    @property
+    def all_parts(self) -> Iterator[StoredPart]:
+        """All of them."""
+        return itertools.chain.from_iterable(map(self.parts, range(-(-self.count // self.rows))))
+
+    def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:
+        """The rows from `number` times `rows` on, of the bytes of their parts, in the machine's byte order.
+
+        Raises:
+            FormatError: they do not decode.
+        """
+        (body,) = bodies
+        found: Array = np.frombuffer(body, self.dtype).reshape((self._rows_at(number), *self.shape[1:]))
+        return found.astype(self.dtype.newbyteorder("="), copy=False)
+
+    def _rows_at(self, number: int) -> int:
+        return min(self.rows, self.count - number * self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The arrays of a file by the names of their fields, all of as many rows."""
+
+    arrays: Mapping[str, StoredArray]
+    count: int
+
+    @staticmethod
+    def of(arrays: Mapping[str, StoredArray], size: int, url: str, limits: Limits) -> Table:
+        """Arrays that lie in a file of `size` bytes.
+
+        Raises:
+            FormatError: it is cut off.
+            LimitError: what must be read at once is longer than may be.
+            OptionError: they do not have as many rows each.
+        """
+        for one in arrays.values():
+            if one.parts_bytes > limits.member_bytes:
+                raise LimitError(
+                    f"{masked(url)}: a part of {one.name!r} has {one.parts_bytes} bytes, over the limit of "
+                    f"{limits.member_bytes}",
+                    url=url,
+                )
+        end = max((part.offset + part.size for one in arrays.values() for part in one.all_parts), default=0)
+        if end > size:
+            raise FormatError(f"{masked(url)} is cut off: its values end at byte {end} of {size}", url=url)
+        counts = {one.count for one in arrays.values()}
+        if len(counts) > 1:
+            shapes = ", ".join(f"{one.name} {list(one.shape)}" for one in arrays.values())
+            raise OptionError(f"{masked(url)}: its arrays do not have as many rows each ({shapes[:400]}): say which")
+        return Table(arrays, counts.pop() if counts else 0)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What each field is like."""
+        return {name: f"{one.dtype.name} {list(one.shape[1:])}" for name, one in self.arrays.items()}
+
+    @property
+    def row_bytes(self) -> int:
+        """Of all arrays together."""
+        return sum(one.row_bytes for one in self.arrays.values())
+
+    @property
+    def parts_bytes(self) -> int:
+        """Of all arrays what is read together."""
+        return sum(one.parts_bytes for one in self.arrays.values())
+
+    @property
+    def blocks(self) -> Ints:
+        """The first rows of what is read together for most of a row's bytes."""
+        largest = max(self.arrays.values(), key=lambda one: one.row_bytes)
+        return np.arange(0, self.count, largest.rows)
+
+
+def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
+    """The names of the arrays that are wanted, by those of their fields.
+
+    Raises:
+        OptionError: one is not there.
+    """
+    if names is None:
+        return {name: name for name in there}
+    wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
+    missing = next((name for name in wanted.values() if name.lstrip("/") not in there), None)
+    if missing is not None:
+        raise OptionError(f"{masked(url)} has no {missing!r:.200} with rows; it has {', '.join(there)[:400]}")
+    return {field: name.lstrip("/") for field, name in wanted.items()}
+
+
+def check_names(names: object, option: str) -> None:
+    """See that `names` are such as fields and arrays can have.
+
+    Raises:
+        OptionError: they are not.
+    """
+    fields = list(names) if isinstance(names, Mapping | Sequence) and not isinstance(names, str) else []
+    if names is not None and (not fields or not all(isinstance(one, str) and one[:2] != "__" for one in fields)):
+        raise OptionError(f"{option}={names!r:.200}: names of arrays, by those of fields that do not begin with '__'")

@@ -1,0 +1,142 @@
+"""The arrays of .npz files, and of .npy files, by their rows."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from headrace.errors import FormatError, LimitError, masked
+from headrace.formats.limits import Limits
+from headrace.formats.numpy_files import NpyDecoder, npy_header
+from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen
+from headrace.formats.zip.directory import DEFLATED, Member
+from headrace.formats.zip.format import directory_of
+from headrace.formats.zip.members import HEAD, body_of
+from headrace.protocols import Reads, Version
+from headrace.types import Buffer
+
+_HEADER_MOST = 16 * 1024  # of an .npy header; the longest that is read has 10,000 bytes
+_BEHIND_MOST = 24  # bytes that may follow a member's own
+_ANY_BYTES = 2**53
+_ALONE = "value"
+
+
+class WholeArray(StoredArray):
+    """An array that must be unpacked, or lies by columns: all of its rows are read together.
+
+    Args:
+        part: the bytes from its member's header on.
+        field: how the member's name ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dtype: np.dtype[np.generic],
+        shape: tuple[int, ...],
+        part: tuple[int, int],
+        url: str,
+        limits: Limits,
+    ) -> None:
+        super().__init__(name, dtype, shape, 0)
+        self.rows = max(1, self.count)
+        self._part, self._url, self._limits = part, url, limits
+
+    def parts(self, number: int) -> Sequence[StoredPart]:  # noqa: ARG002 (there is one)
+        return (StoredPart((0,) * len(self.shape), *self._part),)
+
+    def assembled(self, number: int, bodies: Sequence[Buffer]) -> Array:  # noqa: ARG002
+        try:
+            whole = NpyDecoder()(body_of(bytes(bodies[0]), f"{self.name}.npy".lower(), self._limits))
+        except ValueError as error:
+            raise FormatError(
+                f"{masked(self._url)}: the array {self.name!r} is damaged: {error}", url=self._url
+            ) from None
+        if whole.shape != self.shape or whole.dtype != self.dtype:
+            raise FormatError(f"{masked(self._url)}: the array {self.name!r} is another one", url=self._url)
+        return np.ascontiguousarray(whole, self.dtype.newbyteorder("="))
+
+
+async def npy_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    """The rows of the array in an .npy file, which is called "value".
+
+    Raises:
+        FormatError, LimitError, OptionError: see `Table.of`.
+    """
+    head = memoryview(bytearray(_HEADER_MOST))
+    span = await reads.read_into(url, 0, head)
+    try:
+        begin, shape, dtype, by_column = npy_header(head[: span.stop - span.start])
+        if by_column and len(shape) > 1:
+            raise ValueError("it lies by columns, so its rows lie nowhere together")
+        found = StoredArray(_ALONE, dtype, _with_rows(shape), len(begin))
+        if len(begin) + found.count * found.row_bytes != span.size:
+            raise ValueError(
+                f"its header tells of {found.count * found.row_bytes} bytes, {span.size - len(begin)} follow"
+            )
+    except ValueError as error:
+        raise FormatError(f"{masked(url)} is damaged: {error}", url=url) from None
+    fields = chosen(names, [_ALONE], url)
+    return Table.of(dict.fromkeys(fields, found), span.size, url, limits), Version(span.size, span.etag)
+
+
+async def npz_table(reads: Reads, url: str, names: Names, limits: Limits) -> tuple[Table, Version]:
+    """The rows of the arrays in an .npz file.
+
+    Raises:
+        FormatError, LimitError, OptionError: see `Table.of`.
+        StorageError: it could not be read.
+    """
+    # members may be of any length: what is read of them at once is held against the limit by the table
+    found = await directory_of(reads, url, replace(limits, member_bytes=_ANY_BYTES))
+    members = {member.name.decode().removesuffix(".npy"): member for member in found.members if _is_array(member)}
+    arrays = {}
+    for field, name in chosen(names, [*members], url).items():
+        try:
+            arrays[field] = await _array(reads, url, name, members[name], found.etag, limits)
+        except LimitError as error:
+            raise LimitError(f"{masked(url)}: the array {name!r}: {error.args[0]}", url=url) from None
+        except ValueError as error:
+            raise FormatError(f"{masked(url)}: the array {name!r} cannot be read: {error}", url=url) from None
+    if not arrays:
+        raise FormatError(f"{masked(url)} has no arrays", url=url)
+    return Table.of(arrays, found.size, url, limits), Version(found.size, found.etag)
+
+
+def _is_array(member: Member) -> bool:
+    return member.name.endswith(b".npy") and member.name.isascii()
+
+
+async def _array(reads: Reads, url: str, name: str, member: Member, etag: str | None, limits: Limits) -> StoredArray:
+    """What the headers of a member say, that of zip and that of NumPy."""
+    target = memoryview(bytearray(HEAD.size + 2 * len(member.name) + _HEADER_MOST))
+    span = await reads.read_into(url, member.offset, target, etag=etag)
+    head = bytes(target[: span.stop - span.start])
+    if len(head) < HEAD.size or head[:4] != b"PK\3\4":
+        raise ValueError("there is no member where the directory says one")
+    _, _, _, method, *_, name_length, extra_length = HEAD.unpack_from(head)
+    begin = HEAD.size + name_length + extra_length
+    inner = head[begin:]
+    if method == DEFLATED:
+        try:
+            inner = zlib.decompressobj(-zlib.MAX_WBITS).decompress(inner, _HEADER_MOST)
+        except zlib.error as error:
+            raise ValueError(f"it does not unpack ({error})") from None
+    said, shape, dtype, by_column = npy_header(inner)
+    nbytes = len(said) + math.prod(_with_rows(shape)) * dtype.itemsize
+    if nbytes != member.size:
+        raise ValueError(f"its header tells of {nbytes} bytes, and it has {member.size}")
+    if method == DEFLATED or (by_column and len(shape) > 1):
+        stop = min(member.offset + begin + member.packed + _BEHIND_MOST, span.size)
+        return WholeArray(name, dtype, shape, (member.offset, stop - member.offset), url, limits)
+    return StoredArray(name, dtype, shape, member.offset + begin + len(said))
+
+
+def _with_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if not shape:
+        raise ValueError("it is a single number, and has no rows")
+    return shape

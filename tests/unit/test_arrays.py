@@ -1,0 +1,128 @@
+"""Rows of .npy and .npz files: what is read for them, and what is refused by name."""
+
+from __future__ import annotations
+
+import io
+import uuid
+import zipfile
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.limits import Limits
+from headrace.testing import FaultServer
+
+COUNT = 60
+VALUES: dict[str, Any] = {
+    "images": np.random.default_rng(1).integers(0, 255, (COUNT, 40, 50)).astype(np.uint8),
+    "labels": np.arange(COUNT, dtype=">i4"),
+    "by_column": np.asfortranarray(np.arange(COUNT * 6.0).reshape(COUNT, 2, 3)),
+    "flags": np.arange(COUNT) % 3 == 0,
+}
+
+
+def packed(save: Any, *values: Any, **named: Any) -> bytes:
+    save(out := io.BytesIO(), *values, **named)
+    return out.getvalue()
+
+
+def put(data: bytes, ending: str = "npz") -> str:
+    url = f"memory://arrays/{uuid.uuid4().hex}.{ending}"
+    memory.put(url, data)
+    return url
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_rows_of_an_archive_are_those_that_were_written(save: Any) -> None:
+    data = hr.arrays(put(packed(save, **VALUES)))
+    assert len(data) == COUNT
+    for k, row in enumerate(data):
+        for name, values in VALUES.items():
+            assert (row[name] == values[k]).all()
+            assert row[name].dtype == values.dtype.newbyteorder("=")
+    seen = [int(row["labels"]) for row in data.shuffle("global", seed=1)]
+    assert sorted(seen) == list(range(COUNT))
+    assert seen != sorted(seen)
+
+
+def test_rows_of_a_single_array_are_called_value() -> None:
+    places = [put(packed(np.save, VALUES["images"][a:b]), "npy") for a, b in ((0, 25), (25, 25), (25, 60))]
+    data = hr.arrays(places)
+    assert len(data) == COUNT
+    assert all((row["value"] == VALUES["images"][k]).all() for k, row in enumerate(data))
+    assert set(hr.arrays(places, {"image": "value"})[-1]) == {"__key__", "__url__", "image"}
+
+
+def test_arrays_are_chosen_and_named() -> None:
+    place = put(packed(np.savez, **VALUES, classes=np.arange(3)))
+    assert set(hr.arrays(place, {"x": "images", "y": "labels"})[7]) == {"__key__", "__url__", "x", "y"}
+    with pytest.raises(hr.OptionError, match=r"classes \[3\].*say which"):
+        len(hr.arrays(place))
+    with pytest.raises(hr.OptionError, match=r"no 'label' with rows; it has .*labels"):
+        len(hr.arrays(place, ["label"]))
+    with pytest.raises(hr.OptionError, match="names="):
+        hr.arrays(place, "labels")
+
+
+def test_one_row_of_what_is_stored_is_read_by_its_range() -> None:
+    values = np.zeros((500, 100_000), np.uint8)
+    with FaultServer() as server:
+        data = hr.arrays(server.add("a.npz", packed(np.savez, x=values, y=np.arange(500))))
+        assert data[400]["y"] == 400
+        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+        assert sum(int(stop) - int(start) for start, stop in ranges) < 500_000
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_damage_is_an_error_that_names_the_file(save: Any) -> None:
+    whole = packed(save, x=VALUES["images"], y=VALUES["labels"])
+    for k in range(12):
+        memory.put("memory://arrays/damaged.npz", whole[: len(whole) * k // 12])
+        with pytest.raises(hr.FormatError, match=r"damaged\.npz"):
+            list(hr.arrays("memory://arrays/damaged.npz"))
+
+
+def test_packed_array_with_other_bytes_is_an_error() -> None:
+    whole = packed(np.savez_compressed, x=VALUES["images"])
+    memory.put("memory://arrays/damaged.npz", whole[:9000] + b"\xff\0\xff" + whole[9003:])
+    with pytest.raises(hr.FormatError, match=r"damaged\.npz: the array 'x' is damaged"):
+        list(hr.arrays("memory://arrays/damaged.npz"))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (packed(np.save, VALUES["images"])[:-1], "tells of"),
+        (packed(np.save, VALUES["by_column"]), "by columns"),
+        (packed(np.save, np.array(3)), "single number"),
+        (packed(np.save, np.array([{}], object), allow_pickle=True), "Python objects"),
+        (b"x" * 300, "does not begin as an .npy file"),
+        (b"", "does not begin as an .npy file"),
+    ],
+)
+def test_array_that_is_not_read_is_named(data: bytes, why: str) -> None:
+    place = put(data, "npy")
+    with pytest.raises(hr.FormatError, match=rf"{place} is damaged: .*{why}"):
+        len(hr.arrays(place))
+
+
+def test_archive_whose_members_are_others_is_an_error() -> None:
+    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
+        archive.writestr("a.txt", b"text")
+    with pytest.raises(hr.FormatError, match="has no arrays"):
+        len(hr.arrays(put(out.getvalue())))
+    with zipfile.ZipFile(out := io.BytesIO(), "w") as archive:
+        archive.writestr("a.npy", packed(np.save, np.arange(5)) + b"more")
+    with pytest.raises(hr.FormatError, match="the array 'a' cannot be read: its header tells of"):
+        len(hr.arrays(put(out.getvalue())))
+
+
+def test_limits_hold() -> None:
+    place = put(packed(np.savez_compressed, x=np.zeros((1000, 1000))))
+    with pytest.raises(hr.LimitError, match="a part of 'x' has 8000000 bytes, over the limit of 1000000"):
+        len(hr.arrays(place, limits=Limits(member_bytes=10**6)))
+    with pytest.raises(hr.LimitError, match="over the limit"):
+        list(hr.arrays(place, limits=Limits(unpacked_free_bytes=1, unpacked_ratio=3)))
