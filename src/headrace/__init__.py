@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         WorkerDiedError,
     )
     from headrace.fetch.stores.registry import register_store
+    from headrace.formats.arrow.format import Arrow
     from headrace.formats.decoders import register_decoder
     from headrace.formats.limits import Limits
     from headrace.formats.mp4.whole import VideoFrames
@@ -117,6 +118,7 @@ _HOMES = {
     ),
     "headrace.datasets.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
     "headrace.fetch.stores.registry": ("register_store",),
+    "headrace.formats.arrow.format": ("Arrow",),
     "headrace.formats.decoders": ("register_decoder",),
     "headrace.formats.limits": ("Limits",),
     "headrace.formats.mp4.whole": ("VideoFrames",),
@@ -133,6 +135,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AccessDeniedError",
+    "Arrow",
     "AsyncDataset",
     "AsyncIterableDataset",
     "BadResponseError",

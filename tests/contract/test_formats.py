@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from end_to_end import energon, litdata, mds, parquet, tfrecords
+from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords
 from end_to_end.tars import tar
 
+from headrace.formats.arrow.format import ARROW
 from headrace.formats.delimited import CSV, TSV
 from headrace.formats.energon.format import ENERGON
 from headrace.formats.format import Format
@@ -197,3 +198,11 @@ class TestParquet(FormatContract):
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7, write_page_index=True)}
+
+
+class TestArrow(TestParquet):
+    def open_format(self) -> Format:
+        return ARROW
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        return {"0.arrow": arrows.written(samples, parquet.SCHEMA, compression="zstd")}

@@ -42,13 +42,13 @@ def seeds() -> Iterator[bytes]:
 
 
 class One:
-    """Reads of one object, which never give more memory than it has bytes."""
+    """Reads of one object, which never give more memory than it has bytes, or than `least`."""
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
+    def __init__(self, data: bytes, least: int = 16) -> None:
+        self._data, self._least = data, least
 
     async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        assert len(target) <= max(16, len(self._data)), "memory for what it claims"
+        assert len(target) <= max(self._least, len(self._data)), "memory for what it claims"
         part = self._data[start : start + len(target)]
         target[: len(part)] = part
         return Span(start, start + len(part), len(self._data), None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from fuzz import (
+    arrows,
     columns,
     decoders,
     decompression,
@@ -50,6 +51,7 @@ TARGETS: dict[str, Target] = {
     "mds": mds,
     "tokens": tokens,
     "parquet": parquet,
+    "arrows": arrows,
     "litdata": litdata,
     "tfrecord": tfrecord,
     "mp4": mp4,

@@ -21,6 +21,7 @@ CHANGED = {
     "mds": 2000,
     "tokens": 2000,
     "parquet": 800,
+    "arrows": 2000,
     "litdata": 2000,
     "tfrecord": 4000,
     "mp4": 400,

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import zstandard
-from end_to_end import energon, litdata, mds, parquet, tfrecords, token_files
+from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords, token_files
 from end_to_end.packed import seekable
 from end_to_end.tars import tar
 
@@ -143,6 +143,15 @@ def _energon(shards: Shards, packing: str) -> dict[str, bytes]:
     return energon.folder({"train": filled})
 
 
+def _arrow(shards: Shards, packing: str) -> dict[str, bytes]:
+    schema = pa.schema({"n": pa.int64(), "text": pa.string()})
+    codec = {PLAIN: None, ZST: "zstd"}[packing]
+    return {
+        f"{k:02}.arrow": arrows.written([{"n": n, "text": "ü" * n} for n in shard], schema, rows=3, compression=codec)
+        for k, shard in enumerate(shards)
+    }
+
+
 def _tfrecords(numbers: Sequence[int]) -> bytes:
     return tfrecords.file_of([{"n": np.array([n]), "text": [b"x" * 70]} for n in numbers])
 
@@ -235,6 +244,14 @@ KINDS = (
         _n,
         packings=(PLAIN, GZ, ZST),
         absent="its pages are compressed, each by itself, and not the file",
+        index="auto",
+    ),
+    Kind(
+        "Arrow",
+        _arrow,
+        _n,
+        packings=(PLAIN, ZST),
+        absent="its buffers are compressed, each by itself, by LZ4 or Zstandard, and not the file",
         index="auto",
     ),
     Kind(

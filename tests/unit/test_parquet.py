@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import itertools
 import json
 import struct
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from end_to_end.parquet import of_table
+from unit.arrow_columns import ARRAYS, plain
 
 import headrace as hr
 from headrace.errors import FormatError, LimitError, OptionError
@@ -25,36 +24,6 @@ from headrace.formats.limits import Limits
 from headrace.testing import FaultServer
 
 NUMBERS = itertools.count()
-DAY = dt.date(2026, 1, 2)
-TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001
-ARRAYS = {
-    "int": pa.array([1, -(2**62), None, 4]),
-    "uint": pa.array([1, 2**64 - 1, None, 4], pa.uint64()),
-    "int8": pa.array([1, -128, None, 4], pa.int8()),
-    "float": pa.array([1.5, None, -0.0, float("inf")]),
-    "half": pa.array(np.array([1, 2, 3, 0.5], np.float16)),
-    "bool": pa.array([True, None, False, True]),
-    "text": pa.array(["a", "grüße\u2028", None, ""]),
-    "large": pa.array(["a", "ü", None, ""], pa.large_string()),
-    "bytes": pa.array([b"a", b"", None, bytes(300)]),
-    "fixed": pa.array([b"ab", b"cd", None, b"xy"], pa.binary(2)),
-    "dictionary": pa.array(["a", "b", None, "a"]).dictionary_encode(),
-    "decimal": pa.array([decimal.Decimal("1.50"), None, decimal.Decimal("-3.25"), decimal.Decimal(0)]),
-    "date": pa.array([DAY, None, DAY, DAY]),
-    "time": pa.array([TIME, None, TIME, TIME]),
-    "zone": pa.array([TIME, None, TIME, TIME], pa.timestamp("us", "Europe/Berlin")),
-    "clock": pa.array([TIME.time(), None, TIME.time(), TIME.time()]),
-    "duration": pa.array([dt.timedelta(seconds=3), None, None, dt.timedelta(days=-1)]),
-    "null": pa.nulls(4),
-    "list": pa.array([[1, 2], [], None, [4, 5, 6]]),
-    "gaps": pa.array([[1, 2], [None], None, [4, None, 6]], pa.list_(pa.float64())),
-    "texts": pa.array([["a", None], [], None, ["ü"]]),
-    "square": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int32(), 2)),
-    "lists": pa.array([[[1, 2], []], [], None, [[3], None]]),
-    "struct": pa.array([{"a": 1, "b": "x"}, None, {"a": None, "b": None}, {"a": 2, "b": "y"}]),
-    "structs": pa.array([[{"a": 1, "b": ["x"]}], [], None, [{"a": None, "b": None}, None]]),
-    "map": pa.array([[("k", 1)], [], None, [("a", None), ("b", 2)]], pa.map_(pa.string(), pa.int64())),
-}
 
 
 def put(data: bytes, name: str = "0.parquet") -> str:
@@ -66,16 +35,6 @@ def put(data: bytes, name: str = "0.parquet") -> str:
 def read(data: bytes, **options: Any) -> list[dict[str, Any]]:
     samples = list(hr.stream(put(data), **options))
     return [{name: value for name, value in one.items() if not name.startswith("__")} for one in samples]
-
-
-def plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [plain(one) for one in value.tolist()]
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return value
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd", "use_dictionary": False, "data_page_version": "2.0"}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import cast
 
@@ -38,6 +38,40 @@ def kept_rows(where: Where, table: Arrow) -> Mask:
                 ) from None
         kept |= these
     return kept
+
+
+def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
+    """See that columns of these types can be compared so.
+
+    Raises:
+        ValueError: one has values of another kind than it is compared with.
+    """
+    for term in (term for some in where for term in some):
+        kind = _kind(types[term.column])
+        if kind != term.kind:
+            raise ValueError(
+                f"where= compares column {term.column!r:.200} with the {term.kind} {term.values[0]!r:.80}, and it is "
+                f"{types[term.column]!s:.200}" + (f", which is compared with a {kind}" if kind else "")
+            )
+
+
+def _kind(kind: Arrow) -> str | None:
+    """What values of a type are compared with, as `Term.kind`; None: with nothing."""
+    types = library().types
+    kind = kind.storage_type if hasattr(kind, "storage_type") else kind
+    if types.is_dictionary(kind):
+        return _kind(kind.value_type)
+    if types.is_timestamp(kind):
+        return "time" if kind.tz is None else "time with a zone"
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_decimal(kind)
+    by_kind = {
+        "boolean": types.is_boolean(kind),
+        "number": is_number,
+        "text": types.is_string(kind) or types.is_large_string(kind),
+        "bytes": types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind),
+        "date": types.is_date32(kind),
+    }
+    return next((name for name, is_it in by_kind.items() if is_it), None)
 
 
 def _holds(array: Arrow, term: Term) -> Mask:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 
 from headrace.errors import OptionError, masked
+from headrace.formats.arrow.format import ARROW
 from headrace.formats.compression.decompressor import path_of, without_compression
 from headrace.formats.delimited import CSV, TSV
 from headrace.formats.energon.format import ENERGON
@@ -28,6 +29,7 @@ _OURS: tuple[Format, ...] = (
     TAR,
     JSON_LINES,
     PARQUET,
+    ARROW,
     MDS,
     LITDATA,
     ENERGON,

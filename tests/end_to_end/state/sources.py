@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import pyarrow as pa
 import torch
-from end_to_end import mds, parquet
+from end_to_end import arrows, mds, parquet
 from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
 
 import headrace as hr
@@ -31,9 +31,9 @@ INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files"
 STATEFUL, STATEFUL_ITERATOR = "stateful data set", "stateful iterator"
 CSV, INDEXED_CSV = "csv", "indexed csv"
 LINES, INDEXED_LINES, MDS, MDS_ZSTD, TOKENS = "jsonl", "indexed jsonl", "mds", "mds in zstd", "tokens"
-PARQUET = "parquet"
+PARQUET, ARROW = "parquet", "arrow stream"
 SCHEMA = pa.schema({"n": pa.int64(), "bin": pa.string()})
-INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET)
+INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET, ARROW)
 SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES, CSV)
 NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP)
 KINDS = (*NUMBERED, TAR, GZ, LINES, CSV, STATEFUL, STATEFUL_ITERATOR)
@@ -71,7 +71,7 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: []}
+        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: [], ARROW: []}
         indexes, line_indexes, record_indexes, shards = [], [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
@@ -90,6 +90,8 @@ class Places:
             record_indexes.append(_index_of(written.urls[CSV][-1], RECORDS, records))
             table = parquet.written(shards[-1], SCHEMA, row_group_size=11)
             written.urls[PARQUET].append(self.server.add(f"{name}/{k}.parquet", table))
+            table = arrows.written(shards[-1], SCHEMA, rows=11, stream=True)
+            written.urls[ARROW].append(self.server.add(f"{name}/{k}.arrow", table))
             for key, fields in samples:
                 path = self.folder / name / f"{key}.bin"
                 path.parent.mkdir(exist_ok=True)
@@ -141,7 +143,7 @@ def source(kind: str, written: Written) -> Any:
     if kind in (CSV, INDEXED_CSV):
         index = written.index + "r" if kind == INDEXED_CSV else None
         return hr.stream(written.urls[CSV], index=index, format=RECORDS)
-    if kind in (TAR, GZ, LINES, MDS, MDS_ZSTD, PARQUET):
+    if kind in (TAR, GZ, LINES, MDS, MDS_ZSTD, PARQUET, ARROW):
         return hr.stream(written.urls[kind], index=None)
     if kind == TOKENS:
         return hr.tokens(written.urls[kind], "int32", 4, stride=3)

@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
-from urllib.parse import unquote
 
 import anyio.to_thread
 import numpy as np
 
-from headrace.errors import FormatError, LimitError, OptionError, masked
+from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import TableRows
-from headrace.formats.compression.decompressor import path_of
-from headrace.formats.format import Block, Format, RowFilter, ShardEntry
+from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.decoding import ColumnBytes, decoded
@@ -24,7 +22,8 @@ from headrace.formats.parquet.pages import PageIndex
 from headrace.formats.parquet.schema import ParquetColumn, Schema
 from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
 from headrace.formats.parquet.where import check_asked, left_of
-from headrace.formats.predicates import ALL, NONE, Where, columns_of, known, parsed, text_of
+from headrace.formats.predicates import ALL, NONE, Where, known
+from headrace.formats.tables import TableFormat, constants_of
 from headrace.protocols import Reads, Version
 from headrace.rows import Rows
 
@@ -46,7 +45,7 @@ class Facts(NamedTuple):
     where: Where = ALL
 
 
-class Parquet(Format):
+class Parquet(TableFormat):
     """Files of Parquet; their samples are rows.
 
     Args:
@@ -68,21 +67,6 @@ class Parquet(Format):
 
     name = "parquet"
     suffixes = (".parquet", ".parq", ".pq")
-    members_make_fields = True
-    keeps_tables = True
-
-    def __init__(
-        self,
-        *,
-        columns: Iterable[str] | None = None,
-        where: Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]] | None = None,
-    ) -> None:
-        if isinstance(columns, str):
-            raise OptionError(f"columns={columns!r} is a text: a list of names is meant")
-        self.columns = None if columns is None else tuple(columns)
-        if self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns)):
-            raise OptionError(f"columns={self.columns!r}: names are meant that do not begin with '__', one at least")
-        self.where = ALL if where is None else parsed(where)
 
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
         return 1.0 if head.startswith(MAGIC) else 0.0
@@ -90,7 +74,7 @@ class Parquet(Format):
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         url = shard.url
         try:
-            if known(self.where, _constants(url)) == NONE:
+            if self.is_left_out(url):
                 return ShardIndex(Rows.empty(), None, -1, None)
             head = memoryview(bytearray(len(MAGIC) + END_BYTES))
             span = await reads.read_into(url, 0, head)
@@ -117,12 +101,6 @@ class Parquet(Format):
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         return ShardIndex(rows, None, size, span.etag, opened_bytes=opened, columns=columns)
-
-    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:
-        names = columns_of(self.where)
-        if not names or all(set(names) <= _constants(url).keys() for url in urls):
-            return None
-        return RowFilter(f"where({text_of(self.where)})", names)
 
     async def single(
         self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
@@ -155,9 +133,9 @@ class Parquet(Format):
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         given = dict(zip(block.members, bodies, strict=True))
         if type(block.about) is OneRow:
-            return [opened(block.about, given, block.limits, self._is_shown)]
+            return [opened(block.about, given, block.limits, self.is_shown)]
         facts: Facts = block.about
-        constants = {name: value for name, value in facts.schema.constants if name in given and self._is_shown(name)}
+        constants = {name: value for name, value in facts.schema.constants if name in given and self.is_shown(name)}
         found = [
             ColumnBytes(column, [(chunk, given[column.name][chunk.start - start :][: chunk.size]) for chunk in chunks])
             for column, chunks, start, _ in _columns(facts.schema, facts.chunks)
@@ -167,19 +145,15 @@ class Parquet(Format):
             return [constants] * facts.rows
         table = decoded(facts.schema, facts.rows, found, block.limits)
         kept = None if facts.where == ALL else kept_rows(facts.where, table)
-        table = table.select([name for name in table.column_names if self._is_shown(name)])
+        table = table.select([name for name in table.column_names if self.is_shown(name)])
         return TableRows(table, facts.schema.features, constants, kept)
 
     def _index(self, data: bytes, url: str, end: int, limits: Limits) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
         """(the table of samples, the bytes of all when opened, the columns) that the footer `data` tells."""
-        constants = _constants(url)
+        constants = constants_of(url)
         footer = read_footer(data, end, partial(self._chosen, constants), limits)
         own = {column.name for column in footer.schema.columns}
-        more = tuple(
-            (name, value)
-            for name, value in constants.items()
-            if name not in own and (self._is_shown(name) or name in columns_of(self.where))
-        )
+        more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
         schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
         kinds = [(column.name, column.kind) for column in schema.columns] + [(name, "of the path") for name, _ in more]
         where = known(self.where, constants)
@@ -190,23 +164,9 @@ class Parquet(Format):
         )
         return _rows(Footer(schema, footer.groups), left), opened, tuple(sorted(kinds))
 
-    def _is_shown(self, name: str) -> bool:
-        """Whether a column is a field of samples."""
-        return not name.startswith("__") if self.columns is None else name in self.columns
-
     def _chosen(self, constants: Mapping[str, object], columns: Sequence[ParquetColumn]) -> list[ParquetColumn]:
-        names, asked = {column.name for column in columns}, columns_of(self.where)
-        for name in asked:
-            if name in names and name in constants:
-                raise ValueError(
-                    f"column {name!r:.200} lies in it, and its folder says {constants[name]!r:.80} of it: where= "
-                    "cannot mean both"
-                )
-        for name in (*(self.columns or ()), *asked):
-            if name not in names and name not in constants:
-                known = ", ".join(sorted([*names, *constants]))[:1000]
-                raise ValueError(f"it has no column {name!r:.200}; its columns are: {known or 'none'}")
-        return [column for column in columns if self._is_shown(column.name) or column.name in asked]
+        self.check_columns({column.name for column in columns}, constants)
+        return [column for column in columns if self.is_read(column.name)]
 
 
 PARQUET = Parquet()
@@ -269,13 +229,3 @@ def _rows(footer: Footer, left: Sequence[Where]) -> Rows:
         row=row[kept],
         about=tuple(Facts(schema, footer.groups[k].rows, footer.groups[k].chunks, left[k]) for k in order),
     )
-
-
-def _constants(url: str) -> dict[str, object]:
-    """The values that the folders of an address give, as `year=2026/`."""
-    said = [part.partition("=") for part in path_of(url).split("/")[:-1]]
-    return {
-        unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-        for name, equals, value in said
-        if equals and name and not name.startswith("__")
-    }

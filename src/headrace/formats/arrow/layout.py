@@ -1,0 +1,238 @@
+"""Where batches lie: in a file by its footer; in a stream, which has none, by going from one to the next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.errors import LimitError
+from headrace.formats.arrow.messages import (
+    BATCH,
+    CONTINUATION,
+    DICTIONARY,
+    PREFIX_BYTES,
+    SCHEMA,
+    MessageHead,
+    MessagePlace,
+    blocks_of,
+    head_bytes,
+    head_of,
+)
+from headrace.formats.limits import Limits
+from headrace.protocols import Reads
+
+MAGIC = b"ARROW1"
+_BEGIN_BYTES = 8  # the magic and what fills it up
+_END_BYTES = 10  # the footer's length and the magic
+_OLD = b"FEA1"
+_CHUNK_BYTES = 64 * 1024
+_GAP_BYTES = 16 * 1024  # read along, where heads lie so close
+_RUN_BYTES = 2**20
+_HELD = 3
+_DICTIONARY_BYTES = 16 * 2**20
+
+
+class Placed(NamedTuple):
+    """A batch of rows.
+
+    Attributes:
+        head: all that lies before its body.
+        said: what that says.
+        body: where the body begins in the file.
+        dictionaries: the messages that its columns need.
+    """
+
+    head: bytes
+    said: MessageHead
+    body: int
+    dictionaries: tuple[bytes, ...]
+
+
+class Layout(NamedTuple):
+    """What there is of a file or a stream.
+
+    Attributes:
+        schema: the message.
+    """
+
+    schema: bytes
+    batches: tuple[Placed, ...]
+    size: int
+    etag: str | None
+
+
+async def read_layout(reads: Reads, url: str, limits: Limits) -> Layout:
+    """Where the batches of the object at `url` lie.
+
+    Raises:
+        ValueError: it is damaged, or nothing of Arrow.
+        LimitError: it asks for more than may be held.
+    """
+    part = _Part(reads, url, limits)
+    begin = await part.get(0, PREFIX_BYTES)
+    if begin[: len(_OLD)] == _OLD:
+        raise ValueError(
+            "it is Feather of version 1: pyarrow.feather.read_table reads it, write_feather writes it anew"
+        )
+    if begin[: len(MAGIC)] == MAGIC:
+        return await _file(part)
+    if begin[:4] == CONTINUATION:
+        return await _stream(part)
+    raise ValueError(f"it has {part.size} bytes, which do not begin as Arrow's files and streams do")
+
+
+async def _file(part: _Part) -> Layout:
+    end = await part.get(max(0, part.size - _CHUNK_BYTES), part.size)
+    if end[-len(MAGIC) :] != MAGIC or part.size < _BEGIN_BYTES + _END_BYTES:
+        raise ValueError("it does not end as Arrow's files do: it is cut off, or was not written to its end")
+    length = int.from_bytes(end[-_END_BYTES : -len(MAGIC)], "little", signed=True)
+    start = part.size - _END_BYTES - length
+    if length < 0 or start < _BEGIN_BYTES:
+        raise ValueError(f"its footer would have {length} bytes, and all of it has {part.size}")
+    if length > part.limits.unpacked_free_bytes:
+        raise LimitError(f"its footer has {length} bytes, over the limit of {part.limits.unpacked_free_bytes}")
+    dictionaries, batches = blocks_of(await part.get(start, part.size - _END_BYTES))
+    for one in (*dictionaries, *batches):
+        if one.start < _BEGIN_BYTES or one.head <= PREFIX_BYTES or one.body < 0 or sum(one) > start:
+            raise ValueError(
+                f"a message would lie from byte {one.start} to {sum(one)}, and the footer begins at {start}"
+            )
+    known = _Dictionaries()
+    for one in dictionaries:
+        known.add(await part.get(one.start, sum(one)), part)
+    heads = await _heads(part, batches)
+    schema = (await _message(part, _BEGIN_BYTES, SCHEMA))[0]
+    placed = [
+        Placed(head, part.head_of(head, BATCH), one.start + one.head, known.messages)
+        for head, one in zip(heads, batches, strict=True)
+    ]
+    for batch, block in zip(placed, batches, strict=True):
+        if batch.said.body != block.body:
+            raise ValueError(f"a batch has {batch.said.body} bytes, and the footer says {block.body}")
+    return Layout(schema, tuple(placed), part.size, part.etag)
+
+
+async def _stream(part: _Part) -> Layout:
+    schema, _ = await _message(part, 0, SCHEMA)
+    at, batches, known = len(schema), list[Placed](), _Dictionaries()
+    while at < part.size:
+        message, said = await _message(part, at)
+        if not message:
+            break
+        at += len(message)
+        if at + said.body > part.size:
+            raise ValueError(f"it is cut off: a message ends at byte {at + said.body} of {part.size}")
+        if said.kind == DICTIONARY:
+            known.add(message + await part.get(at, at + said.body), part)
+        elif said.kind == BATCH:
+            batches.append(Placed(message, said, at, known.messages))
+        else:
+            raise ValueError(f"the message that ends at byte {at} is neither a batch nor a dictionary")
+        at += said.body
+    return Layout(schema, tuple(batches), part.size, part.etag)
+
+
+async def _message(part: _Part, at: int, kind: int | None = None) -> tuple[bytes, MessageHead]:
+    """(all before its body, what that says) of the message that begins at a byte; (none, …): there a stream ends."""
+    length = head_bytes(await part.get(at, min(at + PREFIX_BYTES, part.size)))
+    if not length and kind is None:
+        return b"", MessageHead(0, 0, 0)
+    data = await part.get(at, at + length)
+    return data, part.head_of(data, kind)
+
+
+async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
+    """All that lies before the bodies of some batches: those that lie close are read at once."""
+    order = sorted(range(len(blocks)), key=lambda k: blocks[k].start)
+    runs = list[tuple[int, int, list[int]]]()
+    for k in order:
+        start, stop = blocks[k].start, blocks[k].start + blocks[k].head
+        if runs and runs[-1][0] <= start <= runs[-1][1] + _GAP_BYTES and stop - runs[-1][0] <= _RUN_BYTES:
+            first, last, some = runs[-1]
+            runs[-1] = first, max(last, stop), [*some, k]
+        else:
+            runs.append((start, stop, [k]))
+    bodies = await asyncio.gather(*(part.read(start, stop) for start, stop, _ in runs))
+    heads = [b""] * len(blocks)
+    for (start, _, some), body in zip(runs, bodies, strict=True):
+        for k in some:
+            heads[k] = body[blocks[k].start - start :][: blocks[k].head]
+    return heads
+
+
+class _Dictionaries:
+    """Dictionaries that were read, as those batches need them that come next."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[int, bytes]] = []
+        self.messages: tuple[bytes, ...] = ()
+
+    def add(self, message: bytes, part: _Part) -> None:
+        """Another one: it takes the place of those of its number, or goes on from them.
+
+        Raises:
+            ValueError: it is none.
+            LimitError: together they are too large.
+        """
+        said = part.head_of(message[: head_bytes(message[:PREFIX_BYTES])], DICTIONARY)
+        if not said.is_delta:
+            self._known = [one for one in self._known if one[0] != said.dictionary]
+        self._known.append((said.dictionary, message))
+        self.messages = tuple(message for _, message in self._known)
+        most = min(_DICTIONARY_BYTES, part.limits.member_bytes)
+        if sum(map(len, self.messages)) > most:
+            raise LimitError(
+                f"its dictionaries have over {most} bytes, and each batch would be sent with them: write these columns "
+                "as plain ones"
+            )
+
+
+class _Part:
+    """Parts of one object, in the version that was seen first; small ones that lie together are read once."""
+
+    def __init__(self, reads: Reads, url: str, limits: Limits) -> None:
+        self._reads, self._url, self.limits = reads, url, limits
+        self.size = -1
+        self.etag: str | None = None
+        self._held: list[tuple[int, bytes]] = []
+
+    async def get(self, start: int, stop: int) -> bytes:
+        """The bytes [start, stop), with more behind them that are held for later."""
+        for at, data in self._held:
+            if at <= start and stop <= at + len(data):
+                return data[start - at : stop - at]
+        data = await self.read(start, stop if self.size < 0 else min(max(stop, start + _CHUNK_BYTES), self.size))
+        self._held = [*self._held, (start, data)][-_HELD:]
+        return data[: stop - start]
+
+    async def read(self, start: int, stop: int) -> bytes:
+        """The bytes [start, stop), of the first read as many more as a chunk has.
+
+        Raises:
+            ValueError: it ends before.
+        """
+        is_first = self.size < 0
+        target = memoryview(bytearray(_CHUNK_BYTES if is_first else stop - start))
+        span = await self._reads.read_into(self._url, start, target, etag=self.etag)
+        if is_first:
+            self.size, self.etag = span.size, span.etag
+        elif span.stop < stop:
+            raise ValueError(f"it ends at byte {span.stop}, and more is said to lie up to byte {stop}")
+        return bytes(target[: span.stop - start])
+
+    def head_of(self, data: bytes, kind: int | None = None) -> MessageHead:
+        """What the head of a message says, `data` being all that lies before its body.
+
+        Raises:
+            ValueError: it is damaged, or of another kind.
+            LimitError: it is longer than one may be.
+        """
+        if len(data) > self.limits.unpacked_free_bytes:
+            raise LimitError(f"the head of a message has {len(data)} bytes, over the limit")
+        if head_bytes(data[:PREFIX_BYTES]) != len(data):
+            raise ValueError("the head of a message has another length than is said elsewhere")
+        said = head_of(data)
+        if kind is not None and said.kind != kind:
+            raise ValueError(f"a message is of kind {said.kind}, where one of kind {kind} should lie")
+        return said

@@ -1,0 +1,83 @@
+"""What formats of tables have in common: which columns are read, which rows are kept, and what folders say of both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from urllib.parse import unquote
+
+from headrace.errors import OptionError
+from headrace.formats.compression.decompressor import path_of
+from headrace.formats.format import Format, RowFilter
+from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
+
+Asked = Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]]
+"""A predicate, as a user gives it."""
+
+
+class TableFormat(Format):
+    """Files of tables, whose rows are samples; folders of their addresses such as `year=2026/` are columns, too.
+
+    Args:
+        columns: those that are fields of samples; None: all whose names do not begin with "__".
+        where: which rows are kept.
+    """
+
+    members_make_fields = True
+    keeps_tables = True
+
+    def __init__(self, *, columns: Iterable[str] | None = None, where: Asked | None = None) -> None:
+        if isinstance(columns, str):
+            raise OptionError(f"columns={columns!r} is a text: a list of names is meant")
+        self.columns = None if columns is None else tuple(columns)
+        if self.columns is not None and (not self.columns or any(name.startswith("__") for name in self.columns)):
+            raise OptionError(f"columns={self.columns!r}: names are meant that do not begin with '__', one at least")
+        self.where = ALL if where is None else parsed(where)
+
+    def row_filter(self, urls: Sequence[str]) -> RowFilter | None:
+        names = columns_of(self.where)
+        if not names or all(set(names) <= constants_of(url).keys() for url in urls):
+            return None
+        return RowFilter(f"where({text_of(self.where)})", names)
+
+    def is_left_out(self, url: str) -> bool:
+        """Whether the folders of a file say that none of its rows is kept.
+
+        Raises:
+            ValueError: they say something that cannot be compared so.
+        """
+        return known(self.where, constants_of(url)) == NONE
+
+    def is_shown(self, name: str) -> bool:
+        """Whether a column is a field of samples."""
+        return not name.startswith("__") if self.columns is None else name in self.columns
+
+    def is_read(self, name: str) -> bool:
+        """Whether a column is needed."""
+        return self.is_shown(name) or name in columns_of(self.where)
+
+    def check_columns(self, names: Collection[str], constants: Mapping[str, object]) -> None:
+        """See that a file has the columns that are asked for.
+
+        Raises:
+            ValueError: it lacks one, or both it and a folder say one that rows are kept by.
+        """
+        for name in columns_of(self.where):
+            if name in names and name in constants:
+                raise ValueError(
+                    f"column {name!r:.200} lies in it, and its folder says {constants[name]!r:.80} of it: where= "
+                    "cannot mean both"
+                )
+        for name in (*(self.columns or ()), *columns_of(self.where)):
+            if name not in names and name not in constants:
+                have = ", ".join(sorted([*names, *constants]))[:1000]
+                raise ValueError(f"it has no column {name!r:.200}; its columns are: {have or 'none'}")
+
+
+def constants_of(url: str) -> dict[str, object]:
+    """The values that the folders of an address give, as `year=2026/`."""
+    said = [part.partition("=") for part in path_of(url).split("/")[:-1]]
+    return {
+        unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+        for name, equals, value in said
+        if equals and name and not name.startswith("__")
+    }
