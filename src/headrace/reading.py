@@ -71,6 +71,16 @@ async def listed(
             yield page
 
 
+async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> str | None:
+    """The folder at the revision that it is now; None where it has none, or its store does not say it.
+
+    Raises:
+        StorageError, OSError: the store failed.
+    """
+    async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
+        return await reader.pinned(folder)
+
+
 class OwnReaders:
     """Gives the running loader's reader, if it is for the same store; else one for each event loop that uses it.
 

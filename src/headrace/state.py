@@ -71,7 +71,7 @@ class Fingerprint:
 
 
 _MEANING = {
-    "data": "the data are others (names and numbers of samples of the shards)",
+    "data": "the data are others (names and numbers of samples of the shards, or their revision)",
     "count": "the number of samples of an epoch differs",
     "order": "the order is another one",
     "steps": "the operators that leave samples out are others",

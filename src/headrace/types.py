@@ -140,3 +140,17 @@ class Lists(Protocol):
             StorageError, OSError, TimeoutError: it failed; another one may not.
         """
         ...
+
+
+@runtime_checkable
+class Pins(Protocol):
+    """A store whose objects lie at revisions that move, as branches do; a `Store` may have it."""
+
+    async def pinned(self, prefix: str) -> str:
+        """The same folder at what its revision is now, where it stays as it is.
+
+        Raises:
+            ObjectMissingError: the store does not say what that is.
+            StorageError, OSError, TimeoutError: it failed; another one may not.
+        """
+        ...

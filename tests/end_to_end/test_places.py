@@ -206,15 +206,51 @@ def test_listing_of_an_s3_server_that_fails_goes_on(cache: Path) -> None:
         assert data[7]["__key__"] == "0007"
 
 
-def test_repository_of_the_hub_is_listed_at_its_revision(cache: Path) -> None:
+def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes) -> None:
+    """Have a data set on a hub whose revision is a commit with one file."""
+    hub.add(f"api/datasets/o/n/revision/{revision}", json.dumps({"sha": commit}).encode())
+    hub.add(f"datasets/o/n/resolve/{commit}/d/a.jsonl", lines)
+    page = [{"type": "directory", "path": "d"}, {"type": "file", "path": "d/a.jsonl", "size": len(lines)}]
+    page.append({"type": "file", "path": ".gitattributes", "size": 9})
+    hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
+
+
+def test_repository_of_the_hub_is_read_at_the_commit_that_its_revision_was_when_listed(cache: Path) -> None:
+    old, new = "a" * 40, "b" * 40
+    with FaultServer() as hub:
+        commit_at(hub, "main", old, b'{"n": 1}\n{"n": 2}\n')
+        commit_at(hub, "v1", old, b'{"n": 1}\n{"n": 2}\n')
+        options = {"endpoint": hub.url, "token": False}
+        places = [f"hf://datasets/o/n{at}" for at in ("", "/", "@v1", "@main/**/*.jsonl", f"@{old}/")]
+        streams = [hr.stream(place, storage_options=options) for place in places]
+        kept = hr.stream(places[0], storage_options=options, listing="kept")
+        loader = hr.DataLoader(streams[0], batch_size=1, num_workers=0)
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+        loader.close()
+        commit_at(hub, "main", new, b'{"n": 3}\n{"n": 4}\n')
+        for data in (*streams, kept, hr.stream(places[0], storage_options=options, listing="kept")):
+            assert [sample["n"] for sample in data] == [1, 2]
+            assert f"revision: hf://datasets/o/n@{old}/, as it was when it was listed" in data.describe()
+        moved = hr.stream(places[0], storage_options=options)
+        assert [sample["n"] for sample in moved] == [3, 4]
+        with hr.DataLoader(moved, batch_size=1, num_workers=0) as later:
+            with pytest.raises(hr.StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
+                later.load_state_dict(state)
+        for same in (kept, hr.stream(f"hf://datasets/o/n@{old}", storage_options=options)):
+            with hr.DataLoader(same, batch_size=1, num_workers=0) as later:
+                later.load_state_dict(state)
+                assert [batch["n"].tolist() for batch in later] == [[2]]
+
+
+def test_hub_that_does_not_say_what_a_revision_is_is_listed_as_it_was_named(cache: Path) -> None:
     with FaultServer() as hub:
         hub.add("datasets/o/n/resolve/v1/d/a.jsonl", b'{"n": 1}\n')
-        page = [{"type": "directory", "path": "d"}, {"type": "file", "path": "d/a.jsonl", "size": 9}]
-        page.append({"type": "file", "path": ".gitattributes", "size": 9})
-        hub.add("api/datasets/o/n/tree/v1", json.dumps(page).encode())
-        options = {"endpoint": hub.url, "token": False}
-        for place in ("hf://datasets/o/n@v1", "hf://datasets/o/n@v1/**/*.jsonl"):
-            assert [sample["n"] for sample in hr.stream(place, storage_options=options)] == [1]
+        hub.add("api/datasets/o/n/tree/v1", json.dumps([{"type": "file", "path": "d/a.jsonl", "size": 9}]).encode())
+        data = hr.stream("hf://datasets/o/n@v1", storage_options={"endpoint": hub.url, "token": False})
+        assert [sample["n"] for sample in data] == [1]
+        assert "revision" not in data.describe()
 
 
 def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path, cache: Path) -> None:

@@ -27,12 +27,16 @@ class Entries(Sequence[str]):
         sizes: of the objects, in bytes; `UNKNOWN` where it was not told; None: of none.
         etags: of the objects; empty where it was not told; None: of none.
         start: where the paths in what was listed begin in the names, in bytes.
+
+    Attributes:
+        revision: what was listed, where it lies at a revision that was found to be that; else empty.
     """
 
     def __init__(
         self, names: Packed[str], sizes: Ints | None = None, etags: Packed[str] | None = None, start: int = 0
     ) -> None:
         self.names, self.sizes, self.etags, self.start = names, sizes, etags, start
+        self.revision = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -111,5 +115,6 @@ def survey_of(urls: Sequence[str]) -> Survey:
 
 def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:
     """Those of some addresses that are wanted, as compact as they were."""
-    start = urls.start if isinstance(urls, Entries) else 0
-    return entries_of((one for one in listed_of(urls) if is_wanted(one.path)), start)
+    some = entries_of((one for one in listed_of(urls) if is_wanted(one.path)), getattr(urls, "start", 0))
+    some.revision = getattr(urls, "revision", "")
+    return some

@@ -214,7 +214,8 @@ def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
     if not is_sorted:
         groups = groupby(urls.listed(), lambda one: stem_of(one.path))
         in_groups = (sorted(group, key=lambda one: _name_and_url(one.path)) for _, group in groups)
-        urls = entries_of(chain.from_iterable(in_groups), urls.start)
+        revision, urls = urls.revision, entries_of(chain.from_iterable(in_groups), urls.start)
+        urls.revision = revision
     if len(lengths) == len(urls):
         return urls, None, _shown(fields)
     return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), _shown(fields)

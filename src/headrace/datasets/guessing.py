@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.entries import entries_of, listed_of, only, survey_of
+from headrace.datasets.entries import Entries, entries_of, listed_of, only, survey_of
 from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, way_round
 from headrace.datasets.listing import Listing, listing_of
 from headrace.datasets.patterns import Pattern, is_pattern
@@ -64,7 +64,9 @@ class Names:
     @property
     def facts(self) -> Facts:
         """What is said of them."""
-        return tuple(("listed", one.text) for one in self.listings)
+        listed = tuple(("listed", one.text) for one in self.listings)
+        pins = [masked(one.urls.revision) for one in self.listings if one.urls.revision]
+        return (*listed, ("revision", f"{', '.join(pins)}, as it was when it was listed")) if pins else listed
 
 
 def names_at(urls: object, storage_options: Options, *, kept: bool = False) -> Names:
@@ -132,7 +134,7 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
     """What was listed, by the kinds of objects that there are."""
     urls, facts, first = names.urls, names.facts, names.listings[0]
     kinds = Kinds(survey_of(urls))
-    if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.place == first.folder:
+    if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.is_whole:
         return Place(urls, None, facts, folder=first, table=kinds.tables[0])
     if kinds.is_loose:
         if len(names.listings) > 1:
@@ -242,6 +244,7 @@ def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
     if len(parts) == 1:
         return parts[0]
     whole = entries_of(one for part in parts for one in listed_of(part))
+    whole.revision = ", ".join(sorted({part.revision for part in parts if isinstance(part, Entries) and part.revision}))
     seen: set[str] = set()
     for url in whole:
         if url in seen:

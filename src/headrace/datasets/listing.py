@@ -23,7 +23,7 @@ from headrace.datasets.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.formats.json_values import as_number, as_object
 from headrace.indexes.building import names_path
-from headrace.reading import listed
+from headrace.reading import listed, pinned
 from headrace.types import Listed
 
 Options = Mapping[str, object] | None
@@ -55,6 +55,7 @@ class Listing:
         nbytes: of all of them together; None: not told of each.
         left_out: how many were left out, by why.
         listed_at: seconds since 1970.
+        is_whole: whether no pattern leaves any out.
     """
 
     place: str
@@ -63,6 +64,7 @@ class Listing:
     nbytes: int | None
     left_out: Mapping[str, int] = field(default_factory=dict)
     listed_at: int = 0
+    is_whole: bool = True
 
     @property
     def text(self) -> str:
@@ -86,32 +88,32 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     path = names_path(place, storage_options)
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
     if kept and path.exists():
-        return _kept(place, folder, path)
-    leaves_out = _LeavesOut(len(folder), pattern)
+        return _kept(place, folder, pattern, path)
     began = int(time.time())
 
-    async def collect(spool: _Spool) -> None:
-        async with aclosing(listed(folder, levels, storage_options)) as pages:
-            async for page in pages:
-                spool.add(leaves_out.chosen(page))
+    async def attempt() -> Listing:
+        pin = await pinned(folder, storage_options)
+        there = pin or folder
+        leaves_out = _LeavesOut(len(there), pattern)
+        with _Spool(path, len(there.encode("utf-8", "surrogatepass")), is_kept=kept) as spool:
+            async with aclosing(listed(there, levels, storage_options)) as pages:
+                async for page in pages:
+                    spool.add(leaves_out.chosen(page))
+            about = {"nbytes": leaves_out.nbytes, "left_out": dict(leaves_out.counts), "listed_at": began}
+            urls = spool.finish({**about, "revision": pin or ""})
+        urls.revision = pin or ""
+        counts = dict(leaves_out.counts)
+        return Listing(place, there, urls, leaves_out.nbytes, counts, began, is_whole=pattern is None)
 
     async def attempts() -> Listing:
-        for attempt in range(1, _ATTEMPTS + 1):
-            leaves_out.begin()
-            with _Spool(path, len(folder.encode("utf-8", "surrogatepass")), is_kept=kept) as spool:
-                try:
-                    await collect(spool)
-                except (AccessDeniedError, ObjectMissingError):
-                    raise
-                except (StorageError, TimeoutError):
-                    if attempt == _ATTEMPTS:
-                        raise
-                    await asyncio.sleep(attempt)
-                    continue
-                counts = dict(leaves_out.counts)
-                urls = spool.finish({"nbytes": leaves_out.nbytes, "left_out": counts, "listed_at": began})
-                return Listing(place, folder, urls, leaves_out.nbytes, counts, began)
-        raise AssertionError
+        for number in range(1, _ATTEMPTS):
+            try:
+                return await attempt()
+            except (AccessDeniedError, ObjectMissingError):
+                raise
+            except (StorageError, TimeoutError):
+                await asyncio.sleep(number)
+        return await attempt()
 
     return blocking(attempts)
 
@@ -127,10 +129,6 @@ class _LeavesOut:
     def __init__(self, start: int, pattern: Pattern | None) -> None:
         self._start, self._matches = start, None if pattern is None else pattern.matches
         self._is_open = pattern is None or pattern.is_open
-        self.begin()
-
-    def begin(self) -> None:
-        """Nothing is counted yet."""
         self.counts: Counter[str] = Counter()
         self.nbytes: int | None = 0
 
@@ -166,14 +164,15 @@ def _why_not(path: str, *, hides: bool) -> str | None:
     return "about the data (README and the like)" if _ABOUT.fullmatch(name) else None
 
 
-def _kept(place: str, folder: str, path: Path) -> Listing:
+def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
     """The list that is kept at `path`."""
     names = Manifest(path)
     nbytes, at = as_number(names.about.get("nbytes")), as_number(names.about.get("listed_at"))
     left_out = {why: as_number(count) for why, count in (as_object(names.about.get("left_out")) or {}).items()}
     if at is None or None in left_out.values():
         raise FormatError(f"{path} is damaged; remove it", url=str(path))
-    return Listing(place, folder, names, nbytes, {why: count or 0 for why, count in left_out.items()}, at)
+    counts = {why: count or 0 for why, count in left_out.items()}
+    return Listing(place, names.revision or folder, names, nbytes, counts, at, is_whole=pattern is None)
 
 
 class _Spool:

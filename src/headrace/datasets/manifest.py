@@ -55,6 +55,7 @@ class Manifest(Entries):
         self.path = Path(path)
         names, sizes, etags, self.digest, self.about = _read(self.path)
         super().__init__(names, sizes, etags, as_number(self.about.get("start")) or 0)
+        self.revision = as_text(self.about.get("revision")) or ""
         if digest not in (None, self.digest):
             raise FormatError(f"the list of names in {self.path} is another one now", url=str(self.path))
 

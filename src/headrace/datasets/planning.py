@@ -209,7 +209,7 @@ class Planning:
     @property
     def fingerprint(self) -> str:
         """What tells the source's data from other data: its shards' names and sizes, or how many samples it has."""
-        return self._own.fingerprint
+        return self._source.at_revision(self._own.fingerprint)
 
     @property
     def window_bytes(self) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
+from headrace.errors import masked
 from headrace.plan import Order, Places, ShardOrder
 from headrace.producer import Producer
 from headrace.producers.members import Members
@@ -239,6 +240,11 @@ class SampleSource(ABC):
     def fingerprint_with(self, sizes: Ints) -> str:
         """The same, where it is known how many of its samples each shard has that are wanted."""
         return fingerprint_of(self.urls, sizes)
+
+    def at_revision(self, fingerprint: str) -> str:
+        """The same with the revision at which its data were listed, where they have one: states are of that, too."""
+        revision = getattr(self.urls, "revision", "")
+        return f"{fingerprint} at {masked(revision)}" if revision else fingerprint
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
         """The orders in which it gives its samples, where these have numbers.

@@ -14,6 +14,7 @@ from headrace.errors import (
     ChecksumError,
     LoaderClosedError,
     ObjectChangedError,
+    ObjectMissingError,
     OptionError,
     masked,
     not_as_known,
@@ -29,7 +30,7 @@ from headrace.fetch.stores.registry import is_local
 from headrace.options import FetchOptions
 from headrace.protocols import Check, Span, Version
 from headrace.running import running_charge
-from headrace.types import Listed, Lists
+from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
@@ -173,6 +174,20 @@ class Reader:
         base = "" if scheme == "file" else url[: len(url) - len(prefix)]  # a file's path is its address
         async for page in store.listing(prefix, levels=levels):
             yield [Listed(base + path, size, etag) for path, size, etag in page] if base else page
+
+    async def pinned(self, url: str) -> str | None:
+        """The folder at `url` at the revision that it is now; None where there are no revisions, or nobody says it.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        store, prefix = self._stores.of(url)
+        if not isinstance(store, Pins):
+            return None
+        try:
+            return url[: len(url) - len(prefix)] + await store.pinned(prefix)
+        except ObjectMissingError:
+            return None
 
     async def aclose(self) -> None:
         """Let connections and threads go; no read may be under way. May be called again."""

@@ -96,7 +96,7 @@ def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
         return with_built_index(stream)
     if not source.traits.indexed or has_count or not has_numbers(pipeline, world):
         return stream
-    if state.get("data") == source.fingerprint():
+    if state.get("data") == source.at_revision(source.fingerprint()):
         here = "here they are" if world == 1 else f"{world} ranks share them"
         raise StateMismatchError(
             f"the state is of shards that were read without an index, and {here} by one, in another order: end that "

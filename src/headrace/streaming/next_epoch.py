@@ -159,7 +159,7 @@ class NextEpoch:
                     if "windows" in line and self.planning.window_bytes:
                         log.info("%s: a window has about %d bytes, over all ranks", line, self.planning.window_bytes)
             else:
-                data, count = pipeline.source.fingerprint(), None
+                data, count = pipeline.source.at_revision(pipeline.source.fingerprint()), None
                 described = described_as_read(pipeline.order)
                 if pipeline.source.ranks_by == "position":
                     described.append("ranks by position")

@@ -21,6 +21,7 @@ _PATH = re.compile(
     re.DOTALL,
 )
 _NEXT = re.compile(r"""<([^>]*)>\s*;[^,]*rel="?next\b""")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _REMEMBERED_S = 300.0
 _REMEMBERED = 4096
 
@@ -105,6 +106,20 @@ class HuggingFaceStore:
             match = _NEXT.search(link)
             # A mirror's pages may name the hub: only where they go on is taken from there, and never the host.
             following = None if match is None else f"{address}?{urlsplit(match[1]).query}"
+
+    async def pinned(self, prefix: str) -> str:
+        """See `Pins.pinned`: a branch or a tag is the commit that it is now; for a commit nothing is asked."""
+        kind, repository, revision, file = _parts_of(prefix + ".")
+        if not _COMMIT.fullmatch(revision):
+            address = f"{self.endpoint}/api/{kind or 'models'}/{quote(repository)}/revision/{revision}?expand=sha"
+            body, _ = await self._web.page(address, self._headers, name=f"hf://{prefix}")
+            try:
+                revision = str(json.loads(body)["sha"])
+            except (ValueError, KeyError, TypeError):
+                revision = ""
+            if not _COMMIT.fullmatch(revision):
+                raise BadResponseError("the hub does not say which commit the revision is", url=f"hf://{prefix}")
+        return f"{f'{kind}/' if kind else ''}{repository}@{revision}/{file.removesuffix('.')}"
 
     async def aclose(self) -> None:
         """See `Store.aclose`; the connections are the reader's."""
