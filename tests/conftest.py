@@ -156,7 +156,11 @@ class _KeptForkServer:
         shared = _fork_server()
         if self._kept is not None and (shared is not self._kept or shared.process.poll() is not None):
             self.let_go()
-        if self._kept is None and shared is not None and not shared.users and shared.owner == os.getpid():
+        if shared is None or shared.users or shared.owner != os.getpid():
+            return
+        if shared.process.poll() is not None:
+            shared.end_idle()
+        else:
             self._kept = kept = shared.acquire()
             before["users"].update(_users())
             own = {str(kept._control.fileno()), str(kept._life)}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 MAKE = "python3 -m venv .venv && .venv/bin/python -m pip install nox"
@@ -30,8 +34,37 @@ def test_each_of_the_two_commands_makes_the_environment_that_it_uses() -> None:
 def test_ci_runs_the_readmes_test_command_and_every_other_check() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     assert f"({commands()[1]})" in script
-    named = re.findall(r"\.venv/bin/nox -s ([a-z_ ]+?)(?: \|\||\))", script)
-    assert {name for names in named for name in names.split()} == {"tests", "lint", "types", "imports", "docs"}
+    beside_one_another = re.search(r"^checks=\(([a-z_ ]+)\)$", script, re.MULTILINE)
+    assert beside_one_another is not None
+    assert set(beside_one_another[1].split()) == {"lint", "types", "imports", "docs"}
+    assert '.venv/bin/nox -s "$check"' in script
+
+
+@pytest.mark.parametrize(
+    "fails", ["nothing", "-s tests", "-s types", "-s frameworks --install-only", "-R -s frameworks"]
+)
+def test_ci_runs_every_check_and_fails_with_each_of_them(tmp_path: Path, fails: str) -> None:
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci" / "run").write_text((ROOT / ".ci" / "run").read_text())
+    nox = f'#!/bin/sh\necho "runs: $*"\necho "= 5 passed in 3s ="\ncase "$*" in "{fails}"*) exit 1;; esac\n'
+    python = "#!/bin/sh\nmkdir -p .venv/bin && cp bin/nox bin/python .venv/bin\n"
+    (tmp_path / "bin").mkdir()
+    for name, code in {"nox": nox, "python": "#!/bin/sh\n", "python3": python}.items():
+        (tmp_path / "bin" / name).write_text(code)
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+
+    run = subprocess.run(
+        ["bash", ".ci/run"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert run.returncode == (0 if fails in ("nothing", "-s frameworks --install-only") else 1), run.stderr
+    ran = set(re.findall("runs: (.*)", run.stdout))
+    wanted = {"-s tests", "-s lint", "-s types", "-s imports", "-s docs", "-R -s frameworks -- -k checkpoints"}
+    if fails == "-s frameworks --install-only":  # it is others', and no fault; it says why
+        wanted = wanted - {"-R -s frameworks -- -k checkpoints"} | {fails}
+    assert ran == wanted
+    assert run.stdout.splitlines()[-1] == "= 5 passed in 3s ="
 
 
 def test_contributing_begins_with_the_same_environment() -> None:

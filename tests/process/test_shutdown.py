@@ -25,6 +25,17 @@ def test_shutdown_ends_the_fork_server_at_once_and_can_be_repeated() -> None:
     assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
 
 
+def test_nothing_is_left_of_an_idle_fork_server_that_was_killed_when_another_one_takes_its_place() -> None:
+    ForkServer.acquire().release()
+    killed = ForkServer._shared
+    assert killed is not None
+    killed.process.kill()
+    killed.process.wait()
+    ForkServer.acquire().release()
+    assert ForkServer._shared is not killed
+    assert killed._life == -1, "its pipe is closed, and its socket: a warning would say that it is not"
+
+
 @pytest.mark.parametrize("regime", ["torch", "ours"])
 def test_shutdown_leaves_loaders_that_are_open(regime: str) -> None:
     data = range(40) if regime == "torch" else hr.from_map(range(40))

@@ -81,6 +81,8 @@ class ForkServer:
             while True:
                 shared = cls._shared
                 if shared is None or not shared._serves(modules or {}):
+                    if shared is not None and not shared.users and shared.owner == os.getpid():
+                        shared._end()
                     shared = cls._shared = cls()
                 shared.users += 1
                 if shared is cls._shared:  # and was not replaced as some user's garbage was collected just now
@@ -143,8 +145,6 @@ class ForkServer:
         if self.owner != os.getpid() or self.process.poll() is not None:
             return False
         if any(self._imported.get(name, written) != written for name, written in modules.items()):
-            if not self.users:
-                self._end()
             return False
         return bool(self.users) or self._stays()
 
@@ -157,7 +157,6 @@ class ForkServer:
                 is_readable(self._control.fileno(), PATIENCE.each_s)
                 if watch.look([self.process.pid]):
                     log.warning(STOPPED)
-                    self._end()
                     return False
         except EOFError:
             return False
