@@ -12,7 +12,7 @@ from headrace.fetch import Reader
 from headrace.fetch.held import unwatched
 from headrace.options import FetchOptions
 from headrace.protocols import Reads, Version
-from headrace.running import running_reader
+from headrace.running import reader_here, running_loop, running_reader
 from headrace.types import Listed
 
 _READS = 64  # at once
@@ -41,7 +41,7 @@ async def read_from(
     version: Version | None = None,
 ) -> bytes:
     """The same, of one version of the object; outside a loader with these settings for the store."""
-    running = running_reader.get()
+    running = reader_here()
     if running is not None:
         return await unwatched(running.read(url, start, stop, version=version))
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
@@ -96,7 +96,7 @@ class OwnReaders:
     @asynccontextmanager
     async def use(self) -> AsyncGenerator[Reads, None]:
         """The reader, which is also the one that is found to be running."""
-        running = running_reader.get()
+        running = reader_here()
         if running is not None and running.storage_options == self._storage_options:
             yield running
             return
@@ -107,11 +107,12 @@ class OwnReaders:
             )
         shared = self._shared[loop]
         shared.users += 1
-        token = running_reader.set(shared.reader)
+        token, of_loop = running_reader.set(shared.reader), running_loop.set(loop)
         try:
             yield shared.reader
         finally:
             running_reader.reset(token)
+            running_loop.reset(of_loop)
             shared.users -= 1
             if not shared.users:
                 del self._shared[loop]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -13,6 +14,16 @@ from headrace.protocols import LoaderReads
 
 running_reader: ContextVar[LoaderReads | None] = ContextVar("headrace_running_reader", default=None)
 """The reader of the loader on whose loop we run; `hr.read` asks it."""
+
+running_loop: ContextVar[AbstractEventLoop | None] = ContextVar("headrace_running_loop", default=None)
+"""The loop of that reader: threads that are started there, and their own loops, see the reader and cannot use it."""
+
+
+def reader_here() -> LoaderReads | None:
+    """The running reader, where we are on its loop."""
+    loop = running_loop.get()
+    return running_reader.get() if loop is None or loop is get_running_loop() else None
+
 
 running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_running_threads", default=None)
 """How many of the user's synchronous calls the loader on whose loop we run makes in threads at once.

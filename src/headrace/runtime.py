@@ -25,7 +25,7 @@ from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMet
 from headrace.options import Settings
 from headrace.processes.fork_client import ForkServer
 from headrace.protocols import Opens
-from headrace.running import running_reader, running_threads
+from headrace.running import running_loop, running_reader, running_threads
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
@@ -338,6 +338,7 @@ class Runtime:
     ) -> None:
         self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
         running_reader.set(self._reader)
+        running_loop.set(asyncio.get_running_loop())
         running_threads.set(self._threads)
         try:
             async with self._ready_lock:
