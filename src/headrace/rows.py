@@ -156,6 +156,15 @@ def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None, tuple[obje
     return np.concatenate(blocks), np.concatenate(rows), numbers, tuple(about) if is_told else None
 
 
+def texts_of(keys: NDArray[np.bytes_]) -> list[str]:
+    """Keys as the text that they are."""
+    try:
+        texts: list[str] = keys.astype(np.str_).tolist()
+    except UnicodeDecodeError:  # not ASCII
+        return [key.decode("utf-8", "surrogateescape") for key in keys.tolist()]
+    return texts
+
+
 class Scanner(Protocol):
     """Finds the samples of a shard in successive buffers of it; it pickles between calls, and holds no bytes.
 

@@ -39,6 +39,14 @@ class MemberBytes(Protocol):
         """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
         ...
 
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
+        """The same, into an array of this shape."""
+        ...
+
+
+Undecoded = tuple[Rows, MemberBytes, Sequence[str]]
+"""A row table, its bytes, and of each sample its shard's address."""
+
 
 class Memory(Protocol):
     """What a worker finds the bytes of samples in."""
@@ -91,8 +99,8 @@ class SentPart(Protocol):
         """The samples, some at a time."""
         ...
 
-    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
-        """The row table and its bytes, of samples that nothing was done to; None for others."""
+    def undecoded(self, memory: Memory) -> Undecoded | None:
+        """What they are made of; None where something was done to them."""
         ...
 
     def remember(self, made: Sequence[object]) -> None:
@@ -135,8 +143,8 @@ class SentRows:
         for start, stop in _runs(self.rows):
             yield memory.opened(self.rows.cut(start, stop), self.shards[start:stop], self.urls, bodies)
 
-    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:
-        return self.rows, memory.bodies(self.places)
+    def undecoded(self, memory: Memory) -> Undecoded | None:
+        return self.rows, memory.bodies(self.places), [self.urls[shard] for shard in self.shards.tolist()]
 
     @property
     def count(self) -> int:
@@ -170,7 +178,7 @@ class _Whole:
     def offset_of(self, index: int) -> int | None:  # noqa: ARG002 (others need it)
         return None
 
-    def undecoded(self, memory: Memory) -> tuple[Rows, MemberBytes] | None:  # noqa: ARG002 (others need it)
+    def undecoded(self, memory: Memory) -> Undecoded | None:  # noqa: ARG002 (others need it)
         return None
 
     def remember(self, made: Sequence[object]) -> None:

@@ -165,7 +165,7 @@ class Chain:
     collate: Callable[[list[Any]], object] | None = None
     after: tuple[Step, ...] = ()
     init: Callable[[int], object] | None = None
-    columns: Callable[[Rows, Any], list[Any] | None] | None = None
+    columns: Callable[[Rows, Any, Sequence[str]], Any] | None = None
     skips: bool = False
     by_key: bool = False
     many: Callable[[list[Any]], Sequence[object]] | None = None

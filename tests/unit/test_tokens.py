@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -10,6 +12,10 @@ from hypothesis import strategies as st
 from headrace.formats.tokens.layouts import TokenFile
 from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
 from headrace.formats.tokens.windows import TokenWindows, rows_of, rows_with_documents
+from headrace.rows import Rows
+from headrace.torch_compat.slots import Slots
+from headrace.torch_compat.spec import Spec
+from headrace.work.inputs import LeasedBodies
 
 COUNTS = st.integers(0, 60)
 
@@ -85,3 +91,48 @@ def test_opened_tokens_own_their_memory(dtype: str) -> None:
     assert made["tokens"].dtype.isnative
     assert made["tokens"].tolist() == list(range(9))
     assert sample[dtype] == body
+
+
+@given(
+    st.sampled_from(["uint16", "int32", ">u2", "uint8"]),
+    st.integers(1, 700),
+    st.lists(st.integers(0, 40), min_size=1, max_size=20),
+    st.sampled_from([None, 3]),
+    st.lists(st.integers(1, 3000), max_size=5),
+)
+def test_windows_made_together_are_those_made_one_by_one(
+    dtype: str, window: int, starts: list[int], eos: int | None, cuts: list[int]
+) -> None:
+    count, itemsize = window + 40, np.dtype(dtype).itemsize
+    data = np.random.default_rng(window).integers(0, 9, count).astype(dtype).tobytes()
+    first = [0, *sorted({cut for cut in cuts if cut < len(data)})]
+    bodies = LeasedBodies([memoryview(data)[a:b] for a, b in pairwise([*first, len(data)])], first)
+    offset, size = np.array(starts) * itemsize, np.full(len(starts), window * itemsize)
+    keys = np.array([b"%d" % start for start in starts])
+    rows = Rows(keys, np.arange(len(starts) + 1), np.zeros(len(starts), np.int32), offset, size, (dtype,))
+    urls, opener = [f"memory://{start}" for start in starts], TokenOpener(eos, has_ids=False)
+    samples = [
+        opener({"__key__": str(start), "__url__": url, dtype: data[start * itemsize : (start + window) * itemsize]})
+        for start, url in zip(starts, urls, strict=True)
+    ]
+    spec = Spec.of(samples[0])
+    columns = opener.columns(rows, bodies, urls)
+    assert spec is not None
+    assert columns is not None
+    slots = Slots(spec, memoryview(bytearray(spec.nbytes(len(samples)))), 0, len(samples))
+    assert slots.fill_columns(columns, bodies, len(samples))
+    for made, sample in zip(slots.written(), samples, strict=True):
+        assert isinstance(made, dict)
+        assert list(made) == list(sample)
+        for name, value in sample.items():
+            assert np.array_equal(made[name], value)
+
+
+def test_windows_of_several_sizes_or_pieces_are_made_one_by_one() -> None:
+    keys, zeros = np.array([b"0", b"1"]), np.zeros(2, np.int32)
+    bodies = LeasedBodies([memoryview(bytes(64))], [0])
+    rows = Rows(keys, np.arange(3), zeros, np.array([0, 8]), np.array([8, 4]), ("uint16",))
+    assert TokenOpener(None, has_ids=False).columns(rows, bodies, ["", ""]) is None
+    rows = Rows(keys[:1], np.array([0, 2]), zeros, np.array([0, 8]), np.array([8, 8]), ("uint16",))
+    assert TokenOpener(None, has_ids=False).columns(rows, bodies, [""]) is None
+    assert TokenOpener(None, has_ids=True).columns(rows.empty(), bodies, []) is None

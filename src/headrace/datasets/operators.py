@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from headrace.datasets.batchers import EvenBatcher
 from headrace.datasets.fields import Selection
+from headrace.formats.columns import SampleColumns
 from headrace.formats.values import Decoder
 from headrace.functions import is_async
 from headrace.plan import FirstOf, Order, ShuffledOrder
@@ -87,6 +88,7 @@ class EachSample(Operator):
         asks: the fields that it needs whatever is selected behind it.
         names_source: whether it says which source of a mixture a sample is of, and does nothing else.
         is_unbatch: whether it takes batches apart.
+        columns: does what the step does for whole row tables, where it is the only one.
     """
 
     step: Step
@@ -98,6 +100,7 @@ class EachSample(Operator):
     asks: tuple[str, ...] = ()
     names_source: bool = False
     is_unbatch: bool = False
+    columns: SampleColumns | None = None
 
     @property
     def text(self) -> str:

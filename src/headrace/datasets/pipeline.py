@@ -21,7 +21,7 @@ from headrace.datasets.operators import (
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError
-from headrace.formats.columns import ColumnDecoder
+from headrace.formats.columns import ColumnDecoder, SampleColumns
 from headrace.functions import is_async
 from headrace.tasks import Step
 
@@ -159,8 +159,10 @@ class Pipeline:
         return tuple(operator.step for operator in self._narrowed)
 
     @property
-    def columns(self) -> ColumnDecoder | None:
+    def columns(self) -> SampleColumns | None:
         """What does all that the steps do for whole row tables, where they are such that it can."""
+        if len(self._narrowed) == 1:
+            return self._narrowed[0].columns
         if len(self._narrowed) != 2:
             return None
         first, last = self._narrowed

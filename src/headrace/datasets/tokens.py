@@ -99,7 +99,8 @@ def tokens(
     places = tuple(chunk.url for chunk in chunks) if chunks else tuple(map(bin_of, given))
     source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits)
     opener = TokenOpener(eos, has_ids=documents == "ids")
-    return Stream(source, (EachSample(Step("open(tokens)", "map", opener, is_implied=True), opens=True),))
+    step = Step("open(tokens)", "map", opener, is_implied=True)
+    return Stream(source, (EachSample(step, opens=True, columns=opener.columns),))
 
 
 def _check(window: object, stride: object, eos: object, documents: object, tail: object) -> None:

@@ -7,7 +7,7 @@ decimal numbers. For all else it gives None, and samples are decoded one by one;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,6 +27,10 @@ class ColumnBodies(Protocol):
         """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
         ...
 
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
+        """The same, into an array of this shape."""
+        ...
+
 
 class Column(NamedTuple):
     """One value of every sample.
@@ -44,7 +48,7 @@ class Column(NamedTuple):
     is_number: bool
     head: int
     offsets: Ints
-    values: Ints | None
+    values: NDArray[np.integer] | None
 
     def write(self, bodies: ColumnBodies, target: memoryview) -> None:
         """Write the values one after the other into `target`."""
@@ -52,7 +56,23 @@ class Column(NamedTuple):
         if self.values is not None:
             out[:] = self.values.view(np.uint8).reshape(out.shape)
         else:
-            out[:] = bodies.gather(self.offsets + self.head, out.shape[1])
+            bodies.gather_into(out, self.offsets + self.head)
+
+
+Columns = Sequence[Column] | Mapping[str, Column | Sequence[str]]
+"""What samples are that are tuples, or dicts: for each of their values a column, or the text that it is in each."""
+
+
+class SampleColumns(Protocol):
+    """Makes all samples of a row table at once."""
+
+    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
+        """Their values; None where they must be made one by one.
+
+        Args:
+            urls: of each sample the address of its shard.
+        """
+        ...
 
 
 class ColumnDecoder:
@@ -65,7 +85,7 @@ class ColumnDecoder:
     def __init__(self, decoder: Decoder, names: Sequence[str]) -> None:
         self._decoder, self._names = decoder, tuple(names)
 
-    def __call__(self, rows: Rows, bodies: ColumnBodies) -> list[Column] | None:
+    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str] = ()) -> list[Column] | None:  # noqa: ARG002
         """A column for each name; None where the samples must be decoded one by one."""
         count = len(rows)
         members = len(rows.field)

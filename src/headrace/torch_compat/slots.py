@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from headrace.formats.columns import Column, ColumnBodies
-from headrace.torch_compat.leaves import ArrayLeaf, Leaf, Mismatch, NumberLeaf
+from headrace.formats.columns import Column, ColumnBodies, Columns
+from headrace.torch_compat.leaves import ArrayLeaf, ColumnLeaf, Leaf, Mismatch, NumberLeaf
 from headrace.torch_compat.spec import Spec, aligned
 
 _WRITTEN_AT_ONCE_BYTES = 2**20
@@ -50,13 +50,21 @@ class Slots:
         if self.waiting:
             self._write()
 
-    def fill_columns(self, columns: Sequence[Column], bodies: ColumnBodies, count: int) -> bool:
+    def fill_columns(self, columns: Columns, bodies: ColumnBodies, count: int) -> bool:
         """Write `count` samples that are columns (`headrace.formats.columns`); whether they have this form."""
         leaves = self._spec.leaves
-        if not self._spec.is_tuple_of(len(columns)) or not all(map(_holds, leaves, columns)):
+        values: Sequence[Column | Sequence[str]]
+        if isinstance(columns, Mapping):
+            values, has_form = list(columns.values()), self._spec.is_dict_of(tuple(columns))
+        else:
+            values, has_form = columns, self._spec.is_tuple_of(len(columns))
+        if not has_form or not all(map(_holds, leaves, values)):
             return False
-        offset = 0
-        for leaf, column in zip(leaves, columns, strict=True):
+        offset, texts = 0, iter(self.columns)
+        for leaf, column in zip(leaves, values, strict=True):
+            if not isinstance(column, Column):
+                next(texts).extend(column)
+                continue
             size = leaf.nbytes
             column.write(bodies, self._slab[offset + self._first * size : offset + (self._first + count) * size])
             offset += aligned(size * self._capacity)
@@ -79,8 +87,10 @@ class Slots:
         self.waiting.clear()
 
 
-def _holds(leaf: Leaf, column: Column) -> bool:
+def _holds(leaf: Leaf, column: Column | Sequence[str]) -> bool:
     """Whether values of a leaf are exactly those of a column."""
+    if not isinstance(column, Column):
+        return leaf == ColumnLeaf(exact=str)
     if column.is_number:
         return leaf == NumberLeaf(torch.int64, column.shape, int)
     return leaf == ArrayLeaf(leaf.dtype, column.shape, column.dtype)

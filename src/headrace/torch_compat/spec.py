@@ -178,6 +178,10 @@ class Spec:
         """Whether samples are tuples of so many values, none of which is a container."""
         return self._template == _Sequence(tuple, tuple(map(_Place, range(count))))
 
+    def is_dict_of(self, names: Sequence[str]) -> bool:
+        """Whether samples are dicts of these names, in this order, and none of their values is a container."""
+        return self._template == _Dict(tuple(names), tuple(map(_Place, range(len(names)))))
+
     def columns(self, sample: object) -> list[list[object]]:
         """What `write` would give for `sample` alone."""
         return [[value] for leaf, value in zip(self.leaves, self._flatten(sample), strict=True) if leaf.dtype is None]

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from headrace.formats.opening import BLOCK, ROW, SharedBlock
 from headrace.parts import member_pieces
-from headrace.rows import Rows
+from headrace.rows import Rows, texts_of
 from headrace.sent import MemberBytes, Place, SentPart
 from headrace.torch_compat import serialize
 from headrace.types import Ints
+
+_LONG_BYTES = 1024
 
 
 class LeasedBodies:
@@ -58,25 +60,41 @@ class LeasedBodies:
 
     def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
         """The `length` bytes at each of `offsets`: `[len(offsets), length]`."""
-        if not length or not len(offsets):
-            return np.empty((len(offsets), length), np.uint8)
-        if len(self._views) == 1:
-            return _rows(self._views[0], offsets - self._first[0], length)
         out = np.empty((len(offsets), length), np.uint8)
+        self.gather_into(out, offsets)
+        return out
+
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
+        """The same, into an array of this shape."""
+        length = out.shape[1]
+        if not length or not len(offsets):
+            return
+        if len(self._views) == 1:
+            _copy(self._views[0], offsets - self._first[0], out)
+            return
         spans = np.searchsorted(self._first, offsets, side="right") - 1
         reaches_over = offsets + length > np.asarray(self._ends)[spans]
         for k in np.flatnonzero(reaches_over).tolist():
             out[k] = np.frombuffer(self.one(int(offsets[k]), length), np.uint8)
         for span in np.unique(spans[~reaches_over]).tolist():
-            chosen = np.flatnonzero((spans == span) & ~reaches_over)
-            out[chosen] = _rows(self._views[span], offsets[chosen] - self._first[span], length)
-        return out
+            chosen = (spans == span) & ~reaches_over
+            if chosen.all():
+                _copy(self._views[span], offsets - self._first[span], out)
+                continue
+            some = np.empty((int(chosen.sum()), length), np.uint8)
+            _copy(self._views[span], offsets[chosen] - self._first[span], some)
+            out[chosen] = some
 
 
-def _rows(view: memoryview, offsets: Ints, length: int) -> NDArray[np.uint8]:
-    array = np.frombuffer(view, np.uint8)
+def _copy(view: memoryview, offsets: Ints, out: NDArray[np.uint8]) -> None:
+    """The bytes at each of `offsets` into a row."""
+    array, length = np.frombuffer(view, np.uint8), out.shape[1]
+    if length >= _LONG_BYTES:  # of which each takes longer to copy than to say where it goes
+        for row, offset in zip(out, offsets.tolist(), strict=True):
+            row[:] = array[offset : offset + length]
+        return
     windows = np.lib.stride_tricks.as_strided(array, (len(array) - length + 1, length), (1, 1), writeable=False)
-    return windows[offsets]  # one copy for each row
+    out[:] = windows[offsets]
 
 
 class Inputs:
@@ -153,7 +171,7 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
     samples: list[object] = []
-    for key, shard, start, stop in zip(_texts(rows.keys), shards.tolist(), starts, starts[1:], strict=False):
+    for key, shard, start, stop in zip(texts_of(rows.keys), shards.tolist(), starts, starts[1:], strict=False):
         sample: dict[str, object] = {"__key__": key, "__url__": urls[shard]}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))
         samples.append(sample)
@@ -170,7 +188,7 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
         about, members = None if rows.about is None else rows.about[block], partial(_members, rows, bodies, block)
         blocks.append(SharedBlock(number, members, about) if number else None)
     samples: list[object] = []
-    addresses = zip(_texts(rows.keys), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
+    addresses = zip(texts_of(rows.keys), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
     for key, shard, block, row in addresses:
         shared = blocks[block]
         if shared is not None:
@@ -178,14 +196,6 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
         else:
             samples.append({"__key__": key, "__url__": urls[shard], **_members(rows, bodies, block)})
     return samples
-
-
-def _texts(keys: NDArray[np.bytes_]) -> list[str]:
-    try:
-        texts: list[str] = keys.astype(np.str_).tolist()
-    except UnicodeDecodeError:  # not ASCII
-        return [key.decode("utf-8", "surrogateescape") for key in keys.tolist()]
-    return texts
 
 
 def _members(rows: Rows, bodies: MemberBytes, block: int) -> dict[str, bytes]:

@@ -293,9 +293,9 @@ class TaskRunner:
         found = part.undecoded(self._inputs)
         if found is None:
             return False
-        rows, bodies = found
+        rows, bodies, urls = found
         began = time.perf_counter()
-        columns = chain.columns(rows, bodies)
+        columns = chain.columns(rows, bodies, urls)
         decoded = time.perf_counter()
         name = chain.steps[0].name
         busy[name] = busy.get(name, 0.0) + decoded - began

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from headrace.formats.columns import Column, ColumnBodies, Columns
 from headrace.formats.format import Format
 from headrace.formats.tokens.layouts import Tokens
+from headrace.rows import Rows, texts_of
 
 _SOURCE = ("__key__", "__url__")
 
@@ -44,6 +47,25 @@ class TokenOpener:
             made["document_ids"] = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         elif self.eos is not None:
             made["document_ids"] = ids_by_eos(tokens, self.eos)
+        return made
+
+    def columns(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
+        """The same of many windows at once; None where they differ in size, or are in pieces."""
+        if self.has_ids or not len(rows) or rows.block is not None or not (np.diff(rows.starts) == 1).all():
+            return None
+        size = int(rows.size[0])
+        if (rows.size != size).any() or (rows.field != rows.field[0]).any():
+            return None
+        dtype, native = _dtype(rows.fields[int(rows.field[0])])
+        shape = (size // dtype.itemsize,)
+        values: Tokens | None = None
+        if dtype != native or self.eos is not None:
+            values = bodies.gather(rows.offset, size).view(dtype).astype(native)
+        made: dict[str, Column | Sequence[str]] = {"__key__": texts_of(rows.keys), "__url__": urls}
+        made["tokens"] = Column(native, shape, False, 0, rows.offset, values)
+        if self.eos is not None and values is not None:
+            ids = np.stack([ids_by_eos(one, self.eos) for one in values])
+            made["document_ids"] = Column(ids.dtype, shape, False, 0, rows.offset, ids)
         return made
 
 
