@@ -82,7 +82,18 @@ def frameworks(session: nox.Session) -> None:
 @nox.session
 def foreign(session: nox.Session) -> None:
     """Read what other libraries write, as they read it."""
-    install(session, ".[test]", "litdata", "megatron-energon", "zstd", "pyarrow", "tfrecord")
+    install(
+        session,
+        ".[test]",
+        "litdata",
+        "megatron-energon",
+        "zstd",
+        "pyarrow",
+        "tfrecord",
+        "datasets",
+        "pylance",
+        "array-record",
+    )
     session.run("pytest", "tests/foreign", *session.posargs)
 
 

@@ -15,7 +15,7 @@ from headrace.datasets.patterns import is_pattern
 from headrace.datasets.places import opening, shards_at, with_index_built
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.stream import Stream
-from headrace.datasets.synchronous import FromIterable, FromMap, makes_one
+from headrace.datasets.synchronous import FromIterable, FromMap, ResumableIterable, makes_one
 from headrace.datasets.tables import table_of
 from headrace.errors import OptionError, masked
 from headrace.formats.energon.catalogue import NAME
@@ -23,6 +23,7 @@ from headrace.formats.energon.format import Energon
 from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.plain_text import By, Text
+from headrace.producers.resumable import gives_state
 from headrace.reading import read_from
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -297,6 +298,8 @@ def from_map(dataset: Any) -> Stream:
 def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None) -> Stream:
     """Any iterable, its `iter` and `next` called in a thread.
 
+    One with `state_dict` and `load_state_dict`, as Hugging Face's `IterableDataset` is, is gone on with by these.
+
     Args:
         iterable: iterated over anew in each epoch; or a function that is called for one in each epoch.
         ranks_by: how several ranks divide its samples, as `AsyncIterableDataset.ranks_by` has it; `hr.shard_info()`
@@ -307,4 +310,5 @@ def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, rank
     """
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")
-    return Stream(FromIterable(iterable, ranks_by))
+    is_resumable = gives_state(iterable) and not makes_one(iterable)
+    return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -51,6 +52,36 @@ class FromIterable(AsyncIterableDataset):
                 return
             _count(self.iterable, "__next__", seconds)
             yield sample
+
+
+class ResumableIterable(FromIterable):
+    """The same of an iterable that says how far it has come, by `state_dict`, and goes on from there.
+
+    It keeps that between the samples: nobody asks for the next one meanwhile.
+    """
+
+    def __init__(self, iterable: Any, ranks_by: RanksBy | None) -> None:
+        super().__init__(iterable, ranks_by)
+        self._fresh: Any = None
+        self._is_loaded = self._goes_on = False
+
+    def state_dict(self) -> Any:
+        """Where the iterable is."""
+        return self.iterable.state_dict()  # type: ignore[union-attr]
+
+    def load_state_dict(self, state: Any) -> None:
+        """Have the next pass be the rest from there."""
+        if self._fresh is None:
+            self._fresh = copy.deepcopy(self.state_dict())
+        self.iterable.load_state_dict(state)  # type: ignore[union-attr]
+        self._is_loaded = True
+
+    def _opened(self) -> Iterator[object]:
+        # one of Hugging Face's begins each pass where it was told to, not only the next one
+        if self._goes_on and not self._is_loaded and type(self.iterable).__module__.startswith("datasets."):
+            self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
+        self._goes_on, self._is_loaded = self._is_loaded, False
+        return super()._opened()
 
 
 def makes_one(iterable: object) -> bool:

@@ -1,0 +1,74 @@
+"""Synchronous iterables that say how far they have come: a state of the loader goes on with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+
+COUNT = 23
+
+
+class Counting(torch.utils.data.IterableDataset[int]):
+    """It begins each pass anew, but for the one after a state was loaded, and counts its passes."""
+
+    def __init__(self) -> None:
+        self.next, self.passes, self.is_loaded = 0, 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_loaded:
+            self.next, self.passes = 0, self.passes + 1
+        self.is_loaded = False
+        while self.next < COUNT:
+            self.next += 1
+            yield 100 * self.passes + self.next - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next, "passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next, self.passes, self.is_loaded = state["next"], state["passes"], True
+
+
+class WithoutStates(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(COUNT))
+
+
+def loader_of(data: Any) -> hr.DataLoader[Any]:
+    return hr.DataLoader(hr.from_iterable(data), batch_size=4)
+
+
+def batches_of(loader: hr.DataLoader[Any]) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("taken", [1, 3, 6])
+def test_iterable_with_states_is_gone_on_with(taken: int) -> None:
+    with loader_of(Counting()) as loader:
+        epochs = [batches_of(loader) for _ in range(3)]
+    assert epochs[0][0] == [100, 101, 102, 103]
+    with loader_of(Counting()) as loader:
+        batches = iter(loader)
+        for _ in range(taken):
+            next(batches)
+        state = loader.state_dict()
+    with loader_of(Counting()) as loader:
+        loader.load_state_dict(state)
+        assert [batches_of(loader) for _ in range(2)] == [epochs[0][taken:], epochs[1]]
+
+
+def test_iterable_without_states_has_none() -> None:
+    with loader_of(WithoutStates()) as loader:
+        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+        with pytest.raises(hr.OptionError, match="state"):
+            loader.state_dict()
+
+
+def test_function_that_makes_an_iterable_is_called_in_each_epoch() -> None:
+    with loader_of(lambda: Counting()) as loader:
+        assert batches_of(loader) == batches_of(loader)
