@@ -49,9 +49,16 @@ async def read_from(
 
 
 async def found(url: str, count: int | None, storage_options: Mapping[str, object] | None) -> bytes | None:
-    """The first bytes of an object, or all of it; None where it cannot be read. No loader need run."""
+    """The first bytes of an object, or all of it; None where it cannot be read. No loader need run.
+
+    Args:
+        count: how many; negative: so many of the last ones; None: all.
+    """
     async with Reader(_QUICK, concurrency=1, storage_options=dict(storage_options or {})) as reader:
         try:
+            if count is not None and count < 0:
+                span = await reader.read_into(url, 0, memoryview(bytearray(1)))
+                return await reader.read(url, max(0, span.size + count), span.size)
             return await reader.read(url, *(() if count is None else (0, count)))
         except (StorageError, OSError):
             return None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from moto_s3 import client_of
 
@@ -18,6 +19,7 @@ import headrace as hr
 from headrace.datasets.manifest import Manifest
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
+from headrace.formats.registry import sniffed_by_end
 from headrace.testing import FaultServer
 
 _JPG = b"\xff\xd8\xff\xe0 not decoded here"
@@ -309,3 +311,44 @@ def test_what_a_bucket_told_of_its_objects_is_compared_without_a_request_more(ca
             client.put_object(Bucket="place", Key="n/1.txt", Body=b"new 1")
             with pytest.raises(ObjectChangedError, match=r"than was listed.*s3://place/n/1\.txt"):
                 list(loader)
+
+
+def test_all_constructors_take_patterns_and_folders(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "data"
+    for kind in ("ids", "texts", "rows"):
+        (folder / kind / "deep").mkdir(parents=True)
+    for k, inner in enumerate(("", "deep/")):
+        np.arange(8 * k, 8 * k + 8, dtype="<u2").tofile(folder / f"ids/{inner}{k}.bin")
+        (folder / f"texts/{inner}{k}.txt").write_bytes(b"line %d\n" % k)
+        np.save(folder / f"rows/{inner}{k}.npy", np.arange(2) + k)
+    (folder / "ids/README.md").write_bytes(b"#")
+    (folder / "ids/words.json").write_bytes(b"{}")
+    listed = [f"{folder}/ids/[0-9].*", f"{folder}/ids/deep"]
+    for place in (folder / "ids", f"{folder}/ids/", f"{folder}/ids/**/*.bin", listed):
+        data = hr.tokens(place, "uint16", 4)
+        assert [sample["tokens"].tolist()[0] for sample in data] == [0, 4, 8, 12], place
+    assert "2 objects in" in hr.tokens(f"{folder}/ids/**/*.bin", "uint16", 4).describe()
+    assert "listed: 3 objects in" in hr.tokens(folder / "ids", "uint16", 4).describe()
+    for place in (folder / "texts", f"{folder}/texts/**/*.txt"):
+        assert [sample["text"] for sample in hr.text(place, listing="kept")] == ["line 0", "line 1"]
+        assert [sample["txt"] for sample in hr.files(place)] == [b"line 0\n", b"line 1\n"]
+    for place in (folder / "rows", f"{folder}/rows/**/*.npy"):
+        assert [int(sample["value"]) for sample in hr.arrays(place)] == [0, 1, 1, 2]
+    with pytest.raises(OptionError, match="nothing is there to be read"):
+        hr.tokens(f"{folder}/none/", "uint16", 4)
+
+
+def test_format_is_known_by_the_last_bytes_where_the_first_do_not_tell(put: Any) -> None:
+    out = io.BytesIO(b"#!/bin/sh a program that unpacks what is behind it\n")
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("a.txt", b"in it")
+    for name in ("unzip-me", "parts/0", "parts/1"):
+        put(name, out.getvalue())
+    for place, first in (("unzip-me", "unzip-me"), ("parts/", "parts/0")):
+        data = hr.stream(f"memory://place/{place}")
+        assert {sample["txt"] for sample in data} == {b"in it"}
+        assert f"format: zip, by the last bytes of memory://place/{first}" in data.describe()
+    ends = {b"PAR1": "parquet", b"ARROW1": "arrow", out.getvalue()[-60:] + b"x": None, b"PK\5\6" + bytes(18): "zip"}
+    for tail, name in ends.items():
+        form = sniffed_by_end("x", b"first" + tail)
+        assert (form and form.name) == name

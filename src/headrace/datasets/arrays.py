@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.datasets.array_rows import ArrayRows
 from headrace.datasets.constructors import Urls
@@ -33,6 +34,7 @@ def arrays(
     names: Names = None,
     *,
     limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     """The rows of arrays in .npz and .npy files, along the first axis, by random access.
@@ -45,10 +47,12 @@ def arrays(
     `hr.stream` reads an .npz file as one sample, and `hr.tokens` windows of an array of token ids.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..099}.npz", or a list of them; all have the same arrays.
+        urls: an address, a pattern such as "s3://bucket/{000..099}.npz" or "data/**/*.npz", that of a folder, or a
+            list of them; all have the same arrays.
         names: which arrays, by the names of their fields, such as {"image": "x_train", "label": "y_train"}; or a list
             of names. By default all, which must have as many rows each then.
         limits: how much files may ask for: `member_bytes` for what is read at once.
+        listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -57,4 +61,5 @@ def arrays(
         FormatError: later, a file is damaged, holds Python objects, or lies by columns.
     """
     check_names(names, "names")
-    return Stream(ArrayRows(names_at(urls, storage_options).urls, NumpyFiles(names), limits, storage_options))
+    places = names_at(urls, storage_options, kept=listing == "kept", folders=(".npz", ".npy")).urls
+    return Stream(ArrayRows(places, NumpyFiles(names), limits, storage_options))

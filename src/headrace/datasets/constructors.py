@@ -117,6 +117,7 @@ def text(
     by: By = "line",
     index: str | os.PathLike[str] | Sequence[str] | None = "auto",
     limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     r"""The lines of text files in UTF-8, each a sample with the field `text`; or their paragraphs, or all of each.
@@ -126,10 +127,12 @@ def text(
     arguments are of.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..999}.txt", or a list of them.
+        urls: an address, a pattern such as "s3://bucket/{000..999}.txt" or "books/**/*.txt", that of a folder, or a
+            list of them.
         by: "line"; "paragraph": lines between those that are blank; "file": all of an object.
         index: where samples lie, so that they have numbers: "build" makes it where it is missing.
         limits: how much they may ask for.
+        listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -142,7 +145,8 @@ def text(
         >>> [sample["text"] for sample in hr.text("memory://poems/0.txt")]
         ['Tyger Tyger,', 'burning bright']
     """
-    return stream(urls, format=Text(by), index=index, limits=limits, storage_options=storage_options)
+    form = Text(by)
+    return stream(urls, format=form, index=index, limits=limits, listing=listing, storage_options=storage_options)
 
 
 def energon(
@@ -187,11 +191,12 @@ def files(
     """One sample for each object, by random access: shuffled globally, with a length.
 
     Args:
-        urls: an address, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", or a list of them.
+        urls: an address, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", that of a folder, or a list
+            of them.
         listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
     """
-    names = names_at(urls, storage_options, kept=listing == "kept")
+    names = names_at(urls, storage_options, kept=listing == "kept", folders=())
     return Stream(Files(names.urls, storage_options, names.facts))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.datasets.blocking import blocking
 from headrace.datasets.entries import Entries, entries_of, listed_of, only, survey_of
-from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, way_round
+from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, path_in, way_round
 from headrace.datasets.listing import Listing, listing_of
 from headrace.datasets.patterns import Pattern, is_pattern
 from headrace.datasets.urls import expand
@@ -19,7 +19,7 @@ from headrace.errors import OptionError, StorageError, masked
 from headrace.formats.folders import beside
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed
+from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed, sniffed_by_end
 from headrace.reading import found
 
 Asks = Callable[[str, int | None], bytes | None]
@@ -28,6 +28,7 @@ Facts = tuple[tuple[str, str], ...]
 """What is said of a place: (of what, what)."""
 
 _WEB = ("http://", "https://")
+_ASKED_MOST = 1000  # of a longer list nobody asks of each whether it is a folder
 _PAGES = (b"<!doctype html", b"<html")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
@@ -69,28 +70,45 @@ class Names:
         return (*listed, ("revision", f"{', '.join(pins)}, as it was when it was listed")) if pins else listed
 
 
-def names_at(urls: object, storage_options: Options, *, kept: bool = False) -> Names:
+def names_at(
+    urls: object, storage_options: Options, *, kept: bool = False, folders: Sequence[str] | None = None
+) -> Names:
     """The addresses that are meant: patterns are looked up, all else is as it stands.
+
+    Args:
+        folders: what the names end in, in lower case, that are meant by the address of a folder; where none of those
+            there does, and without an end, all are. None: folders are not looked up.
 
     Raises:
         OptionError: there is none; or an object is meant twice.
         StorageError: a folder was not listed.
     """
     given = expand(urls)  # type: ignore[arg-type]
-    if not any(map(is_pattern, given)):
+    is_folder = _is_folder if len(given) <= _ASKED_MOST else lambda url: url.endswith("/")
+    looked_up = [is_pattern(url) or (folders is not None and is_folder(url)) for url in given]
+    if not any(looked_up):
         return Names(given)
     parts: list[Sequence[str]] = []
     listings: list[Listing] = []
-    for url in given:
-        if not is_pattern(url):
+    for url, is_looked_up in zip(given, looked_up, strict=True):
+        if not is_looked_up:
             parts.append((url,))
-            continue
-        listing = listing_of(url, Pattern(url), storage_options, kept=kept)
-        if not listing.urls:
-            raise OptionError(f"{listing.text}: nothing there is like that{_shown(listing)}")
-        listings.append(listing)
-        parts.append(listing.urls)
+        elif is_pattern(url):
+            listing = listing_of(url, Pattern(url), storage_options, kept=kept)
+            if not listing.urls:
+                raise OptionError(f"{listing.text}: nothing there is like that{_shown(listing)}")
+            listings.append(listing)
+            parts.append(listing.urls)
+        else:
+            listings += folders_at((url,), storage_options, kept=kept).listings
+            parts.append(_ending_so(listings[-1].urls, tuple(folders or ())))
     return Names(_joined(parts), tuple(listings))
+
+
+def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
+    """Those names that end in one of these; all, where none does."""
+    some = only(urls, lambda url: path_in(url).lower().endswith(ends)) if ends else urls
+    return some if len(some) else urls
 
 
 def place_of(
@@ -148,13 +166,24 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
         return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
     if kinds.formats or len(kinds.others) != 1:
         raise mixed(first.place, kinds)
-    head = asks(urls[0], SNIFFED_BYTES)
-    form = None if head is None else sniffed(urls[0], head)
+    form, which = _by_bytes(urls[0], asks, asks(urls[0], SNIFFED_BYTES))
     if form is None:
         raise OptionError(
             f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}"
         )
-    return Place(urls, form, (*facts, ("format", f"{form.name}, by the first bytes of {masked(urls[0])}")))
+    return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}")))
+
+
+def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:
+    """(the format that an object's first bytes say, or else its last ones; which of these).
+
+    Args:
+        head: its first bytes; None: it cannot be read.
+    """
+    if head is None or (form := sniffed(url, head)) is not None:
+        return (None, "") if head is None else (form, "first")
+    tail = asks(url, -SNIFFED_BYTES)
+    return None if tail is None else sniffed_by_end(url, tail), "last"
 
 
 def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
@@ -187,9 +216,9 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     """What the first bytes say; or, where there is no such object, what lies in the folder of that name."""
     urls = names.urls
     head = asks(urls[0], SNIFFED_BYTES)
-    form = None if head is None else sniffed(urls[0], head)
+    form, which = _by_bytes(urls[0], asks, head)
     if form is not None:
-        return Place(urls, form, (("format", f"{form.name}, by the first bytes of {masked(urls[0])}"),))
+        return Place(urls, form, (("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}"),))
     if len(urls) == 1 and (head is None or _begins(urls[0], head, *_PAGES, b"[")):
         try:
             folders = folders_at(urls, storage_options, kept=kept)
@@ -204,7 +233,7 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     if _HUB.fullmatch(urls[0]) and head is None:
         hub = f"; of a repository on Hugging Face's hub the address is hf://datasets/{urls[0]}"
     raise OptionError(
-        f"{masked(urls[0])} does not say its format, and its first bytes do not either; names in {known} do, or "
+        f"{masked(urls[0])} does not say its format, and its bytes do not either; names in {known} do, or "
         f"give format='tar'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
 
@@ -312,5 +341,5 @@ def _surest(forms: Sequence[Format], data: bytes) -> Format | None:
 
 
 def _read(storage_options: Options, url: str, count: int | None) -> bytes | None:
-    """The first bytes of an object, or all of it; None where it cannot be read."""
+    """The first bytes of an object, or all of it, or its last bytes by a negative count; None: it cannot be read."""
     return blocking(partial(found, url, count, storage_options))

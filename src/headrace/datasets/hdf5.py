@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import anyio.from_thread
 import anyio.to_thread
@@ -52,6 +53,7 @@ def hdf5(
     datasets: Names = None,
     *,
     limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     """The rows of HDF5 files, along the first axis of their datasets, by random access.
@@ -62,10 +64,12 @@ def hdf5(
     `.shuffle("window")`, read each chunk about once, `.shuffle("global")` of chunks with many rows again and again.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/{000..099}.h5", or a list of them; all have the same datasets.
+        urls: an address, a pattern such as "s3://bucket/{000..099}.h5" or "data/**/*.h5", that of a folder, or a
+            list of them; all have the same datasets.
         datasets: which, by the names of their fields, such as {"image": "train/images", "label": "train/labels"}; or a
             list of names. By default all, which must have as many rows each then.
         limits: how much files may ask for: `member_bytes` for a chunk, and for what describes the datasets.
+        listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -75,4 +79,5 @@ def hdf5(
             other files.
     """
     check_names(datasets, "datasets")
-    return Stream(ArrayRows(names_at(urls, storage_options).urls, Hdf5Files(datasets), limits, storage_options))
+    places = names_at(urls, storage_options, kept=listing == "kept", folders=(".h5", ".hdf5", ".nc")).urls
+    return Stream(ArrayRows(places, Hdf5Files(datasets), limits, storage_options))

@@ -12,7 +12,9 @@ from numpy.typing import DTypeLike
 from headrace.datasets.blocking import blocking
 from headrace.datasets.bodies import Where, bodies_at, version_of
 from headrace.datasets.constructors import Urls
+from headrace.datasets.guessing import Facts, names_at
 from headrace.datasets.operators import EachSample
+from headrace.datasets.patterns import is_pattern
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
 from headrace.datasets.stream import Stream
@@ -58,8 +60,8 @@ def tokens(
     one file.
 
     Args:
-        urls: an address, a pattern such as "s3://bucket/train_{000000..000099}.bin", or a list of them; of LitData that
-            of its folder.
+        urls: an address, a pattern such as "s3://bucket/train_{000000..000099}.bin" or "tokens/**/*.bin", that of a
+            folder, whose .bin and .npy files are meant, or a list of them; of LitData that of its folder.
         dtype: of the tokens in raw files, such as "uint16"; where files say it themselves it is compared.
         window: tokens in a window. For labels that are shifted by one, ask for one more than the model takes, and for a
             stride of as many as it takes: `hr.tokens(url, "uint16", 1025, stride=1024)`.
@@ -91,13 +93,19 @@ def tokens(
         documents=documents,
         eos=eos,
     )
-    given = expand(urls)
+    named = expand(urls)
+    chunks = () if any(map(is_pattern, named)) else _chunks(named, storage_options)
+    names = names_at(named, storage_options, folders=None if chunks else (".bin", ".npy"))
+    given = names.urls
     packed = next((url for url in given if kind_of(url) is not None), None)
     if packed is not None:
         raise OptionError(f"{masked(packed)} is compressed: windows are read at their places; unpack it first")
-    chunks = _chunks(given, storage_options)
-    places = tuple(chunk.url for chunk in chunks) if chunks else tuple(map(bin_of, given))
-    source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits)
+    places: Sequence[str] = given
+    if chunks:
+        places = tuple(chunk.url for chunk in chunks)
+    elif any(bin_of(url) != url for url in given):
+        places = tuple(map(bin_of, given))
+    source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits, names.facts)
     opener = TokenOpener(eos, has_ids=documents == "ids")
     step = Step("open(tokens)", "map", opener, is_implied=True)
     return Stream(source, (EachSample(step, opens=True, columns=opener.columns),))
@@ -140,17 +148,19 @@ class TokenShards(IndexedShards):
 
     def __init__(
         self,
-        urls: tuple[str, ...],
+        urls: Sequence[str],
         files: TokenFiles,
         storage_options: Mapping[str, object] | None,
         limits: Limits,
+        facts: Facts = (),
     ) -> None:
         form = TokenFormat()
-        super().__init__(urls, Index(urls, files, limits, form), storage_options, limits, form)
+        facts = (*facts, ("format", form.name)) if facts else ()
+        super().__init__(urls, Index(urls, files, limits, form), storage_options, limits, form, facts)
         self.files = files
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TokenShards, (self.urls, self.files, self.storage_options, self.limits)
+        return TokenShards, (self.urls, self.files, self.storage_options, self.limits, self.facts)
 
     def __sample_source__(self) -> SampleSource:
         return TokenSource(self)

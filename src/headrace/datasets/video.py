@@ -279,6 +279,7 @@ def video(
     decoder: str = "torchcodec",
     index: str | os.PathLike[str] | None = "auto",
     limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
     """Clips of the videos in MP4 files, each a sample; of a file is read what the frames of a clip take.
@@ -291,13 +292,15 @@ def video(
     requests, before the first sample; with `Clips(of_each=…)` when a video is first needed.
 
     Args:
-        urls: an address, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", or a list of them.
+        urls: an address, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", that of a folder, or a list
+            of them.
         clips: which frames make one, and which there are.
         decoder: "torchcodec", or "pyav", which brings its own FFmpeg. Pixels may differ by rounding between them.
         index: the address of an index file that has the tables of all videos (`headrace index` makes it). "build": the
             one in this machine's cache, which is made first where it is missing, by one process for all. "auto": the
             one in the cache, where there is one. None: none.
         limits: on the pixels of a frame, and the bytes of a clip, before and after it is decoded.
+        listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
@@ -309,7 +312,8 @@ def video(
         >>> data = data.shuffle().select("frames")
     """
     check_decoder(decoder)
-    paths = tuple(names_at(urls, storage_options).urls)
+    folders = (".mp4", ".m4v", ".mov")
+    paths = tuple(names_at(urls, storage_options, kept=listing == "kept", folders=folders).urls)
     if index == "build":
         videos = Videos(paths, str(cache_path(paths, storage_options, MP4)), limits, is_built=True)
     elif index == "auto":

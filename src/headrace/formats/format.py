@@ -113,6 +113,10 @@ class Format(Protocol):
         """How sure it is that an object is of this format, from 0 to 1, by its name and its first bytes."""
         return 0.0
 
+    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+        """The same by its last bytes, or all of it if it is short; it is asked where no format knows the first ones."""
+        return 0.0
+
     def scanner(self, url: str, limits: Limits) -> Scanner | None:  # noqa: ARG002
         """What finds the samples of a shard while it is read; None: they are not found so."""
         return None

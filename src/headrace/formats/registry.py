@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 
 from headrace.errors import OptionError, masked
@@ -147,7 +147,16 @@ def formats_by_names() -> Callable[[str], Format | None]:
 def sniffed(url: str, head: bytes) -> Format | None:
     """The format that is surest of an object by its first bytes; None where none is."""
     name = path_of(url).rpartition("/")[2]
-    sure = {one.name: one.sniff(name, head) for one in known_formats().values()}
+    return _surest({one.name: one.sniff(name, head) for one in known_formats().values()})
+
+
+def sniffed_by_end(url: str, tail: bytes) -> Format | None:
+    """The format that is surest of an object by its last bytes; None where none is."""
+    name = path_of(url).rpartition("/")[2]
+    return _surest({one.name: one.sniff_end(name, tail) for one in known_formats().values()})
+
+
+def _surest(sure: Mapping[str, float]) -> Format | None:
     best = max(sure, key=lambda name: sure[name])
     return known_formats()[best] if sure[best] > 0 else None
 

@@ -33,6 +33,10 @@ class Zip(Format):
     def sniff(self, name: str, head: bytes) -> float:  # noqa: ARG002
         return 0.7 if head.startswith((b"PK\3\4", b"PK\5\6")) else 0.0
 
+    def sniff_end(self, name: str, tail: bytes) -> float:  # noqa: ARG002
+        at = tail.rfind(b"PK\5\6")  # the end record, and a comment of as many bytes as it says
+        return 0.7 if at >= 0 and len(tail) - at - 22 == int.from_bytes(tail[at + 20 : at + 22], "little") else 0.0
+
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         found = await directory_of(reads, shard.url, limits)
         try:
