@@ -29,8 +29,7 @@ class WholeArray(StoredArray):
     """An array that must be unpacked, or lies by columns: all of its rows are read together.
 
     Args:
-        part: the bytes from its member's header on.
-        field: how the member's name ends.
+        part: where the bytes from its member's header on lie, and how many.
     """
 
     def __init__(
