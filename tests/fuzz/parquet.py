@@ -31,6 +31,12 @@ FILES = [
     of_table(TABLE, row_group_size=2, compression="none", write_page_index=True),
     of_table(TABLE, row_group_size=3, compression="zstd", use_dictionary=False, data_page_version="2.0"),
     of_table(TABLE.select(["n"]), compression="snappy", write_page_checksum=True),
+    of_table(
+        pa.table({"text": [f"https://example.org/{k}" for k in range(400)]}),
+        use_dictionary=False,
+        column_encoding={"text": "DELTA_BYTE_ARRAY"},
+        compression="none",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, library
 from headrace.formats.limits import Limits
+from headrace.formats.parquet.expansion import check_beginnings, levels_of, longest_value
 from headrace.formats.parquet.footer import MAGIC, ColumnChunk
 from headrace.formats.parquet.pages import Walked, walked
 from headrace.formats.parquet.schema import BYTE_ARRAY, ParquetColumn, Schema, SchemaLeaf
@@ -34,16 +35,18 @@ def decoded(schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Li
     parts, chunks, at, dictionaries = [MAGIC], list[list[Field]](), len(MAGIC), list[str]()
     unpacked = 0
     for body in bodies:
-        for leaf, (chunk, data) in zip(body.column.leaves, body.leaves, strict=True):
+        levels = levels_of(body.column)
+        for leaf, kinds, (chunk, data) in zip(body.column.leaves, levels, body.leaves, strict=True):
             try:
                 pages = walked(data, limits)
                 if chunk.values not in (-1, pages.values):
                     raise ValueError(f"its pages have {pages.values} values, and the footer says {chunk.values}")
+                is_repeated = leaf.kind == BYTE_ARRAY and _is_repeated(pages, chunk, len(data), kinds, limits)
             except LimitError as error:
                 raise LimitError(f"column {body.column.name!r:.200}: {error.args[0]}") from None
             except ValueError as error:
                 raise ValueError(f"column {body.column.name!r:.200}: {error}") from None
-            if leaf.kind == BYTE_ARRAY and pages.is_by_dictionary:  # few values, in many rows: each is held once
+            if is_repeated:  # few values, in many rows: each is held once
                 dictionaries.append(".".join(part.decode("utf-8", "replace") for part in leaf.path))
             chunks.append([(2, I64, at), (3, STRUCT, _metadata(leaf, chunk, pages, at, len(data)))])
             parts.append(data)
@@ -63,6 +66,21 @@ def decoded(schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Li
     )
     whole = b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
     return _read(whole, rows, dictionaries)
+
+
+def _is_repeated(pages: Walked, chunk: ColumnChunk, nbytes: int, kinds: int, limits: Limits) -> bool:
+    """Whether text or bytes are to be held as a dictionary and numbers: where all are so, or would take too much else.
+
+    Raises:
+        ValueError, LimitError: see `check_beginnings`.
+    """
+    most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * nbytes)
+    check_beginnings(pages.beginnings, chunk.codec, kinds, most)
+    if pages.is_by_dictionary or pages.dictionary is None:
+        return pages.is_by_dictionary
+    if pages.dictionary.unpacked * pages.by_dictionary <= most:
+        return False
+    return longest_value(pages.dictionary, chunk.codec) * pages.by_dictionary > most
 
 
 def _metadata(leaf: SchemaLeaf, chunk: ColumnChunk, pages: Walked, at: int, nbytes: int) -> list[Field]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from headrace.errors import LimitError
 from headrace.formats.limits import Limits
+from headrace.formats.parquet.expansion import DELTA_BYTE_ARRAY, Page
 from headrace.formats.parquet.footer import ColumnChunk
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
 
@@ -26,6 +27,9 @@ class Walked(NamedTuple):
         is_by_dictionary: whether all values are numbers of entries of a dictionary.
         has_dictionary: whether the first page is one.
         first: where the first data page begins.
+        dictionary: the page that is one.
+        by_dictionary: how many values are numbers of its entries.
+        beginnings: the pages whose values say what they begin with.
     """
 
     values: int
@@ -33,6 +37,9 @@ class Walked(NamedTuple):
     is_by_dictionary: bool
     has_dictionary: bool
     first: int
+    dictionary: Page | None
+    by_dictionary: int
+    beginnings: tuple[Page, ...]
 
 
 def walked(data: bytes, limits: Limits) -> Walked:
@@ -44,7 +51,8 @@ def walked(data: bytes, limits: Limits) -> Walked:
     """
     view, at, values, unpacked = memoryview(data), 0, 0, 0
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
-    by_dictionary, has_dictionary, first = True, False, -1
+    all_by_dictionary, first = True, -1
+    dictionary, by_dictionary, beginnings = None, 0, list[Page]()
     while at < len(data):
         reader = ThriftReader(view[at : at + limits.header_bytes])
         try:
@@ -60,14 +68,20 @@ def walked(data: bytes, limits: Limits) -> Walked:
             if kind == _DICTIONARY:
                 if at:
                     raise ValueError("a dictionary comes behind other pages")
-                has_dictionary = True
-                _check_encoding(head.get(7), 2)
+                said = head.get(7)
+                _check_encoding(said, 2)
+                entries = _number(said, 1) if type(said) is dict else 0
+                dictionary = Page(view[body : body + packed], full, entries, 0, is_packed=True)
             elif kind in (_DATA, _DATA_2):
                 first = at if first < 0 else first
                 said = head.get(5 if kind == _DATA else 8)
                 encoding = _check_encoding(said, 2 if kind == _DATA else 4)
-                by_dictionary = by_dictionary and encoding in _BY_DICTIONARY
-                values += _number(said, 1) if type(said) is dict else 0
+                all_by_dictionary = all_by_dictionary and encoding in _BY_DICTIONARY
+                count = _number(said, 1) if type(said) is dict else 0
+                values += count
+                by_dictionary += count if encoding in _BY_DICTIONARY else 0
+                if encoding == DELTA_BYTE_ARRAY and type(said) is dict:
+                    beginnings.append(_page(view[body : body + packed], full, count, said if kind == _DATA_2 else None))
             elif kind != _INDEX:
                 raise ValueError(f"it is of kind {kind}, which there is not")
         except LimitError:
@@ -75,7 +89,26 @@ def walked(data: bytes, limits: Limits) -> Walked:
         except ValueError as error:
             raise ValueError(f"the page at byte {at}: {error}") from None
         at = body + packed
-    return Walked(values, unpacked, by_dictionary and first >= 0 and has_dictionary, has_dictionary, max(first, 0))
+    return Walked(
+        values,
+        unpacked,
+        all_by_dictionary and first >= 0 and dictionary is not None,
+        dictionary is not None,
+        max(first, 0),
+        dictionary,
+        by_dictionary,
+        tuple(beginnings),
+    )
+
+
+def _page(body: memoryview, unpacked: int, values: int, said: Struct | None) -> Page:
+    """A data page; of the second kind with what its head says of that."""
+    if said is None:
+        return Page(body, unpacked, values, None, is_packed=True)
+    levels = _number({5: 0, **said}, 5) + _number({6: 0, **said}, 6)
+    if levels > min(len(body), unpacked):
+        raise ValueError(f"its levels have {levels} bytes, and all of it {len(body)}")
+    return Page(body, unpacked, values, levels, is_packed=said.get(7) is not False)
 
 
 def _number(head: Struct, field: int) -> int:
