@@ -2,7 +2,8 @@
 
 A fake store lists objects in pages of a thousand, sorted or shuffled, and gives a few bytes for each. Each case runs in
 a process of its own. `--objects 1000000` is listed anew, then taken from the list that was kept; `--manifest 50000000`
-names are written to a kept list, which is then read.
+names are written to a kept list, which is then read. Folders are listed as objects by themselves (files), and as what
+lies in the folders of their classes (stream).
 
     python benchmarks/listing.py --objects 1000000
     python benchmarks/listing.py --manifest 50000000
@@ -51,14 +52,14 @@ class Fake:
         pass
 
 
-def first_batch(place: str, listing: str) -> None:
+def first_batch(kind: str, place: str, listing: str) -> None:
     import headrace as hr
 
     hr.register_store("many", lambda root, storage_options: Fake(root))
     import torch  # noqa: F401 (its import is no part of this)
 
     began, cpu = time.monotonic(), time.process_time()
-    data = hr.files(place, listing=listing).shuffle()
+    data = getattr(hr, kind)(place, listing=listing).shuffle()
     listed_s = time.monotonic() - began
     batch = next(iter(hr.DataLoader(data, batch_size=64)))
     total_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
@@ -67,7 +68,7 @@ def first_batch(place: str, listing: str) -> None:
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     own = int(status["RssAnon"].split()[0]) / 1024
     seconds = f"list {listed_s:.2f} s, first batch {total_s:.2f} s (CPU {cpu_s:.2f} s)"
-    print(f"{place} listing={listing}: {len(data):,} objects, {seconds}, "
+    print(f"{kind} {place} listing={listing}: {len(data):,} objects, {seconds}, "
           f"peak {peak:,.0f} MiB (now {own:,.0f} MiB of its own)")  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=0)
     parser.add_argument("--manifest", type=int, default=0)
-    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
@@ -107,10 +108,13 @@ def main() -> None:
         if given.objects:
             for order in ("sorted", "shuffled"):
                 place = f"many://{given.objects}-{order}/**"
-                cases += [["--case", place, "new"], ["--case", place, "kept"], ["--case", place, "kept"]]
+                cases += [["--case", "files", place, how] for how in ("new", "kept", "kept")]
+                place = f"many://{given.objects}-{order}/"
+                cases += [["--case", "stream", place, how] for how in ("new", "kept", "kept")]
         if given.manifest:
-            place = f"many://{given.manifest}-sorted/**"
-            cases += [["--write", str(given.manifest), place], ["--case", place, "kept"], ["--case", place, "kept"]]
+            place = f"many://{given.manifest}-sorted/"
+            cases += [["--write", str(given.manifest), place]]
+            cases += [["--case", kind, place, "kept"] for kind in ("files", "stream", "stream")]
         for case in cases:
             subprocess.run([sys.executable, __file__, *case], check=True)
 

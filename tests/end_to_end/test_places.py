@@ -208,6 +208,19 @@ def test_listing_of_an_s3_server_that_fails_goes_on(cache: Path) -> None:
         assert data[7]["__key__"] == "0007"
 
 
+def test_large_bucket_is_listed_in_several_ranges_of_its_keys(cache: Path) -> None:
+    with FaultServer() as server:
+        names = [f"n/{k % 3} x/{k:05d}.txt" for k in range(7000)]
+        for name in names:
+            server.add(f"bucket/{name}", b"x")
+        options = {"endpoint": server.url, "skip_signature": True}
+        data = hr.files("s3://bucket/n/", storage_options=options)
+        assert list(data.source.urls) == sorted(f"s3://bucket/{name}" for name in names)
+        after = [request.query["start-after"] for request in server.log if "start-after" in request.query]
+        assert "n/2" in after
+        assert len(after) < 200
+
+
 def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes) -> None:
     """Have a data set on a hub whose revision is a commit with one file."""
     hub.add(f"api/datasets/o/n/revision/{revision}", json.dumps({"sha": commit}).encode())

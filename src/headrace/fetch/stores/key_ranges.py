@@ -131,7 +131,8 @@ def points_behind(first: str, last: str) -> list[str]:
     """Keys at which what follows a page may be divided, sorted.
 
     Args:
-        first, last: the page's first and last key.
+        first: the page's first key.
+        last: its last one.
     """
     return sorted(set(_points(first, last)))
 
