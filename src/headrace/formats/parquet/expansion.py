@@ -24,7 +24,7 @@ _VARINT_BYTES = 10
 _WIDTH_MOST = 64
 
 
-class Page(NamedTuple):
+class RepeatingPage(NamedTuple):
     """A page whose values may be longer than it is.
 
     Attributes:
@@ -43,7 +43,7 @@ class Page(NamedTuple):
     is_packed: bool
 
 
-def check_beginnings(pages: Sequence[Page], codec: int, levels: int, most: int) -> None:
+def check_beginnings(pages: Sequence[RepeatingPage], codec: int, levels: int, most: int) -> None:
     """See that values which say how many bytes of the one before they begin with do not take more than `most` bytes.
 
     Args:
@@ -63,7 +63,7 @@ def check_beginnings(pages: Sequence[Page], codec: int, levels: int, most: int) 
             raise LimitError(f"its values take {taken} bytes or more once they are decoded, the limit is {most}")
 
 
-def longest_value(page: Page, codec: int) -> int:
+def longest_value(page: RepeatingPage, codec: int) -> int:
     """The bytes of the longest value of a dictionary of text or bytes.
 
     Raises:
@@ -102,7 +102,7 @@ def levels_of(column: ParquetColumn) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _values_of(page: Page, codec: int, levels: int) -> memoryview:
+def _values_of(page: RepeatingPage, codec: int, levels: int) -> memoryview:
     """What of a page are values."""
     if page.levels is not None:
         packed, unpacked = page.body[page.levels :], page.unpacked - page.levels

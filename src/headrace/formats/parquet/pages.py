@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.errors import LimitError
 from headrace.formats.limits import Limits
-from headrace.formats.parquet.expansion import DELTA_BYTE_ARRAY, Page
+from headrace.formats.parquet.expansion import DELTA_BYTE_ARRAY, RepeatingPage
 from headrace.formats.parquet.footer import ColumnChunk
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
 
@@ -37,9 +37,9 @@ class Walked(NamedTuple):
     is_by_dictionary: bool
     has_dictionary: bool
     first: int
-    dictionary: Page | None
+    dictionary: RepeatingPage | None
     by_dictionary: int
-    beginnings: tuple[Page, ...]
+    beginnings: tuple[RepeatingPage, ...]
 
 
 def walked(data: bytes, limits: Limits) -> Walked:
@@ -52,7 +52,7 @@ def walked(data: bytes, limits: Limits) -> Walked:
     view, at, values, unpacked = memoryview(data), 0, 0, 0
     most = max(limits.unpacked_free_bytes, limits.unpacked_ratio * len(data))
     all_by_dictionary, first = True, -1
-    dictionary, by_dictionary, beginnings = None, 0, list[Page]()
+    dictionary, by_dictionary, beginnings = None, 0, list[RepeatingPage]()
     while at < len(data):
         reader = ThriftReader(view[at : at + limits.header_bytes])
         try:
@@ -71,7 +71,7 @@ def walked(data: bytes, limits: Limits) -> Walked:
                 said = head.get(7)
                 _check_encoding(said, 2)
                 entries = _number(said, 1) if type(said) is dict else 0
-                dictionary = Page(view[body : body + packed], full, entries, 0, is_packed=True)
+                dictionary = RepeatingPage(view[body : body + packed], full, entries, 0, is_packed=True)
             elif kind in (_DATA, _DATA_2):
                 first = at if first < 0 else first
                 said = head.get(5 if kind == _DATA else 8)
@@ -101,14 +101,14 @@ def walked(data: bytes, limits: Limits) -> Walked:
     )
 
 
-def _page(body: memoryview, unpacked: int, values: int, said: Struct | None) -> Page:
+def _page(body: memoryview, unpacked: int, values: int, said: Struct | None) -> RepeatingPage:
     """A data page; of the second kind with what its head says of that."""
     if said is None:
-        return Page(body, unpacked, values, None, is_packed=True)
+        return RepeatingPage(body, unpacked, values, None, is_packed=True)
     levels = _number({5: 0, **said}, 5) + _number({6: 0, **said}, 6)
     if levels > min(len(body), unpacked):
         raise ValueError(f"its levels have {levels} bytes, and all of it {len(body)}")
-    return Page(body, unpacked, values, levels, is_packed=said.get(7) is not False)
+    return RepeatingPage(body, unpacked, values, levels, is_packed=said.get(7) is not False)
 
 
 def _number(head: Struct, field: int) -> int:
