@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import Any
 
 from headrace.work.executor import Loss, OnLost, OnReply, Worker
 
-_CODE = "import sys; sys.path[:] = {path!r}; from contributed.pipe_workers import serve; serve({number})"
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["headrace.loader", "headrace.testing"])  # what takes long to import, once for all
+_LOCK = threading.Lock()  # to start a process asks whether others have ended: two that ask read half an answer each
 
 
 class PipeExecutor:
@@ -44,10 +46,11 @@ class PipeLink:
 
     def __init__(self, number: int, on_reply: OnReply, on_lost: OnLost) -> None:
         self._on_reply, self._on_lost, self._loop = on_reply, on_lost, asyncio.get_running_loop()
-        code = _CODE.format(path=sys.path, number=number)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        self._pipe, theirs = _PROCESSES.Pipe()
+        with theirs, _LOCK:
+            self._process = _PROCESSES.Process(target=serve, args=(number, theirs), daemon=True)
+            self._process.start()
+        assert self._process.pid is not None
         self.pid, self.is_open, self._is_killed = self._process.pid, True, False
         self._unsent: SimpleQueue[Any] = SimpleQueue()
         self._threads = [threading.Thread(target=do, daemon=True) for do in (self._write, self._read)]
@@ -72,19 +75,21 @@ class PipeLink:
             thread.join()
 
     def _write(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError), self._process.stdin as pipe:
+        with contextlib.suppress(OSError):
             while (data := self._unsent.get()) is not None:
-                pipe.write(data)
-                pipe.flush()
+                self._pipe.send_bytes(data)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        with contextlib.suppress(EOFError, pickle.UnpicklingError), self._process.stdout as pipe:
+        with contextlib.suppress(EOFError, OSError):
             while True:
-                self._tell(self._on_reply, *pickle.load(pipe))
+                self._tell(self._on_reply, *self._pipe.recv())
         self._unsent.put(None)
-        self._tell(self._end, self._process.wait())
+        self._threads[0].join()
+        self._pipe.close()
+        wait([self._process.sentinel])
+        with _LOCK:
+            self._process.join()
+        self._tell(self._end, self._process.exitcode)
 
     def _tell(self, call: Any, *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is gone, and the loader with it
@@ -95,14 +100,12 @@ class PipeLink:
         self._on_lost(Loss(self.pid, code))
 
 
-def serve(number: int) -> None:
+def serve(number: int, pipe: Connection) -> None:
     """Be a worker, until the trainer ends."""
-    messages, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what functions print is no answer
+    os.setsid()  # Ctrl-C is the trainer's
     worker = Worker(number)
-    with contextlib.suppress(EOFError, BrokenPipeError):
+    with contextlib.suppress(EOFError, OSError):
         while True:
-            answer = worker.answer(pickle.load(messages))
+            answer = worker.answer(pipe.recv())
             if answer is not None:
-                pickle.dump(answer, answers)
-                answers.flush()
+                pipe.send(answer)

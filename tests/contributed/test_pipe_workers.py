@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,15 @@ from contributed.pipe_workers import PipeExecutor
 import headrace as hr
 from headrace.testing import ExecutorContract
 from headrace.work.executor import Executor
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_that_workers_are_forked_from() -> Iterator[None]:
+    """Python keeps it for the life of the interpreter, and what follows its shared memory."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()
 
 
 class TestPipes(ExecutorContract):
