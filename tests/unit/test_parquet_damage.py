@@ -1,0 +1,112 @@
+"""Parquet damaged at each place of its structure: whole rows, then one error that names the file, or the same rows."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.parquet import of_table
+
+import headrace as hr
+from headrace.errors import DecodeError, FormatError
+from headrace.fetch.stores import memory
+from headrace.formats.parquet.thrift import I64, ThriftReader, written
+
+NUMBERS = itertools.count()
+ROWS = [{"n": k, "text": f"text {k}"} for k in range(20)]
+WHOLE = of_table(
+    pa.Table.from_pylist(ROWS), row_group_size=10, compression="none", write_page_checksum=True, use_dictionary=False
+)
+FOOTER = len(WHOLE) - 8 - struct.unpack("<I", WHOLE[-8:-4])[0]
+CHUNKS = [
+    pq.ParquetFile(pa.BufferReader(WHOLE)).metadata.row_group(group).column(column)
+    for group in range(2)
+    for column in range(2)
+]
+
+
+def read(data: bytes) -> tuple[str, list[dict[str, object]], Exception | None]:
+    """(the address, the rows that came, the error behind them)."""
+    url, got = f"memory://damage/{next(NUMBERS)}.parquet", list[dict[str, object]]()
+    memory.put(url, data)
+    try:
+        got.extend({"n": one["n"], "text": one["text"]} for one in hr.stream(url))
+    except (FormatError, DecodeError) as error:
+        return url, got, error
+    return url, got, None
+
+
+def places() -> Iterator[int]:
+    """Where columns begin and end, the heads of their pages, and the footer with what lies behind it."""
+    for chunk in CHUNKS:
+        yield from range(chunk.data_page_offset, chunk.data_page_offset + 12, 5)
+        yield chunk.data_page_offset + chunk.total_compressed_size - 1
+    yield from range(FOOTER, len(WHOLE) - 8, 37)
+    yield from range(len(WHOLE) - 8, len(WHOLE))
+
+
+def test_file_that_is_cut_off_anywhere_is_an_error_that_names_it() -> None:
+    for stop in sorted({*places(), 0, 3, 4, 11, 12}):
+        url, got, error = read(WHOLE[:stop])
+        assert got == []
+        assert isinstance(error, FormatError)
+        assert url in str(error)
+
+
+def test_byte_that_is_another_is_an_error_behind_whole_rows_or_changes_none() -> None:
+    """But for what a schema says of names and types, which nothing can tell from others, and the writer's name."""
+    for at in sorted({*places(), 0, 1, 3}):
+        url, got, error = read(WHOLE[:at] + bytes([WHOLE[at] ^ 0x41]) + WHOLE[at + 1 :])
+        if at < FOOTER:
+            assert got == ROWS[: len(got)], at
+            assert len(got) % 10 == 0, f"{at}: rows of a group come together or not at all"
+            assert (error is None) == (len(got) == 20), at
+        if error is not None:
+            assert url in str(error), at
+
+
+def test_page_that_is_damaged_names_its_row_and_its_column() -> None:
+    at = CHUNKS[3].data_page_offset + CHUNKS[3].total_compressed_size - 1
+    url, got, error = read(WHOLE[:at] + bytes([WHOLE[at] ^ 1]) + WHOLE[at + 1 :])
+    assert got == ROWS[:10]
+    assert isinstance(error, DecodeError)
+    assert f"sample '10' of {url}" in str(error)
+    assert "column 'text': the page at byte 0: its bytes are others than its checksum says" in str(error)
+
+
+def moved(old: int, new: int) -> bytes:
+    """The same file, whose footer says another number wherever it says this one."""
+    this, other = (written([(1, I64, number)])[1:-1] for number in (old, new))
+    footer = WHOLE[FOOTER:-8].replace(this, other)
+    assert footer != WHOLE[FOOTER:-8]
+    ThriftReader(footer).struct()
+    return WHOLE[:FOOTER] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+@pytest.mark.parametrize("new", [-1, -(2**62), 1, FOOTER, len(WHOLE), 2**62])
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_column_that_lies_nowhere_is_an_error_that_names_it(which: int, new: int) -> None:
+    chunk = CHUNKS[which]
+    url, got, error = read(moved(chunk.data_page_offset, new))
+    assert got == []
+    assert url in str(error)
+    assert f"column '{chunk.path_in_schema}' of group {which // 2}" in str(error)
+
+
+def test_columns_that_lie_in_one_another_are_an_error() -> None:
+    first = CHUNKS[0].data_page_offset
+    url, got, error = read(moved(CHUNKS[1].data_page_offset, first + 1))
+    assert got == []
+    assert f"{url} is damaged, or not read here: two columns have the bytes at {first + 1}" in str(error)
+
+
+def test_ten_thousand_columns_are_read_by_those_that_are_chosen() -> None:
+    wide = of_table(pa.table({f"c{k}": [k] for k in range(10_000)}), compression="none", write_statistics=False)
+    url = f"memory://damage/{next(NUMBERS)}.parquet"
+    memory.put(url, wide)
+    data = hr.stream(url, format=hr.Parquet(columns=["c9999", "c7"], where=[("c5000", "=", 5000)]))
+    assert [(one["c7"], one["c9999"]) for one in data] == [(7, 9999)]
