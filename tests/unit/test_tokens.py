@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.formats.tokens.layouts import TokenFile
 from headrace.formats.tokens.opener import TokenOpener, ids_by_eos
-from headrace.formats.tokens.windows import TokenWindows, rows_of, rows_with_documents
+from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.rows import Rows
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
@@ -44,6 +44,32 @@ def test_windows_are_those_of_a_loop_over_the_tokens(count: int, length: int, st
         assert sorted({token for window in with_short for token in window}) == tokens
     for more in with_short[len(wanted) :]:
         assert more[-1] == tokens[-1] not in {token for window in wanted for token in window}
+
+
+def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[list[int]]:
+    """The windows of one document, by a loop."""
+    windows, end = [], 0
+    for k in range(0, len(tokens), stride):
+        window = tokens[k : k + length]
+        if len(window) == length or (short and (k + len(window) > end or not windows)):
+            windows.append(window)
+            end = k + len(window)
+    return windows
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 12), st.booleans())
+def test_windows_of_documents_are_those_of_each_document(
+    sizes: list[int], length: int, stride: int, short: bool
+) -> None:
+    windows = WindowsOfDocuments.of(TokenWindows(length, stride, short), np.cumsum([0, *sizes]))
+    ends = np.cumsum(sizes).tolist()
+    documents = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    wanted = [window for document in documents for window in cut(document, length, stride, short=short)]
+    assert windows.count == len(wanted)
+    begins, stops = windows.places(np.arange(windows.count))
+    assert [list(range(a, b)) for a, b in zip(begins.tolist(), stops.tolist(), strict=True)] == wanted
+    counts = windows.windows.counts(np.array(sizes))
+    assert counts.tolist() == [windows.windows.count(size) for size in sizes]
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 12), st.sets(st.integers(0, 60)), st.data())

@@ -42,7 +42,7 @@ def tokens(
     *,
     stride: int | None = None,
     eos: int | None = None,
-    documents: Literal["ids", "samples"] | None = None,
+    documents: Literal["ids", "samples", "separate"] | None = None,
     tail: Literal["drop", "short"] = "drop",
     limits: Limits = DEFAULTS,
     storage_options: Mapping[str, object] | None = None,
@@ -70,8 +70,11 @@ def tokens(
             counts the documents in the window from 0.
         documents: "ids": samples have `document_ids` by Megatron's index, which is read for that: 8 bytes of memory
             for each document. "samples": samples are the documents of that index, of any length, and not windows.
-        tail: what becomes of the tokens at a file's end that fill no window. "drop": they are left out, as nanoGPT and
-            Megatron do. "short": they come, as a shorter window.
+            "separate": windows are cut from each document by itself, and none goes over the end of one. That index
+            says where documents end, or `eos`, which is then a document's last token: all of each file is read for that
+            whenever a loader opens it. It takes 16 bytes of memory for each document; there are no `document_ids`.
+        tail: what becomes of the tokens at a file's end that fill no window; with "separate" those at the end of each
+            document. "drop": they are left out, as nanoGPT and Megatron do. "short": they come, as a shorter window.
         limits: how much files may ask for: `member_bytes` for one sample, and for where documents begin.
         storage_options: for the store: credentials, endpoint, region.
 
@@ -106,7 +109,7 @@ def tokens(
     elif any(bin_of(url) != url for url in given):
         places = tuple(map(bin_of, given))
     source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits, names.facts)
-    opener = TokenOpener(eos, has_ids=documents == "ids")
+    opener = TokenOpener(None if documents == "separate" else eos, has_ids=documents == "ids")
     step = Step("open(tokens)", "map", opener, is_implied=True)
     return Stream(source, (EachSample(step, opens=True, columns=opener.columns),))
 
@@ -115,11 +118,12 @@ def _check(window: object, stride: object, eos: object, documents: object, tail:
     for name, count in (("window", window), ("stride", stride)):
         if count is not None and (not isinstance(count, int) or count < 1):
             raise OptionError(f"{name}={count!r}: 1 token or more")
-    if documents not in (None, "ids", "samples") or tail not in ("drop", "short"):
-        raise OptionError(f"documents={documents!r}, tail={tail!r}: 'ids' or 'samples', 'drop' or 'short' are meant")
+    if documents not in (None, "ids", "samples", "separate") or tail not in ("drop", "short"):
+        known = "'ids', 'samples' or 'separate', and 'drop' or 'short' are meant"
+        raise OptionError(f"documents={documents!r}, tail={tail!r}: {known}")
     if documents == "samples" and not (window is stride is None and tail == "drop"):
         raise OptionError("documents='samples': a sample is a whole document; window=, stride=, tail= are of windows")
-    if eos is not None and documents is not None:
+    if eos is not None and documents not in (None, "separate"):
         raise OptionError(f"eos={eos}, documents={documents!r}: they are found by the token, or by an index; give one")
 
 

@@ -14,9 +14,10 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.tokens import layouts, megatron
 from headrace.formats.tokens.layouts import HEAD_BYTES, Chunk, FirstBytes, TokenFile, damage, split_path
-from headrace.formats.tokens.windows import TokenWindows, rows_of, rows_with_documents
+from headrace.formats.tokens.windows import TokenWindows, WindowsOfDocuments, rows_of, rows_with_documents
 from headrace.indexes.index import OpenedIndex, for_each
 from headrace.indexes.pinned import PinnedObject
+from headrace.indexes.token_documents import documents_by_eos
 from headrace.protocols import Reads
 from headrace.types import Ints
 
@@ -33,7 +34,8 @@ class TokenSettings:
         window: tokens in a window; None: as many as a row of a table has.
         stride: from one window to the next; None: as many as a window has.
         has_short: whether a file's last window may have fewer.
-        documents: what is wanted of Megatron's index: the documents of each window, or these as samples.
+        documents: what is wanted of Megatron's index: the documents of each window, these as samples, or windows that
+            lie in one document each; of these last also where `eos` tells of documents.
         eos: the token that ends a document, where that is to be known by it.
     """
 
@@ -41,8 +43,13 @@ class TokenSettings:
     window: int | None = None
     stride: int | None = None
     has_short: bool = False
-    documents: Literal["ids", "samples"] | None = None
+    documents: Literal["ids", "samples", "separate"] | None = None
     eos: int | None = None
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether a Megatron index must tell of documents."""
+        return self.documents is not None and self.eos is None
 
     @property
     def text(self) -> str:
@@ -56,17 +63,20 @@ class TokenTable:
     """The samples of one file.
 
     Attributes:
-        windows: where they are windows; None: they are documents.
+        windows: where they are windows of all of it; None: they are documents, or windows of these.
         documents: where documents begin, ascending; where these are the samples also where the last one ends.
     """
 
     file: TokenFile
     windows: TokenWindows | None
     documents: Ints | None = None
+    separate: WindowsOfDocuments | None = None
 
     @property
     def count(self) -> int:
         """How many samples it has."""
+        if self.separate is not None:
+            return self.separate.count
         if self.windows is not None:
             return self.windows.count(self.file.count)
         return 0 if self.documents is None else len(self.documents) - 1
@@ -74,7 +84,9 @@ class TokenTable:
     def shard(self, chosen: Ints) -> ShardIndex:
         """Where some samples lie, by their numbers."""
         file, windows, documents = self.file, self.windows, self.documents
-        if windows is None:
+        if self.separate is not None:
+            rows = rows_of(file, chosen, *self.separate.places(chosen))
+        elif windows is None:
             assert documents is not None
             rows = rows_of(file, chosen, documents[chosen], documents[chosen + 1])
         elif documents is None:
@@ -133,7 +145,8 @@ class TokenFiles:
         return table.shard(np.arange(table.count))
 
     def _nbytes(self, table: TokenTable) -> int:
-        most = table.file.count if table.windows is None else table.count * table.windows.length
+        windows = table.windows if table.separate is None else table.separate.windows
+        most = table.file.count if windows is None else table.count * windows.length
         return most * table.file.dtype.itemsize
 
     async def _table(self, reader: Reads, urls: Sequence[str], ordinal: int) -> TokenTable:
@@ -141,24 +154,44 @@ class TokenFiles:
         chunk = self._chunks[ordinal] if self._chunks else None
         pinned = PinnedObject(reader, url)
         idx_at = None if chunk is not None or _is_npy(url) else PinnedObject(reader, _with(url, _IDX))
-        head, idx = await asyncio.gather(_head(pinned), _found(idx_at, is_needed=settings.documents is not None))
-        if settings.documents is not None and idx is None:
+        head, idx = await asyncio.gather(_head(pinned), _found(idx_at, is_needed=settings.needs_index))
+        if settings.needs_index and idx is None:
             raise OptionError(
                 f"documents={settings.documents!r}: {masked(url)} has no index of Megatron's, that tells of them; "
-                "eos= finds them in windows"
+                "eos= finds them by the token that ends each"
             )
         file = self._file(head, idx, chunk)
         self._check(file)
         documents = None
-        if idx is not None and idx_at is not None and settings.documents is None:
+        if idx is not None and idx_at is not None and not settings.needs_index:
             await _check_last(idx_at, idx, file)
         elif idx is not None and idx_at is not None:
             documents = await self._documents(idx_at, idx, file)
         if settings.documents == "samples":
             return TokenTable(file, None, documents)
+        if settings.documents == "separate":
+            return await self._separate(pinned, file, documents)
         table = TokenTable(file, self._windows(file), None if documents is None else np.unique(documents[:-1]))
         if not table.count and chunk is None:
             raise self._too_short(url, file.count)
+        return table
+
+    async def _separate(self, pinned: PinnedObject, file: TokenFile, documents: Ints | None) -> TokenTable:
+        """Windows of each document by itself."""
+        if file.width is not None:
+            raise OptionError(
+                f"documents='separate': {masked(file.url)} has rows of {file.width} tokens, which are the windows; "
+                "leave it out"
+            )
+        windows = self._windows(file)
+        if documents is None:
+            assert self.settings.eos is not None
+            documents = await documents_by_eos(pinned, file, self.settings.eos, self._limits.member_bytes)
+        table = TokenTable(file, None, separate=WindowsOfDocuments.of(windows, documents))
+        if not table.count:
+            longest = int(np.diff(documents).max())
+            text = f"the longest of its {len(documents) - 1} documents has {longest} tokens, and a window"
+            raise damage(file.url, f"{text} {windows.length}: none fits; tail='short' gives shorter ones")
         return table
 
     def _too_short(self, url: str, tokens: int) -> FormatError:

@@ -31,9 +31,10 @@ INDEXED, TAR, GZ, KEYS, FILES, MAP = "indexed", "tar", "tar.gz", "keys", "files"
 STATEFUL, STATEFUL_ITERATOR = "stateful data set", "stateful iterator"
 CSV, INDEXED_CSV = "csv", "indexed csv"
 LINES, INDEXED_LINES, MDS, MDS_ZSTD, TOKENS = "jsonl", "indexed jsonl", "mds", "mds in zstd", "tokens"
+SEPARATE, EOS = "tokens by document", 2**31 - 1
 PARQUET, ARROW = "parquet", "arrow stream"
 SCHEMA = pa.schema({"n": pa.int64(), "bin": pa.string()})
-INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET, ARROW)
+INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET, ARROW, SEPARATE)
 SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES, CSV)
 NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP)
 KINDS = (*NUMBERED, TAR, GZ, LINES, CSV, STATEFUL, STATEFUL_ITERATOR)
@@ -71,7 +72,7 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: [], ARROW: []}
+        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: [], ARROW: [], SEPARATE: []}
         indexes, line_indexes, record_indexes, shards = [], [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
@@ -101,6 +102,10 @@ class Places:
                 tokens = np.repeat(np.arange(first, first + count + 1, dtype=np.int32), 3)[:-2]
                 memory.put(f"memory://states/{name}/{k}.bin", tokens.tobytes())
                 written.urls[TOKENS].append(f"memory://states/{name}/{k}.bin")
+                twice = np.repeat(np.arange(first, first + count, dtype=np.int32), 2)
+                documents = [[*twice[at : at + 4].tolist(), EOS] for at in range(0, 2 * count, 4)]  # of two windows
+                memory.put(f"memory://states/{name}/e{k}.bin", np.concatenate(documents).astype(np.int32).tobytes())
+                written.urls[SEPARATE].append(f"memory://states/{name}/e{k}.bin")
             first += count
         written.index = f"memory://states/{name}.hri"
         self.indexes[written.index] = index_file(indexes)
@@ -147,6 +152,8 @@ def source(kind: str, written: Written) -> Any:
         return hr.stream(written.urls[kind], index=None)
     if kind == TOKENS:
         return hr.tokens(written.urls[kind], "int32", 4, stride=3)
+    if kind == SEPARATE:
+        return hr.tokens(written.urls[kind], "int32", 2, eos=EOS, documents="separate")
     if kind == FILES:
         return hr.files(written.urls[FILES])
     made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful, STATEFUL_ITERATOR: WithStatefulIterator}

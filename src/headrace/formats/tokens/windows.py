@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -31,6 +32,14 @@ class TokenWindows:
             return max(1, -(-(tokens - shared) // self.stride))
         return max(0, (tokens - self.length) // self.stride + 1)
 
+    def counts(self, tokens: Ints) -> Ints:
+        """The same of many numbers of tokens."""
+        counts = np.maximum((tokens - self.length) // self.stride + 1, 0)
+        if self.has_short:
+            shared = max(self.length - self.stride, 0)
+            counts = np.where(tokens > 0, np.maximum(-((shared - tokens) // self.stride), 1), counts)
+        return np.asarray(counts, np.int64)
+
     def begins(self, numbers: Ints) -> Ints:
         """Where windows begin, by their numbers."""
         return np.asarray(numbers, np.int64) * self.stride
@@ -38,6 +47,39 @@ class TokenWindows:
     def ends(self, numbers: Ints, tokens: int) -> Ints:
         """Where they end, in so many tokens."""
         return np.minimum(self.begins(numbers) + self.length, tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowsOfDocuments:
+    """Windows that lie in one document each: those of the first document, then those of the next one.
+
+    Attributes:
+        windows: as they are cut from each document, as if it were a file.
+        documents: where documents begin, ascending, and where the last one ends.
+        firsts: the number of each document's first window, and of all windows last.
+    """
+
+    windows: TokenWindows
+    documents: Ints
+    firsts: Ints
+
+    @classmethod
+    def of(cls, windows: TokenWindows, documents: Ints) -> Self:
+        """Windows of `documents`: 16 bytes of memory for each of these."""
+        firsts = np.zeros(len(documents), np.int64)
+        np.cumsum(windows.counts(np.diff(documents)), out=firsts[1:])
+        return cls(windows, documents, firsts)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.firsts[-1])
+
+    def places(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """(where windows begin, where they end), by their numbers."""
+        document = np.searchsorted(self.firsts, numbers, side="right") - 1
+        begins = self.documents[document] + self.windows.begins(numbers - self.firsts[document])
+        return begins, np.minimum(begins + self.windows.length, self.documents[document + 1])
 
 
 def rows_of(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints) -> Rows:

@@ -1,0 +1,155 @@
+"""Windows that lie in one document each: as numpy cuts them, in any order, on any ranks, resumed anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.token_files import litdata, llm_c, megatron, npy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.errors import FormatError, LimitError, ObjectMissingError, OptionError, StateMismatchError
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+EOS = 7
+NAMES = "raw", "llm.c", "npy", "litdata", "megatron"
+
+
+def put(kind: str, documents: list[list[int]], dtype: str = "uint16") -> dict[str, Any]:
+    """What `hr.tokens` is given to read these documents, whose last tokens end them."""
+    arrays = [np.array(document, dtype) for document in documents]
+    tokens = np.concatenate(arrays)
+    url = f"memory://documents/{kind}.bin"
+    if kind == "megatron":
+        data, index = megatron([[one[: len(one) // 2], one[len(one) // 2 :]] for one in arrays], dtype)
+        memory.put(url.replace(".bin", ".idx"), index)
+        memory.put(url, data)
+        return {"urls": url}
+    if kind == "litdata":
+        for name, data in litdata([arrays]).items():
+            memory.put(f"memory://documents/chunks/{name}", data)
+        return {"urls": "memory://documents/chunks/", "eos": EOS}
+    if kind == "npy":
+        url = url.replace(".bin", ".npy")
+    memory.put(url, {"raw": tokens.tobytes, "llm.c": lambda: llm_c(tokens), "npy": lambda: npy(tokens)}[kind]())
+    return {"urls": url, "dtype": dtype, "eos": EOS}
+
+
+def cut(documents: list[list[int]], window: int, stride: int, tail: str) -> list[list[int]]:
+    windows = []
+    for document in documents:
+        end = 0
+        for k in range(0, len(document), stride):
+            one = document[k : k + window]
+            if len(one) == window or (tail == "short" and (k == 0 or k + len(one) > end)):
+                windows.append(one)
+                end = k + len(one)
+    return windows
+
+
+DOCUMENTS = st.lists(
+    st.lists(st.integers(8, 60_000), max_size=25).map(lambda tokens: [*tokens, EOS]), min_size=1, max_size=8
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    documents=DOCUMENTS, kind=st.sampled_from(NAMES), window=st.integers(1, 9), stride=st.integers(1, 9),
+    tail=st.sampled_from(["drop", "short"]), piece=st.sampled_from([2**22, 512, 33]), is_open=st.booleans(),
+)  # fmt: skip
+def test_windows_are_those_of_each_document(
+    documents: list[list[int]], kind: str, window: int, stride: int, tail: Any, piece: int, is_open: bool
+) -> None:
+    if is_open and len(documents[-1]) > 1:
+        documents = [*documents[:-1], documents[-1][:-1]]  # the last one goes on in another file
+    given = put(kind, documents) | {"window": window, "stride": stride, "tail": tail, "documents": "separate"}
+    wanted = cut(documents, window, stride, tail)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.indexes.pinned.PIECE_BYTES", piece)
+        data = hr.tokens(**given)
+        if not wanted:
+            with pytest.raises(FormatError, match=f"none of|none fits|a window {window}"):
+                len(data)
+            return
+        assert len(data) == len(wanted)
+        assert [data[k]["tokens"].tolist() for k in {0, len(wanted) // 2, len(wanted) - 1}] == [
+            wanted[k] for k in {0, len(wanted) // 2, len(wanted) - 1}
+        ]
+
+
+SOME = [[*range(100 * k + 10, 100 * k + 10 + size), EOS] for k, size in enumerate([30, 2, 0, 55, 9, 17, 80, 5])]
+
+
+@pytest.mark.parametrize("kind", ["raw", "megatron"])
+@pytest.mark.parametrize("by", [None, "auto", "global"])
+def test_ranks_together_get_the_batches_of_one_and_go_on_anywhere(kind: str, by: Any) -> None:
+    data = hr.tokens(**put(kind, SOME), window=6, stride=5, documents="separate")
+    data = data if by is None else data.shuffle(by)
+
+    def loader(rank: int, world: int) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=12 // world, rank=rank, world_size=world, num_workers=0)
+
+    def batches(rank: int, world: int) -> list[list[list[int]]]:
+        with loader(rank, world) as made:
+            return [batch["tokens"].tolist() for batch in made]
+
+    one = batches(0, 1)
+    windows = [window for batch in one for window in batch]
+    assert sorted(windows) == sorted(cut(SOME, 6, 5, "drop"))
+    assert (windows == cut(SOME, 6, 5, "drop")) == (by is None)
+    three = [batches(rank, 3) for rank in range(3)]
+    for step, whole in enumerate(one[:-2]):
+        assert [window for part in three for window in part[step]] == whole
+    for stop in range(len(one)):
+        with loader(0, 1) as made:
+            batch = iter(made)
+            for _ in range(stop):
+                next(batch)
+            state = made.state_dict()
+        with loader(0, 1) as made:
+            made.load_state_dict(state)
+            assert [batch["tokens"].tolist() for batch in made] == one[stop:]
+    with hr.DataLoader(hr.tokens(**put(kind, SOME), window=6, stride=5), batch_size=12, num_workers=0) as made:
+        with pytest.raises(StateMismatchError):
+            made.load_state_dict(state)
+            next(iter(made))
+
+
+def test_samples_have_no_numbers_of_documents() -> None:
+    data = hr.tokens(**put("raw", SOME), window=6, documents="separate")
+    assert set(data[0]) == {"__key__", "__url__", "tokens"}
+
+
+def test_file_is_read_once_for_its_documents_and_its_windows_as_ever() -> None:
+    tokens = np.tile(np.array([*range(10, 999), EOS], np.uint16), 100)
+    with FaultServer() as server:
+        url = server.add("a.bin", tokens.tobytes())
+        data = hr.tokens(url, "uint16", 90, eos=EOS, documents="separate")
+        with hr.DataLoader(data.shuffle(), batch_size=50, num_workers=0) as loader:
+            assert sum(len(batch["tokens"]) for batch in loader) == len(data) == 1100
+        asked = [request.headers["range"] for request in server.requests_for("a.bin")]
+        assert sum(one == "bytes=0-16383" for one in asked) <= 2
+        assert len(asked) <= 6, asked
+
+
+def test_what_tells_of_no_documents_is_refused() -> None:
+    options: dict[str, Any] = {"window": 6, "documents": "separate"}
+    put("raw", SOME)
+    with pytest.raises(ObjectMissingError, match=r"documents/raw\.idx"):
+        len(hr.tokens("memory://documents/raw.bin", "uint16", **options))
+    put("npy", SOME)
+    with pytest.raises(OptionError, match=r"has no index of Megatron's, .* eos= finds them by the token"):
+        len(hr.tokens("memory://documents/npy.npy", "uint16", **options))
+    memory.put("memory://documents/rows.npy", npy(np.ones((3, 6), np.uint16)))
+    with pytest.raises(OptionError, match="rows of 6 tokens, which are the windows"):
+        len(hr.tokens("memory://documents/rows.npy", eos=EOS, **options))
+    with pytest.raises(FormatError, match="the longest of its 8 documents has 81 tokens, and a window 100: none fits"):
+        len(hr.tokens(**put("raw", SOME), window=100, documents="separate"))
+    with pytest.raises(LimitError, match="documents and more: where each begins takes 8 bytes, over the limit of 50"):
+        len(hr.tokens(**put("raw", SOME), limits=hr.Limits(member_bytes=50), **options))
