@@ -21,6 +21,7 @@ __version__: str  # asked for when it is first used: that reads files
 if TYPE_CHECKING:
     from headrace.datasets.arrays import arrays
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
+    from headrace.datasets.clips import Clips
     from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.hdf5 import hdf5
     from headrace.datasets.mixture import mix
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from headrace.datasets.sharing import ShardInfo, shard_info
     from headrace.datasets.stream import Stream
     from headrace.datasets.tokens import tokens
-    from headrace.datasets.video import Clips, video
+    from headrace.datasets.video import video
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
@@ -89,7 +90,8 @@ _HOMES = {
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
     "headrace.datasets.stream": ("Stream",),
     "headrace.datasets.tokens": ("tokens",),
-    "headrace.datasets.video": ("Clips", "video"),
+    "headrace.datasets.clips": ("Clips",),
+    "headrace.datasets.video": ("video",),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",

@@ -13,8 +13,9 @@ from end_to_end.tars import tar
 
 import headrace as hr
 from headrace.cli import main
-from headrace.errors import FormatError, ObjectChangedError, OptionError
+from headrace.errors import FormatError, ObjectChangedError, OptionError, StateMismatchError
 from headrace.fetch.stores import memory
+from headrace.formats.scaling import scaled
 from headrace.testing import FaultServer
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
@@ -219,3 +220,122 @@ def test_fields_of_shards_are_decoded_in_workers() -> None:
     bad = hr.stream("memory://clips/1.tar", index=None).decode(mp4=hr.VideoFrames(4, decoder="pyav"))
     with pytest.raises(hr.DecodeError, match="do not decode as a video by pyav"):
         list(bad)
+
+
+LISTED = [
+    ("memory://clips/audio.mp4", (0.0, 0.5, 1.0)),
+    ("memory://clips/mpeg4.mp4", [0.2, 0.1]),
+    ("memory://clips/audio.mp4", [1.1]),
+]
+
+
+def frames_at(name: str, times: Any) -> Any:
+    shown, pixels = videos.decoded(videos.named(name))
+    return pixels[[max(k for k, time in enumerate(shown) if time <= wanted + 1e-6) for wanted in times]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_clips_of_a_list_have_the_frames_at_their_times(workers: int) -> None:
+    put()
+    data = hr.video(LISTED, decoder="pyav")
+    assert len(data) == 3
+    with hr.DataLoader(data, batch_size=None, num_workers=workers) as loader:
+        got = list(loader)
+    assert [sample["__key__"] for sample in got] == ["audio/0", "mpeg4/0.2", "audio/1.1"]
+    for sample, (url, times) in zip(got, LISTED, strict=True):
+        name = url.rpartition("/")[2].removesuffix(".mp4")
+        assert np.array_equal(sample["frames"], frames_at(name, times))
+        assert np.all(np.abs(sample["times"].numpy() - np.array(times)) < 1 / videos.RATE + 1e-6)
+    assert np.array_equal(data[2]["frames"], frames_at("audio", [1.1]))
+    assert "3 clips at times" in repr(data)
+
+
+def test_clips_of_a_list_go_on_exactly_and_those_of_another_are_refused() -> None:
+    put()
+    data = hr.video(LISTED * 3, decoder="pyav").shuffle()
+    whole = keys(data)
+    assert sorted(whole) == sorted(["audio/0", "mpeg4/0.2", "audio/1.1"] * 3)
+    with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=0) as loader:
+        batches = iter(loader)
+        next(batches)
+        state = loader.state_dict()
+    with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=0) as loader:
+        loader.load_state_dict(state)
+        assert [sample["__key__"] for batch in loader for sample in batch] == whole[2:]
+    other = hr.video([(url, [*times, 0.3]) for url, times in LISTED * 3], decoder="pyav").shuffle()
+    with hr.DataLoader(other, batch_size=2, num_workers=0) as loader, pytest.raises(StateMismatchError):
+        loader.load_state_dict(state)
+        next(iter(loader))
+
+
+def test_time_at_which_nothing_is_shown_is_an_error_of_that_clip() -> None:
+    put()
+    data = hr.video([LISTED[0], (LISTED[1][0], [0, 99])], decoder="pyav")
+    with pytest.raises(FormatError, match=r"mpeg4.mp4: nothing is shown at 99.0 s: it is from 0.000 to"):
+        data[1]
+    assert data[0]["frames"].shape[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (([("a.mp4", [])],), "clip 0, .*: one time or more"),
+        (([("a.mp4", ["x"])],), "times are numbers"),
+        (([("a.mp4", [0]), "b.mp4"],), "clip 1, 'b.mp4'"),
+        ((["a.mp4"],), r"takes videos and clips="),
+        (([("a.mp4", [0])], CLIPS), r"takes videos and clips="),
+    ],
+)
+def test_list_that_is_none_is_an_option_error(given: Any, why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        hr.video(*given, decoder="pyav")
+
+
+def test_frames_are_scaled_as_images_are() -> None:
+    whole, small = made(), made(size=(20, 31))
+    for k in (0, 7):
+        frames = small[k]["frames"]
+        assert (frames.shape, frames.dtype) == ((4, 3, 20, 31), np.uint8)
+        for frame, scaled_one in zip(whole[k]["frames"], frames, strict=True):
+            wanted = scaled(np.ascontiguousarray(frame.transpose(1, 2, 0)), (20, 31))
+            assert np.array_equal(scaled_one.transpose(1, 2, 0), wanted)
+    for wrong in ((0, 4), (3,), (2.0, 4)):
+        with pytest.raises(OptionError, match="size="):
+            made(size=wrong)
+
+
+@pytest.mark.parametrize("place", ["*.mp4", ""])
+def test_index_is_made_of_a_pattern_or_a_folder(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.mp4").write_bytes(videos.named(name))
+    assert main(["index", f"{folder}/{place}", "--output", str(tmp_path / "videos.hri")]) == 0
+    assert "3 shards, 150 samples" in capsys.readouterr().out
+    data = hr.video(f"{folder}/*.mp4", CLIPS, decoder="pyav", index=str(tmp_path / "videos.hri"))
+    assert sorted(keys(data)) == sorted(WANTED)
+
+
+def test_index_of_a_pattern_is_found_in_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.mp4").write_bytes(videos.named("audio"))
+    assert main(["index", f"{tmp_path}/*.mp4"]) == 0
+    data = hr.video(f"{tmp_path}/*.mp4", CLIPS, decoder="pyav")
+    assert data.source.videos.place is not None
+    assert len(data) == 5
+
+
+def test_inspect_says_what_the_tables_of_videos_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("audio", "mpeg4"):
+        (tmp_path / f"{name}.mp4").write_bytes(videos.named(name))
+    assert main(["inspect", f"{tmp_path}/*.mp4", "--samples", "1", "--check"]) == 0
+    out = capsys.readouterr().out
+    assert "videos: 2, " in out
+    assert "pictures: 64 x 48, 'avc1'" in out
+    assert "frames: 50 in 1.667 s, 30 a second; 5 key frames" in out
+    assert "mp4v" not in out, "one was asked for"
+    assert "no damage in the tables of 2 videos with 100 frames" in out
+    (tmp_path / "b.mp4").write_bytes(videos.named("mpeg4")[:1000])
+    assert main(["inspect", f"{tmp_path}/*.mp4", "--check"]) == 1
+    assert "damage: behind 1 videos: " in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "mpeg4.mp4")]) == 0
+    assert "'mp4v'" in capsys.readouterr().out

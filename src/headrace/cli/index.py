@@ -111,6 +111,7 @@ def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequ
     """The shards that are meant, in order, and their format."""
     from headrace.datasets.guessing import is_looked_up, names_at, place_of
     from headrace.formats.limits import DEFAULTS
+    from headrace.formats.mp4.format import MP4, is_video
     from headrace.formats.registry import format_named, format_of
     from headrace.formats.tar.format import TAR
 
@@ -118,9 +119,10 @@ def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequ
     if not is_looked_up(names):
         return names.urls, (format_of(names.urls) if given.format is None else format_named(given.format)) or TAR
     place = place_of(names, given.format, DEFAULTS, options)
-    if place.format is None:
+    form = MP4 if place.format is None and all(is_video(url) for url in place.urls) else place.format
+    if form is None:
         raise OptionError("single files have no index: hr.folder and hr.files read each by itself")
-    return place.urls, place.format
+    return place.urls, form
 
 
 async def _show(progress: BuildProgress) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, masked
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
@@ -46,9 +47,15 @@ def run(given: argparse.Namespace) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     from headrace.datasets.constructors import stream
+    from headrace.datasets.guessing import names_at
     from headrace.datasets.telling import told
+    from headrace.formats.mp4.format import MP4, is_video
 
-    data = stream(given.urls, format=given.format, storage_options=storage_options(given.storage_option))
+    options = storage_options(given.storage_option)
+    urls = names_at(given.urls, options).urls if given.format in (None, MP4.name) else ()
+    if urls and all(is_video(url) for url in urls):
+        return _run_videos(given, urls, options)
+    data = stream(given.urls, format=given.format, storage_options=options)
     print(data.describe())
     seen, samples = 0, iter(data if given.check else data.take(given.samples))
     try:
@@ -62,4 +69,25 @@ def _run(given: argparse.Namespace) -> int:
         return 1
     if given.check:
         print(f"no damage: {seen:,} samples were read")
+    return 0
+
+
+def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[str, object]) -> int:
+    """The same of videos, by their tables; nothing is decoded."""
+    from headrace.datasets.telling_videos import facts_of_videos
+
+    last = f" to {masked(urls[-1])}" if len(urls) > 1 else ""
+    print(f"videos: {len(urls):,}, {masked(urls[0])}{last}; hr.video() gives clips of them")
+    seen, frames = 0, 0
+    try:
+        for facts in facts_of_videos(urls if given.check else urls[: given.samples], options):
+            if seen < given.samples:
+                print(f"video {facts.url}")
+                print("".join(f"  {line}\n" for line in facts.lines), end="")
+            seen, frames = seen + 1, frames + facts.frames
+    except HeadraceError as error:
+        print(f"damage: behind {seen:,} videos: {error}")
+        return 1
+    if given.check:
+        print(f"no damage in the tables of {seen:,} videos with {frames:,} frames; pictures are not decoded")
     return 0

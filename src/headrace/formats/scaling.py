@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 Pixels = NDArray[np.uint8]
 
 
+def is_size(size: object) -> bool:
+    """Whether it is (height, width), both 1 pixel or more."""
+    return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
+
+
 def scaled(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     """`[H, W]` or `[H, W, 3]` of the height and width in `size`; the same on every machine, but for steps of 1.
 

@@ -19,6 +19,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
 from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text, gunzipped
 from headrace.formats.protobuf import MessageDecoder, is_message_class
+from headrace.formats.scaling import is_size
 from headrace.formats.sounds import decode_audio
 from headrace.types import Buffer
 
@@ -112,7 +113,7 @@ class Decoder:
                     f"whatever you can. If you trust them, give allow_pickle=True as well"
                 )
         if size is not None:
-            if not _is_size(size):
+            if not is_size(size):
                 raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
             if spec is None and not any(what in IMAGE_SPECS for what in by_field.values()):
                 raise OptionError(f"size={size!r} needs a spec for images: one of {', '.join(IMAGE_SPECS)}")
@@ -217,10 +218,6 @@ def _of_bytes(decode: Callable[[bytes], object], data: Buffer) -> object:
 
 def _in_gzip(decode: Callable[[Any], object], limits: Limits, data: Buffer) -> object:
     return decode(gunzipped(data, limits))
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, (tuple, list)) and len(size) == 2 and all(isinstance(n, int) and n > 0 for n in size)
 
 
 def _failure(sample: dict[str, Any], field: str, what: str, cause: Exception) -> DecodeError:

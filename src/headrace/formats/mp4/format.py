@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from headrace.errors import FormatError, LimitError, OptionError, StageError, masked
+from headrace.formats.compression.decompressor import path_of
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.file import Entry
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
@@ -52,6 +53,11 @@ class Mp4(Format):
 
 
 MP4 = Mp4()
+
+
+def is_video(url: str) -> bool:
+    """Whether an address is that of a video, by its name."""
+    return path_of(url).lower().endswith(MP4.suffixes)
 
 
 def unpack_moov(block: Buffer, what: str) -> bytes:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headrace.errors import DecodeError, OptionError, StageError, masked
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.pieces import Piece, file_of
+from headrace.formats.scaling import scaled
 from headrace.types import Buffer
 
 Frames = NDArray[np.uint8]
@@ -51,11 +52,12 @@ class ClipDecoder:
 
     Args:
         name: of the decoder.
-        limits: `pixels` of a frame, and `member_bytes` of a clip.
+        limits: `pixels` of a frame, and `member_bytes` of a clip before it is scaled.
+        size: (height, width) in pixels that frames are scaled to; None: as they are.
     """
 
-    def __init__(self, name: str, limits: Limits = DEFAULTS) -> None:
-        self.name, self.limits = name, limits
+    def __init__(self, name: str, limits: Limits = DEFAULTS, size: tuple[int, int] | None = None) -> None:
+        self.name, self.limits, self.size = name, limits, size
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, object]:
         """`frames`, `[T, 3, H, W] uint8`, and `times`, when they are shown, in seconds.
@@ -66,7 +68,7 @@ class ClipDecoder:
         key, url = sample["__key__"], sample["__url__"]
         pieces: list[Piece] = sample[PIECES]
         try:
-            frames, times = decoded(self.name, pieces, sample[BODIES], self.limits)
+            frames, times = decoded(self.name, pieces, sample[BODIES], self.limits, self.size)
         except (StageError, OptionError):
             raise
         except Exception as error:
@@ -77,13 +79,18 @@ class ClipDecoder:
 
 
 def decoded(
-    name: str, pieces: Sequence[Piece], bodies: Sequence[Buffer], limits: Limits
+    name: str,
+    pieces: Sequence[Piece],
+    bodies: Sequence[Buffer],
+    limits: Limits,
+    size: tuple[int, int] | None = None,
 ) -> tuple[Frames, NDArray[np.float64]]:
     """The frames that are wanted of all pieces, each at its place, `[T, 3, H, W]`, and their times, `[T]`.
 
     Args:
         name: of the decoder.
         bodies: of the ranges that were read for the pieces.
+        size: (height, width) that frames are scaled to.
 
     Raises:
         OptionError: the decoder does not load.
@@ -97,6 +104,8 @@ def decoded(
         some = decode(file_of(piece, bodies), piece, limits)
         if not k:
             _check_size(count, some.shape[3], some.shape[2], limits)
+        some = some if size is None else _scaled(some, size)
+        if not k:
             frames = some if len(pieces) == 1 else np.empty((count, *some.shape[1:]), np.uint8)
         if some.shape[1:] != frames.shape[1:]:
             raise ValueError(f"its frames have {some.shape[2:]} and {frames.shape[2:]} pixels")
@@ -104,6 +113,14 @@ def decoded(
             frames[piece.places] = some
         times[piece.places] = piece.times
     return frames, times
+
+
+def _scaled(frames: Frames, size: tuple[int, int]) -> Frames:
+    """`[T, 3, H, W]` of the height and width in `size`."""
+    made = np.empty((*frames.shape[:2], *size), np.uint8)
+    for frame, new in zip(frames, made, strict=True):
+        new[:] = scaled(np.ascontiguousarray(frame.transpose(1, 2, 0)), size).transpose(2, 0, 1)
+    return made
 
 
 def _check_size(count: int, width: int, height: int, limits: Limits) -> None:

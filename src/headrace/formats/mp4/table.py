@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,6 +99,21 @@ class VideoTable:
         """When the last one is no longer shown."""
         last = int(self.shown[-1])
         return int(self.pts[last]) + max(int(self.delta[last]), 1)
+
+    def shown_at(self, times: Sequence[float]) -> Ints:
+        """Which frames are shown at these times, in seconds, by their numbers among those that are shown.
+
+        Raises:
+            ValueError: none is.
+        """
+        # as exact as the file's own clock, of which seconds in decimals are no whole ticks
+        ticks = np.floor((np.array(times) - self.begin_s) * self.track.timescale + 1e-3)
+        chosen: Ints = np.searchsorted(self.shown_ticks, ticks, side="right") - 1
+        late = np.flatnonzero((chosen < 0) | (ticks >= self.end_ticks))
+        if len(late):
+            begin, end = self.seconds(np.array([0]))[0], self.end_ticks / self.track.timescale + self.begin_s
+            raise ValueError(f"nothing is shown at {times[int(late[0])]} s: it is from {begin:.3f} to {end:.3f} s")
+        return chosen
 
     def seconds(self, chosen: Ints) -> NDArray[np.float64]:
         """The times of frames, by their numbers among those that are shown."""

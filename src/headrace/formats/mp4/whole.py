@@ -73,11 +73,4 @@ class VideoFrames:
         if self.times is None:
             count = self.count or 1
             return (np.arange(count) * 2 + 1) * len(table) // (2 * count)
-        # as exact as the file's own clock, of which seconds in decimals are no whole ticks
-        ticks = np.floor((np.array(self.times) - table.begin_s) * table.track.timescale + 1e-3)
-        chosen: Ints = np.searchsorted(table.shown_ticks, ticks, side="right") - 1
-        late = np.flatnonzero((chosen < 0) | (ticks >= table.end_ticks))
-        if len(late):
-            begin, end = table.seconds(np.array([0]))[0], table.end_ticks / table.track.timescale + table.begin_s
-            raise ValueError(f"nothing is shown at {self.times[int(late[0])]} s: it is from {begin:.3f} to {end:.3f} s")
-        return chosen
+        return table.shown_at(self.times)
