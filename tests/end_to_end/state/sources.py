@@ -72,7 +72,17 @@ class Places:
     def write(self, counts: Sequence[int], bad: frozenset[int] = frozenset(), size: int = 40) -> Written:
         self._number += 1
         name, written, first = f"set{self._number}", Written(counts, bad), 0
-        written.urls = {TAR: [], GZ: [], FILES: [], LINES: [], CSV: [], TOKENS: [], PARQUET: [], ARROW: [], SEPARATE: []}
+        written.urls = {
+            TAR: [],
+            GZ: [],
+            FILES: [],
+            LINES: [],
+            CSV: [],
+            TOKENS: [],
+            PARQUET: [],
+            ARROW: [],
+            SEPARATE: [],
+        }
         indexes, line_indexes, record_indexes, shards = [], [], [], []
         for k, count in enumerate(counts):
             samples = numbered_samples(first, count, size)
