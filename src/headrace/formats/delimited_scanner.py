@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.successive import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -87,7 +88,7 @@ class RecordLayout:
         return None if columns else "there are no columns"
 
 
-class DelimitedScanner:
+class DelimitedScanner(SuccessiveScanner):
     """Finds the records of an object in successive buffers of it.
 
     A quote opens a field where that begins, and closes it; everywhere else it is a character like others, as for
@@ -96,20 +97,13 @@ class DelimitedScanner:
     Args:
         layout: how they are written.
         columns: their names, where the caller knows them.
-
-    Attributes:
-        error: the damage that was found; nothing is read after it.
-        done: all was read, or `error` is set.
     """
 
     def __init__(
         self, url: str, layout: RecordLayout, columns: tuple[str, ...] | None = None, limits: Limits = DEFAULTS
     ) -> None:
-        self.error: FormatError | None = None
-        self.done = False
-        self.url = url
+        super().__init__(url)
         self._layout, self._columns, self._limits = layout, columns, limits
-        self._end = 0  # of what was fed
         self._start = 0  # of the record that is not known whole
         self._line = 1  # that it begins in
         self._newlines = 0  # in all that was fed
@@ -123,14 +117,7 @@ class DelimitedScanner:
     def low(self) -> int:
         return self._end if self.done else self._start
 
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The records that end in `buffer`, the part of the object at `offset`."""
-        view = memoryview(buffer).cast("B")
-        if offset != self._end:
-            raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")
-        self._end += len(view)
-        if self.done:
-            return Rows.empty()
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
         if offset == 0:
             if self._begins_badly(bytes(view[:512])):
                 return Rows.empty()
@@ -152,7 +139,6 @@ class DelimitedScanner:
             self._fail(FormatError, "a quote is opened in the record, and not closed")
         self._newlines += len(newlines)
         self._last = int(data[-1]) if len(data) else self._last
-        self.done = last or self.error is not None
         return rows
 
     def _begins_badly(self, head: bytes) -> bool:

@@ -12,6 +12,7 @@ from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.json_text import loads, loads_many
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.successive import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -23,23 +24,16 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SHOWN = 12
 
 
-class LineScanner:
+class LineScanner(SuccessiveScanner):
     """Finds the lines of an object in successive buffers of it.
 
     A sample's key is the number of its line, from 1. Lines that hold nothing but white space are passed over, and
     counted. The last one may lack its newline: that an object was cut at a line's end nobody can see but an index.
-
-    Attributes:
-        error: the damage that was found; nothing is read after it.
-        done: all was read, or `error` is set.
     """
 
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
-        self.error: FormatError | None = None
-        self.done = False
-        self.url = url
+        super().__init__(url)
         self._longest = limits.member_bytes
-        self._end = 0  # of what was fed
         self._start = 0  # of the line that is not known whole
         self._line = 1  # its number
         self._is_blank = True  # as far as it was fed
@@ -48,14 +42,7 @@ class LineScanner:
     def low(self) -> int:
         return self._end if self.done else self._start
 
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The lines that end in `buffer`, the part of the object at `offset`."""
-        view = memoryview(buffer).cast("B")
-        if offset != self._end:
-            raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")
-        self._end += len(view)
-        if self.done:
-            return Rows.empty()
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
         if offset == 0 and not self._begins_well(bytes(view[:512])):
             return Rows.empty()
         data = np.frombuffer(view, np.uint8)
@@ -70,7 +57,6 @@ class LineScanner:
             self._fail(LimitError, f"the line has more than {self._longest} bytes, the limit", self._line, self._start)
         rest = bytes(view[max(0, self._start - offset) :])
         self._is_blank = self._is_blank and not rest.strip(_BLANK)
-        self.done = last or self.error is not None
         return rows
 
     def _begins_well(self, head: bytes) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.successive import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
 from headrace.types import Ints
@@ -24,22 +25,15 @@ _BLANKS = np.frombuffer(_BLANK, np.uint8)
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class TextScanner:
+class TextScanner(SuccessiveScanner):
     """Finds lines, or paragraphs, in successive buffers of an object; or the end of it.
 
     A sample's key is the number of the line that it begins in, from 1.
-
-    Attributes:
-        error: the damage that was found; nothing is read after it.
-        done: all was read, or `error` is set.
     """
 
     def __init__(self, url: str, by: By, limits: Limits = DEFAULTS) -> None:
-        self.error: FormatError | None = None
-        self.done = False
-        self.url = url
+        super().__init__(url)
         self._by, self._longest = by, limits.member_bytes
-        self._end = 0  # of what was fed
         self._line_start, self._line = 0, 1  # of the line that is not known whole
         self._is_blank = True  # as far as it was fed
         self._paragraph: tuple[int, int, int] | None = None  # start, number of its first line, end: of one that goes on
@@ -50,14 +44,7 @@ class TextScanner:
             return self._end
         return self._line_start if self._paragraph is None else self._paragraph[0]
 
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The samples that end in `buffer`, the part of the object at `offset`."""
-        view = memoryview(buffer).cast("B")
-        if offset != self._end:
-            raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")
-        self._end += len(view)
-        if self.done:
-            return Rows.empty()
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
         if offset == 0 and not self._begins_well(bytes(view[:512])):
             return Rows.empty()
         data = np.frombuffer(view, np.uint8)
@@ -77,7 +64,6 @@ class TextScanner:
         rows = self._rows(*found)
         if self.error is None and self._end - self.low > self._longest and not last:
             self._fail(self._line if self._paragraph is None else self._paragraph[1], self.low)
-        self.done = last or self.error is not None
         return rows
 
     def _begins_well(self, head: bytes) -> bool:

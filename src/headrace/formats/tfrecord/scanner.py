@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.successive import SuccessiveScanner
 from headrace.formats.tar.headers import looks_like
 from headrace.rows import Rows
 
@@ -28,43 +29,31 @@ def masked_crc(data: bytes) -> int:
     return ((crc >> 15 | crc << 17) + _DELTA) & 0xFFFFFFFF
 
 
-class RecordScanner:
+class RecordScanner(SuccessiveScanner):
     """Finds the records of an object in successive buffers of it; a sample's key is its record's number, from 0.
 
     The checksums of lengths are compared here, those of bytes where records are opened. That a file was cut between
     two records nobody can see but an index.
-
-    Attributes:
-        error: the damage that was found; nothing is read after it.
-        done: all was read, or `error` is set.
-        low: where the record begins that is not known whole.
     """
 
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
-        self.error: FormatError | None = None
-        self.done = False
-        self.low = 0
-        self.url = url
+        super().__init__(url)
+        self._low = 0  # where the record begins that is not known whole
         self._longest = limits.member_bytes
-        self._end = 0  # of what was fed
         self._head = b""  # of the record at `low`
         self._count = 0
 
-    def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:
-        """The records that end in `buffer`, the part of the object at `offset`."""
-        view = memoryview(buffer).cast("B")
-        if offset != self._end:
-            raise ValueError(f"fed byte {offset} on after {self._end}: buffers must follow one another")
-        self._end += len(view)
-        if self.done:
-            return Rows.empty()
+    @property
+    def low(self) -> int:
+        return self._low
+
+    def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
         starts: list[int] = []
         while (end := self._next(view, offset)) is not None:
             starts.append(self.low)
-            self.low, self._head, self._count = end, b"", self._count + 1
+            self._low, self._head, self._count = end, b"", self._count + 1
         if last and self.error is None and self.low < self._end:
             self._fail(FormatError, f"the file ends within a record, at byte {self._end}")
-        self.done = last or self.error is not None
         return self._rows(starts)
 
     def _next(self, view: memoryview, offset: int) -> int | None:
