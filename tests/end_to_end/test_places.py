@@ -349,6 +349,12 @@ def test_all_constructors_take_patterns_and_folders(tmp_path: Path, cache: Path)
         assert [int(sample["value"]) for sample in hr.arrays(place)] == [0, 1, 1, 2]
     with pytest.raises(OptionError, match="nothing is there to be read"):
         hr.tokens(f"{folder}/none/", "uint16", 4)
+    ids, rows = hr.tokens(folder / "ids", "uint16", 4), hr.arrays(folder / "rows")
+    np.arange(8, 24, dtype="<u2").tofile(folder / "ids/deep/1.bin")
+    np.save(folder / "rows/0.npy", np.arange(3))
+    for data, name in ((ids, "1.bin"), (rows, "0.npy")):
+        with pytest.raises(ObjectChangedError, match=f"than was listed.*{name}"):
+            list(data)
 
 
 def test_format_is_known_by_the_last_bytes_where_the_first_do_not_tell(put: Any) -> None:

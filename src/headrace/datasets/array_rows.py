@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
+from headrace.datasets.entries import check_listed
 from headrace.datasets.source import SampleSource, StoredSource, Traits, fingerprint_of
 from headrace.errors import FormatError, masked, not_as_indexed
 from headrace.formats.limits import DEFAULTS, Limits
@@ -106,6 +107,8 @@ class ArrayRows(AsyncDataset):
             return
         async with self._readers.use() as reader:
             self._tables = await for_each(len(self.urls), partial(self._table, reader))
+        for ordinal, (_, version) in enumerate(self._tables):
+            check_listed(self.urls, ordinal, version.size, version.etag)
         first = self._tables[0][0].kinds
         self._held.most = max(HELD_BYTES, 2 * max(table.parts_bytes for table, _ in self._tables))
         for url, (table, _) in zip(self.urls, self._tables, strict=True):

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.datasets.kinds import Survey, path_in
 from headrace.datasets.packed import Packed, packed
 from headrace.datasets.survey import surveyed
+from headrace.errors import not_as_listed
 from headrace.protocols import Version
 from headrace.types import Ints, Listed
 
@@ -104,6 +105,23 @@ def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
 def version_at(urls: Sequence[str], number: int) -> Version | None:
     """What a listing told of one of some addresses; None: nothing, or they were not listed."""
     return urls.version(number) if isinstance(urls, Entries) else None
+
+
+def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str | None) -> None:
+    """See that an object that was read is of the version that was listed, where it was listed.
+
+    Args:
+        size: the object's, as it was read; None or below 0: not known.
+        etag: the same; None: it has none, or none that was seen.
+
+    Raises:
+        ObjectChangedError: it is another.
+    """
+    listed = version_at(urls, number) or Version()
+    if size is not None and size >= 0 and listed.size not in (None, size):
+        raise not_as_listed(urls[number], f"it had {listed.size} bytes then, and has {size}")
+    if etag is not None and listed.etag not in (None, etag):
+        raise not_as_listed(urls[number], f"its ETag was {listed.etag}, now {etag}")
 
 
 def survey_of(urls: Sequence[str]) -> Survey:

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from headrace.datasets.blocking import blocking
 from headrace.datasets.bodies import Where, bodies_at, version_of
 from headrace.datasets.constructors import Urls
+from headrace.datasets.entries import check_listed
 from headrace.datasets.guessing import Facts, names_at
 from headrace.datasets.operators import EachSample
 from headrace.datasets.patterns import is_pattern
@@ -170,8 +171,14 @@ class TokenShards(IndexedShards):
         return TokenSource(self)
 
     def table(self, ordinal: int) -> TokenTable:
-        """What is known of a file; once they are open."""
-        return self.files.tables[ordinal]
+        """What is known of a file; once they are open.
+
+        Raises:
+            ObjectChangedError: it is another than was listed.
+        """
+        table = self.files.tables[ordinal]
+        check_listed(self.urls, ordinal, table.file.size, table.file.etag)
+        return table
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:  # noqa: ARG002
         shard = self.table(ordinal).shard(chosen)

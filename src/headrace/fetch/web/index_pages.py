@@ -23,7 +23,7 @@ _IS_INDEX = re.compile(r"\s*(?:Index of|Directory listing for|Directory:|Listing
 _MEND = "give the addresses as a list, a pattern in braces like 'a-{000..012}.tar', or the rows of a table (hr.table)"
 
 
-class Page(NamedTuple):
+class IndexPage(NamedTuple):
     """What a folder has: its files, by what follows its address, and its folders, each with a slash."""
 
     files: list[Listed]
@@ -56,8 +56,8 @@ async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> A
         folders, level = below if levels is None or level < levels else [], level + 1
 
 
-async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str, Page]]:
-    pages: dict[str, Page] = {}
+async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str, IndexPage]]:
+    pages: dict[str, IndexPage] = {}
 
     failed: list[Exception] = []
 
@@ -66,7 +66,7 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str
         try:
             pages[folder] = page_of(url, await ask(url))
         except ObjectMissingError:
-            pages[folder] = Page([], [])
+            pages[folder] = IndexPage([], [])
         except AccessDeniedError as error:
             why = f"the server does not show what this folder has ({error.reason}); {_MEND}"
             failed.append(AccessDeniedError(why, url=url, status=error.status))
@@ -81,7 +81,7 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str
     return [(folder, pages[folder]) for folder in folders]
 
 
-def page_of(url: str, body: bytes) -> Page:
+def page_of(url: str, body: bytes) -> IndexPage:
     """What the index page of the folder at `url` says.
 
     Raises:
@@ -101,12 +101,12 @@ def page_of(url: str, body: bytes) -> Page:
         name = _below(url, link)
         if name is not None:
             (folders if name.endswith("/") else files)[name] = None
-    return Page([Listed(name) for name in files], list(folders))
+    return IndexPage([Listed(name) for name in files], list(folders))
 
 
-def _of_json(url: str, body: bytes) -> Page:
+def _of_json(url: str, body: bytes) -> IndexPage:
     """What nginx says by `autoindex_format json`."""
-    page = Page([], [])
+    page = IndexPage([], [])
     try:
         for one in json.loads(body):
             name = quote(one["name"], safe="")  # as the pages of nginx and Python have it
