@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import pytest
 from contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
@@ -16,6 +17,8 @@ from end_to_end.state.sources import INDEXED, KEYS, KINDS, NUMBERED, Places, See
 
 import headrace as hr
 from headrace.datasets.registered import registered_operators
+
+pytestmark = pytest.mark.timeout(300)  # each is many epochs
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 WITH_WORKERS = RESUMES if "HEADRACE_RESUMES" in os.environ else 8  # each takes some tenths of a second
