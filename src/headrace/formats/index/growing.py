@@ -114,7 +114,9 @@ class GrowingIndex:
         """Write the block of the shard called `name` to an empty file; gives its entry.
 
         Args:
-            size, etag, frames: as in `ShardIndex`.
+            size: of the shard, in bytes.
+            etag: its version.
+            frames: where its packed bytes can be entered; None: it is not compressed.
 
         Raises:
             LimitError: one key among very many is very long.
