@@ -7,7 +7,7 @@ import json
 import pickle
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,11 +221,11 @@ def test_large_bucket_is_listed_in_several_ranges_of_its_keys(cache: Path) -> No
         assert len(after) < 200
 
 
-def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes) -> None:
+def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes, name: str = "a.jsonl") -> None:
     """Have a data set on a hub whose revision is a commit with one file."""
     hub.add(f"api/datasets/o/n/revision/{revision}", json.dumps({"sha": commit}).encode())
-    hub.add(f"datasets/o/n/resolve/{commit}/d/a.jsonl", lines)
-    page = [{"type": "directory", "path": "d"}, {"type": "file", "path": "d/a.jsonl", "size": len(lines)}]
+    hub.add(f"datasets/o/n/resolve/{commit}/d/{name}", lines)
+    page = [{"type": "directory", "path": "d"}, {"type": "file", "path": f"d/{name}", "size": len(lines)}]
     page.append({"type": "file", "path": ".gitattributes", "size": 9})
     hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
 
@@ -257,6 +257,43 @@ def test_repository_of_the_hub_is_read_at_the_commit_that_its_revision_was_when_
             with hr.DataLoader(same, batch_size=1, num_workers=0) as later:
                 later.load_state_dict(state)
                 assert [batch["n"].tolist() for batch in later] == [[2]]
+
+
+def zip_of(texts: list[bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for k, text in enumerate(texts):
+            archive.writestr(f"{k}.txt", text)
+    return out.getvalue()
+
+
+def parquet_of(texts: list[bytes]) -> bytes:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow as pa
+
+    out = io.BytesIO()
+    parquet.write_table(pa.table({"txt": texts}), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("name", "shard_of"), [("a.zip", zip_of), ("a.parquet", parquet_of)])
+def test_state_of_shards_that_bring_their_own_index_is_of_their_commit(
+    cache: Path, name: str, shard_of: Callable[[list[bytes]], bytes]
+) -> None:
+    old, new = "a" * 40, "b" * 40
+    with FaultServer() as hub:
+        commit_at(hub, "main", old, shard_of([b"1", b"2"]), name)
+        options = {"endpoint": hub.url, "token": False}
+        with hr.DataLoader(hr.stream("hf://datasets/o/n", storage_options=options), batch_size=1) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        commit_at(hub, "main", new, shard_of([b"3", b"4"]), name)
+        with hr.DataLoader(hr.stream("hf://datasets/o/n", storage_options=options), batch_size=1) as later:
+            with pytest.raises(hr.StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
+                later.load_state_dict(state)
+        with hr.DataLoader(hr.stream(f"hf://datasets/o/n@{old}", storage_options=options), batch_size=1) as later:
+            later.load_state_dict(state)
+            assert [batch["txt"][0] for batch in later] == [b"2"]
 
 
 def test_hub_that_does_not_say_what_a_revision_is_is_listed_as_it_was_named(cache: Path) -> None:

@@ -37,10 +37,11 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
     urls, form = place.urls, place.format
     assert form is not None, "single samples lie there, and no shards"
     if place.entries is not None:
-        return _with_own_tables(form, place.entries, index, limits, storage_options, place.facts)
+        urls = [one.url for one in place.entries]
+        return _with_own_tables(form, urls, place.entries, index, limits, storage_options, place.facts)
     if form.scanner(urls[0], limits) is None:
         entries = [ShardEntry(url, version=version_at(urls, k)) for k, url in enumerate(urls)]
-        return _with_own_tables(form, entries, index, limits, storage_options, place.facts)
+        return _with_own_tables(form, urls, entries, index, limits, storage_options, place.facts)
     where = _index_of(urls, index, form, limits, storage_options)
     if where is None:
         return Shards(urls, storage_options, limits, form, place.facts)
@@ -72,6 +73,7 @@ def with_index_built(source: Shards) -> IndexedShards:
 
 def _with_own_tables(
     form: Format,
+    urls: Sequence[str],
     entries: Sequence[ShardEntry],
     index: IndexAt,
     limits: Limits,
@@ -80,7 +82,6 @@ def _with_own_tables(
 ) -> IndexedShards:
     if index not in ("auto", None):
         raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
-    urls = tuple(entry.url for entry in entries)
     if not urls:
         raise OptionError(f"the catalogue of the format {form.name!r} names no shards")
     return IndexedShards(
