@@ -67,6 +67,28 @@ def test_arrays_are_chosen_and_named() -> None:
         hr.arrays(place, "labels")
 
 
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_state_is_of_the_arrays_that_it_was_taken_of(is_shuffled: bool) -> None:
+    place = put(packed(np.savez, **{name: np.arange(8) for name in ("a/x", "b/x", "a?x", "a?y")}))
+
+    def loader(names: Any) -> Any:
+        data = hr.arrays(place, names)
+        return hr.DataLoader(data.shuffle(seed=1) if is_shuffled else data, batch_size=2)
+
+    with loader(["a/x"]) as first:
+        batches = iter(first)
+        next(batches)
+        state = first.state_dict()
+        rest = [batch["a/x"].tolist() for batch in batches]
+    for others in (["b/x"], ["a?x"], {"y": "a/x"}, ["a/x", "b/x"], None):
+        with loader(others) as other, pytest.raises(hr.StateMismatchError):
+            other.load_state_dict(state)
+            next(iter(other))
+    with loader({"a/x": "a/x"}) as same:
+        same.load_state_dict(state)
+        assert [batch["a/x"].tolist() for batch in same] == rest
+
+
 def test_one_row_of_what_is_stored_is_read_by_its_range() -> None:
     values = np.zeros((500, 100_000), np.uint8)
     with FaultServer() as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Protocol
 
 import anyio.to_thread
@@ -210,4 +211,15 @@ class ArraySource(StoredSource, KeySource):
         return f"{self.data.files.kind}({masked(self.urls[0])}{more})"
 
     def fingerprint(self) -> str:
-        return fingerprint_of((*self.urls, repr(self.data.files.names)))
+        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)))
+
+    def fingerprint_with(self, sizes: Ints) -> str:
+        return fingerprint_of((*self.urls, _digest_of(self.data.files.names)), sizes)
+
+
+def _digest_of(names: Names) -> str:
+    """What tells these names from others; of names themselves fingerprints keep what follows the last slash."""
+    if names is not None and not isinstance(names, Mapping):
+        names = {name: name for name in names}
+    wanted = None if names is None else sorted(names.items())
+    return blake2b(repr(wanted).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
