@@ -307,6 +307,59 @@ def test_predicate_is_the_same_in_every_process() -> None:
     assert first.row_filter(["memory://a"]) == second.row_filter(["memory://a"])
 
 
+def test_name_of_a_long_predicate_is_short_and_its_own() -> None:
+    def name(where: list[Any]) -> str:
+        rows = Parquet(where=where).row_filter(["memory://a"])
+        assert rows is not None
+        return rows.text
+
+    many = list(range(10_000))
+    wheres: list[list[Any]] = [
+        [("a", "in", many)], [("a", "in", [*many[:-1], 10_000])], [("a", "=", "x" * 500)], [("a", "=", "x" * 501)],
+        [("a", "=", "x" * 90)], [("a", "=", "x" * 91)], [("a", "=", 1), ("b", "=", 2)], [("a == 1 and b", "=", 2)],
+    ]  # fmt: skip
+    names = [name(where) for where in wheres]
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) < 250
+    assert names[0].startswith("where(a in (0, 1, 2, ")
+
+
+def test_state_is_of_the_values_that_it_was_taken_of_when_these_are_long() -> None:
+    texts = [f"{'x' * 300}{k % 2}" for k in range(20)]
+    url = put(pa.table({"n": range(20), "text": texts}), "0.parquet")
+
+    def loader(text: str) -> hr.DataLoader[Any]:
+        data = hr.stream(url, format=hr.Parquet(columns=["n"], where=[("text", "=", text)]))
+        return hr.DataLoader(data.shuffle("global", seed=1), batch_size=2)
+
+    with loader(texts[0]) as first:
+        next(iter(first))
+        state = first.state_dict()
+    with loader(texts[1]) as other, pytest.raises(StateMismatchError):
+        other.load_state_dict(state)
+
+
+class Counted(str):
+    """A text that knows how often texts like it were made bytes."""
+
+    __slots__ = ()
+    times = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        Counted.times += 1
+        return super().encode(encoding, errors)
+
+
+def test_values_are_made_ready_once_for_all_groups_of_a_file() -> None:
+    body = of_table(pa.table({"text": [f"{k:03}" for k in range(100)]}), row_group_size=2)
+    wanted = [Counted(f"{k:03}") for k in (*range(40, 43), *range(200, 900))]
+    Counted.times = 0
+    rows = indexed(Parquet(where=[("text", "in", wanted)]), body)
+    assert rows.keys.tolist() == [b"40", b"41", b"42", b"43"]
+    assert 0 < Counted.times <= len(wanted)
+    assert len(indexed(Parquet(where=[("text", "not in", wanted)]), body)) == 100
+
+
 def test_options_of_a_format_are_refused_where_they_do_not_belong() -> None:
     for name, there in (("columns", "columns"), ("where", "where"), ("filters", "where")):
         options: Any = {name: ["n"]}

@@ -34,7 +34,8 @@ def kept_rows(where: Where, table: Arrow) -> Mask:
                 these &= _holds(array.storage if hasattr(array, "storage") else array, term)
             except (library().ArrowException, OverflowError, TypeError) as error:
                 raise ValueError(
-                    f"column {term.column!r:.200} is {array.type!s:.80}, and cannot be asked for {term.text}: {error}"
+                    f"column {term.column!r:.200} is {array.type!s:.80}, and cannot be asked for {term.text:.200}: "
+                    f"{error}"
                 ) from None
         kept |= these
     return kept

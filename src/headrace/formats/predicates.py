@@ -9,6 +9,7 @@ import datetime as dt
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
+from hashlib import blake2b
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ _SETS = {"in", "not in"}
 OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in")
 _FORM = 'where= is a list such as [("year", ">=", 2020), ("lang", "in", ["en", "de"])]'
 _COMPARES = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
-_SHOWN = 80
+_SHOWN, _WORDS = 80, 200
 
 Plain = bool | int | float | Decimal | str | bytes | dt.date
 """What a value may be; times are dates, too."""
@@ -46,8 +47,10 @@ class Term(NamedTuple):
 
     @property
     def text(self) -> str:
-        shown = ", ".join(f"{value!r:.{_SHOWN}}" for value in self.values)
-        return f"{self.column} {self.op} " + (f"({shown})" if self.op in _SETS else shown)
+        """It in words, of which none is left out."""
+        shown = ", ".join(map(repr, self.values))
+        column = self.column if self.column.isidentifier() else repr(self.column)
+        return f"{column} {self.op} " + (f"({shown})" if self.op in _SETS else shown)
 
 
 Where = tuple[tuple[Term, ...], ...]
@@ -72,8 +75,14 @@ def parsed(where: object) -> Where:
 
 
 def text_of(where: Where) -> str:
-    """It in words; of equal predicates the same in every process."""
-    return " or ".join(" and ".join(term.text for term in some) for some in where)
+    """It in words; of equal predicates the same in every process, and of others another.
+
+    Of many words these are the first, and a digest of all.
+    """
+    text = " or ".join(" and ".join(term.text for term in some) for some in where)
+    if len(text) <= _WORDS:
+        return text
+    return f"{text[:_WORDS]}… {blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=8).hexdigest()}"
 
 
 def columns_of(where: Where) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC, ColumnC
 from headrace.formats.parquet.pages import PageIndex
 from headrace.formats.parquet.schema import ParquetColumn, Schema
 from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
-from headrace.formats.parquet.where import check_asked, left_of
+from headrace.formats.parquet.where import left_of, questions
 from headrace.formats.predicates import ALL, NONE, Where, known
 from headrace.formats.tables import TableFormat, constants_of
 from headrace.protocols import Reads, Version
@@ -160,7 +160,7 @@ class Parquet(TableFormat):
         schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
         kinds = [(column.name, column.kind) for column in schema.columns] + [(name, "of the path") for name, _ in more]
         where = known(self.where, constants)
-        asked = check_asked(where, schema.columns)
+        asked = questions(where, schema.columns)
         left = [left_of(where, asked, group) if group.rows else NONE for group in footer.groups]
         opened = sum(
             chunk.unpacked for group, one in zip(footer.groups, left, strict=True) if one for chunk in group.chunks

@@ -5,10 +5,11 @@ A statistic that may mean something else is not asked: then the group is read, a
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from headrace.formats.parquet.footer import ColumnChunk, Group
@@ -41,8 +42,22 @@ class Comparable(NamedTuple):
     has_nan: bool = False
 
 
-def check_asked(where: Where, columns: Sequence[ParquetColumn]) -> Mapping[str, tuple[int, Comparable]]:
-    """The columns that are asked for, each with the number of its leaf among those of `columns`.
+class Question(NamedTuple):
+    """What a footer is asked of a term.
+
+    Attributes:
+        leaf: number of the column's among those of all columns.
+        values: what its bounds are compared with, ascending.
+    """
+
+    op: str
+    leaf: int
+    column: Comparable
+    values: Sequence[Any]
+
+
+def questions(where: Where, columns: Sequence[ParquetColumn]) -> Sequence[Sequence[Question]]:
+    """What statistics are asked of each term of `where`.
 
     Raises:
         ValueError: one is not there, or has values of another kind than it is compared with.
@@ -61,32 +76,40 @@ def check_asked(where: Where, columns: Sequence[ParquetColumn]) -> Mapping[str, 
             assert comparable is not None
             found[column.name] = first, comparable
         first += len(column.leaves)
-    return found
+    return [[_question(term, *found[term.column]) for term in some] for some in where]
 
 
-def left_of(where: Where, asked: Mapping[str, tuple[int, Comparable]], group: Group) -> Where:
-    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept."""
+def left_of(where: Where, asked: Sequence[Sequence[Question]], group: Group) -> Where:
+    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept.
+
+    Args:
+        asked: `questions` of it.
+    """
     return tuple(
         some
-        for some in where
-        if all(_may_hold(term, asked[term.column][1], group.chunks[asked[term.column][0]]) for term in some)
+        for some, these in zip(where, asked, strict=True)
+        if all(_may_hold(one, group.chunks[one.leaf]) for one in these)
     )
 
 
-def _may_hold(term: Term, column: Comparable, chunk: ColumnChunk) -> bool:
+def _question(term: Term, leaf: int, column: Comparable) -> Question:
+    return Question(term.op, leaf, column, sorted(map(column.of_value, term.values)))
+
+
+def _may_hold(asked: Question, chunk: ColumnChunk) -> bool:
     """Whether it may hold for a row."""
+    op, column, values = asked.op, asked.column, asked.values
     low, high, missing = chunk.statistics
     if missing == chunk.values:
-        return term.op == "not in"
+        return op == "not in"
     low, high = _bound(column, low), _bound(column, high)
     if low is None or high is None or low > high:
         return True
-    values = [column.of_value(value) for value in term.values]
-    value = values[0]
+    value, least = values[0], bisect.bisect_left(values, low)  # where the first is that is not under the bounds
     is_one = low == high and not column.has_nan and type(low) is not bytes  # bounds of bytes may be cut off
-    match term.op:
+    match op:
         case "==" | "in":
-            return any(low <= one <= high for one in values)
+            return least < len(values) and bool(values[least] <= high)
         case "<":
             return bool(low < value)
         case "<=":
@@ -98,7 +121,7 @@ def _may_hold(term: Term, column: Comparable, chunk: ColumnChunk) -> bool:
         case "!=":
             return not (is_one and low == value)
         case _:
-            return not (is_one and low in values and missing == 0)
+            return not (is_one and missing == 0 and least < len(values) and low == values[least])
 
 
 def _bound(column: Comparable, said: Value | None) -> Any:
