@@ -221,6 +221,19 @@ def test_large_bucket_is_listed_in_several_ranges_of_its_keys(cache: Path) -> No
         assert len(after) < 200
 
 
+@pytest.mark.parametrize("count", [3, 2000])
+def test_objects_that_stand_for_folders_of_a_bucket_are_no_samples(cache: Path, count: int) -> None:
+    with FaultServer() as server:
+        for folder in ("n/", "n/cat/", "n/cat-big/", "n/dog/"):
+            server.add(f"bucket/{folder}", b"")
+        for k in range(count):
+            for kind in ("cat", "cat-big", "dog"):
+                server.add(f"bucket/n/{kind}/{k:04d}.png", b"x")
+        data = hr.folder("s3://bucket/n/", storage_options={"endpoint": server.url, "skip_signature": True})
+        assert data.source.classes == ("cat", "cat-big", "dog")
+        assert len(data) == 3 * count
+
+
 def commit_at(hub: FaultServer, revision: str, commit: str, lines: bytes, name: str = "a.jsonl") -> None:
     """Have a data set on a hub whose revision is a commit with one file."""
     hub.add(f"api/datasets/o/n/revision/{revision}", json.dumps({"sha": commit}).encode())

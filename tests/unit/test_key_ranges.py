@@ -36,10 +36,13 @@ class Bucket:
                 self.at_once -= 1
             page = self.keys[at : at + self.size]
             if page:
-                yield [Listed(key) for key in page]
+                yield [self.told(key) for key in page]
             at += self.size
             if at >= len(self.keys):
                 return
+
+    def told(self, key: str) -> Listed:
+        return Listed(key)
 
     def listed(self) -> list[str]:
         async def collect() -> list[str]:
@@ -49,12 +52,46 @@ class Bucket:
         return asyncio.run(collect())
 
 
+class BucketWithFolders(Bucket):
+    """Objects that stand for folders are empty and have lost their slash, as obstore tells them."""
+
+    def told(self, key: str) -> Listed:
+        return Listed(key.removesuffix("/"), int(not key.endswith("/")))
+
+
 _KEYS = st.lists(st.text("059afzAZ/-.é~", min_size=1, max_size=8), unique=True, max_size=200).map(sorted)
 
 
 @given(keys=_KEYS, size=st.integers(1, 4))
 def test_listing_in_ranges_has_each_key_once(keys: list[str], size: int) -> None:
     assert sorted(Bucket(keys, size).listed()) == keys
+
+
+@given(
+    keys=st.lists(st.text("01/-.", min_size=1, max_size=5).map(lambda text: f"{text}1"), unique=True, max_size=99),
+    size=st.integers(1, 4),
+)
+def test_objects_that_stand_for_folders_are_left_out(keys: list[str], size: int) -> None:
+    keys = [key for key in keys if "//" not in key and key[0] != "/"]
+    folders = {key[: at + 1] for key in keys for at, sign in enumerate(key) if sign == "/"}
+    assert sorted(BucketWithFolders(sorted({*keys, *folders}), size).listed()) == sorted(keys)
+
+
+def test_folder_whose_name_goes_on_with_less_than_a_slash_is_listed_in_ranges() -> None:
+    keys = [f"class{k}{end}/{n:02d}" for k in range(90) for n in range(20) for end in ("", "-big", " x")]
+    folders = {f"{key.partition('/')[0]}/" for key in keys}
+    bucket = BucketWithFolders(sorted({*keys, *folders}), 20)
+    assert sorted(bucket.listed()) == sorted(keys)
+    assert bucket.most >= 8
+
+
+def test_empty_objects_are_listed() -> None:
+    class Empty(Bucket):
+        def told(self, key: str) -> Listed:
+            return Listed(key, 0)
+
+    bucket = Empty([f"{k:04d}" for k in range(2000)], 10)
+    assert sorted(bucket.listed()) == bucket.keys
 
 
 @pytest.mark.parametrize(

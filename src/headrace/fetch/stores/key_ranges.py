@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
 from headrace.errors import BadResponseError
@@ -49,6 +50,41 @@ async def list_in_ranges(pages: Pages, page_size: int) -> AsyncGenerator[Sequenc
         await listing.aclose()
 
 
+async def without_folders(pages: AsyncGenerator[Sequence[Listed], None]) -> AsyncGenerator[Sequence[Listed], None]:
+    """The same pages without the objects that stand for folders."""
+    folders = _Folders()
+    async with aclosing(pages) as each:
+        async for page in each:
+            yield folders.without(page)
+    yield folders.waiting
+
+
+class _Folders:
+    """Leaves out objects that stand for folders: empty ones, "d/", which come as "d" before what lies in it.
+
+    One of a folder without anything in it is not told from an empty object.
+
+    Attributes:
+        waiting: what is not known yet to be an object, because it was a page's last.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[Listed] = []
+
+    def without(self, page: Sequence[Listed]) -> list[Listed]:
+        """What is known now not to stand for a folder.
+
+        Args:
+            page: what comes next, in the order of the keys.
+        """
+        known = [*self.waiting, *page]
+        self.waiting = [one for one in known[-1:] if one.size == 0]
+        objects = [
+            one for one, behind in pairwise(known) if one.size != 0 or not behind.path.startswith(f"{one.path}/")
+        ]
+        return objects if self.waiting else objects + known[-1:]
+
+
 class _Listing:
     def __init__(self, pages: Pages, page_size: int) -> None:
         self._pages, self._page_size = pages, page_size
@@ -88,24 +124,29 @@ class _Listing:
     async def _pages_of(self, part: _Range) -> None:
         count, last = 0, part.after
         patience = _PAGES_FIRST if part.after is None else _PAGES
+        folders = _Folders()
         pages: Any = self._pages(part.after)
         async with aclosing(pages):
             async for page in pages:
-                keys = [one.path for one in page]
+                keys = _keys(page)
                 if not _ascend(last, keys):
                     if self._can_divide:
                         raise BadResponseError("keys of a listing are out of order, and were not before", url=keys[0])
                     self._can_divide = False
-                count += 1
-                end = part.end
-                if end is not None and keys and keys[-1] > end:
-                    await self._ready.put([one for one in page if one.path <= end])
-                    return
-                await self._ready.put(page)
                 last = keys[-1] if keys else last
-                if count >= patience and len(keys) >= self._page_size and await self._may_divide(keys[-1]):
-                    self._divide(part, keys)
+                count += 1
+                objects = folders.without(
+                    page if part.after is None else [one for one in page if one.path > part.after]
+                )
+                end = part.end
+                if end is not None and any(one.path > end for one in page):
+                    await self._ready.put(_up_to(end, objects))
+                    return
+                await self._ready.put(objects)
+                if count >= patience and len(page) >= self._page_size and await self._may_divide(page[-1].path):
+                    self._divide(part, page)
                     count = 0
+        await self._ready.put(folders.waiting)
 
     async def _may_divide(self, last: str) -> bool:
         """Whether hands are free, and the store gives what comes after a key."""
@@ -115,12 +156,12 @@ class _Listing:
             pages: Any = self._pages(last)
             async with aclosing(pages):
                 following: Sequence[Listed] = await anext(pages, [])
-            self._can_divide = _ascend(last, [one.path for one in following])
+            self._can_divide = _ascend(last, _keys(following))
         return self._can_divide
 
-    def _divide(self, part: _Range, keys: Sequence[str]) -> None:
-        """Leave of a range what lies up to the first of some keys; others see to what is behind it."""
-        points = [point for point in points_behind(keys[0], keys[-1]) if part.end is None or point < part.end]
+    def _divide(self, part: _Range, page: Sequence[Listed]) -> None:
+        """Leave of a range what lies up to a key behind a page; others see to what is behind that."""
+        points = [point for point in points_behind(page[0].path, page[-1].path) if part.end is None or point < part.end]
         if points:
             ends = [*points[1:], part.end]
             self._waiting.extend(_Range(point, end) for point, end in zip(points, ends, strict=True))
@@ -142,6 +183,16 @@ def _points(first: str, last: str) -> Iterator[str]:
     for at in range(max(0, same - _DEEPEST), min(same + 1, len(last))):
         if last[at] in _SIGNS:
             yield from (last[:at] + sign for sign in _TRIED if sign > last[at])
+
+
+def _keys(page: Sequence[Listed]) -> list[str]:
+    """The keys of a page as they are in the bucket: without those of empty objects, which may have lost a slash."""
+    return [one.path for one in page if one.size != 0]
+
+
+def _up_to(end: str, objects: Sequence[Listed]) -> list[Listed]:
+    """Those up to a key. A folder's "a" that comes behind "a-1" is "a/" in truth, and lies behind that, too."""
+    return list(takewhile(lambda one: one.path <= end, objects))
 
 
 def _ascend(last: str | None, keys: Sequence[str]) -> bool:

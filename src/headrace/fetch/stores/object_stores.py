@@ -30,7 +30,7 @@ from headrace.errors import (
     masked,
 )
 from headrace.fetch.panics import panic_in
-from headrace.fetch.stores.key_ranges import list_in_ranges
+from headrace.fetch.stores.key_ranges import list_in_ranges, without_folders
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Listed
@@ -109,9 +109,9 @@ async def list_remote(
                 yield [Listed(one["path"], int(one["size"]), _quoted(one["e_tag"])) for one in page]
 
         in_order = root.startswith(("s3://", "s3a://"))  # the others' offsets are left out by obstore, or not tried
-        async with aclosing(list_in_ranges(pages, _PAGE) if in_order else pages(None)) as each:
+        async with aclosing(list_in_ranges(pages, _PAGE) if in_order else without_folders(pages(None))) as each:
             async for page in each:
-                yield [one for one in page if one.path.startswith(prefix) and not one.path.endswith("/")]
+                yield [one for one in page if one.path.startswith(prefix)]
     except (BaseError, OSError) as error:
         raise translated(error, f"{root}/{prefix}") from None
 
