@@ -155,6 +155,34 @@ def test_values_of_another_type_are_compared_as_numbers_are(
     assert [one[name] for one in opened(form, body, indexed(form, body))] == wanted
 
 
+LARGE = 10**400  # no float is as large
+
+
+@pytest.mark.parametrize("name", ["int", "uint", "float", "single"])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_numbers_larger_than_any_are_above_all_or_below(name: str, statistics: bool) -> None:
+    kind, values = VALUES[name]
+    plain = [value for value in values if value is not None and math.isfinite(value)]
+    body = of_table(pa.table({name: pa.array(plain, kind)}), row_group_size=1, write_statistics=statistics)
+    for op, value, is_kept in [
+        ("<", LARGE, True), (">=", LARGE, False), (">", -LARGE, True), ("<=", -LARGE, False), ("==", LARGE, False),
+        ("!=", -LARGE, True), ("in", [LARGE, plain[0]], None), ("not in", [LARGE, -LARGE], True),
+    ]:  # fmt: skip
+        form = Parquet(where=[(name, op, value)])
+        wanted = plain[:1] if is_kept is None else plain if is_kept else []
+        assert [one[name] for one in opened(form, body, indexed(form, body))] == wanted, op
+
+
+@pytest.mark.parametrize("text", ["nan", "sNaN"])
+@pytest.mark.parametrize("value", [1, 1.0, Decimal(1)])
+def test_folder_that_says_nan_is_an_error_that_names_the_file_and_the_column(text: str, value: Any) -> None:
+    url = put(TABLE, f"x={text}/0.parquet")
+    for op in ("==", ">", "in"):
+        data = hr.stream(url, format=hr.Parquet(where=[("x", op, [value] if op == "in" else value)]))
+        with pytest.raises(FormatError, match=rf"^{url} is .* its folder says x='{text}', .* compares 'x' with the n"):
+            len(data)
+
+
 @pytest.mark.parametrize("name", sorted(set(VALUES) - {"fixed", "decimal"}))
 def test_groups_that_cannot_hold_are_left_out_by_their_statistics(name: str) -> None:
     kind, values = VALUES[name]
@@ -293,6 +321,7 @@ def test_predicate_that_fits_no_column_is_an_error_that_names_it(where: Any, why
     [
         [], "n > 3", ["n > 3"], [("n", ">")], ("n", ">", 3), [("n", "~", 3)], [("n", "=", None)], [("n", "in", [])],
         [("n", "in", 3)], [("n", "in", "abc")], [("n", "=", math.nan)], [("n", "=", [1])], [("n", "in", [1, "a"])],
+        [("n", "=", Decimal("sNaN"))],
         [("n", ">", True)], [[]], [[("n", ">", 3)], ("n", ">", 3)], [(3, "=", 3)],
     ],
 )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.arrow_values import Arrow, library, whole_array
-from headrace.formats.predicates import Plain, Term, Where
+from headrace.formats.predicates import Plain, Term, Where, as_float
 
 Mask = NDArray[np.bool_]
 
@@ -109,7 +109,7 @@ def _compared(array: Arrow, op: str, value: Plain) -> Mask:
         return _ints_compared(array, op, value)  # type: ignore[arg-type]
     other: object = value
     if types.is_floating(kind):
-        array, other = array.cast(pa.float64()), pa.scalar(float(value), pa.float64())  # type: ignore[arg-type]
+        array, other = array.cast(pa.float64()), pa.scalar(as_float(value), pa.float64())  # type: ignore[arg-type]
     elif types.is_decimal(kind) and isinstance(value, float):
         array, other = array.cast(pa.float64()), pa.scalar(value, pa.float64())
     elif types.is_fixed_size_binary(kind):
@@ -129,7 +129,7 @@ def _ints_compared(array: Arrow, op: str, value: float) -> Mask:
         if not (_is_whole(value) and low <= value <= high):
             return _mask(array.is_valid()) & (op == "!=")
         return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(int(value), array.type)]))
-    if not math.isfinite(value):
+    if not math.isfinite(as_float(value)):
         return _mask(array.is_valid()) & ((value > 0) == (op in ("<", "<=")))
     match op:  # as a bound that belongs to it
         case "<":
@@ -146,7 +146,7 @@ def _ints_compared(array: Arrow, op: str, value: float) -> Mask:
 
 
 def _is_whole(value: float) -> bool:
-    return math.isfinite(value) and value == int(value)
+    return math.isfinite(as_float(value)) and value == int(value)
 
 
 def _bounds(kind: Arrow) -> tuple[int, int]:

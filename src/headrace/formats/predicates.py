@@ -107,6 +107,14 @@ def known(where: Where, constants: Mapping[str, object]) -> Where:
     return ALL if () in left else left
 
 
+def as_float(value: float | Decimal) -> float:
+    """The nearest float; of what is larger than any it is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def _term(one: object) -> Term:
     if not isinstance(one, tuple) or len(one) != 3 or type(one[0]) is not str:
         raise OptionError(f"where= has {one!r:.200}, which is no (column, operator, value): {_FORM}")
@@ -150,7 +158,7 @@ def _kind(value: object) -> str | None:
         case int():
             return "number"
         case float() | Decimal():
-            return None if math.isnan(value) else "number"
+            return None if _is_nan(value) else "number"
         case str():
             return "text"
         case bytes():
@@ -161,6 +169,11 @@ def _kind(value: object) -> str | None:
             return "date"
         case _:
             return None
+
+
+def _is_nan(value: float | Decimal) -> bool:
+    """Also of a number that signals when it is asked."""
+    return value.is_nan() if isinstance(value, Decimal) else math.isnan(value)
 
 
 def _holds(term: Term, said: object) -> bool:
@@ -181,7 +194,9 @@ def _as_kind(text: str, term: Term) -> Any:
                 return text
             case "number":
                 is_float = any(type(value) is float for value in term.values)
-                return float(text) if is_float else Decimal(text)
+                number = float(text) if is_float else Decimal(text)
+                if not _is_nan(number):
+                    return number
             case "boolean":
                 return {"true": True, "false": False}[text.lower()]
             case "date":

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from headrace.formats.parquet.footer import ColumnChunk, Group
 from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, ParquetColumn
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
-from headrace.formats.predicates import Term, Where, columns_of
+from headrace.formats.predicates import Term, Where, as_float, columns_of
 
 _BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE = range(6)
 _REPEATED = 2
@@ -171,7 +171,7 @@ def _plain(kind: int) -> Comparable | None:
         return Comparable("boolean", {b"\0": False, b"\1": True}.get)
     if kind in (_FLOAT, _DOUBLE):
         reads = struct.Struct("<f" if kind == _FLOAT else "<d")
-        return Comparable("number", lambda data: _no_nan(reads.unpack(data)[0]), float, has_nan=True)
+        return Comparable("number", lambda data: _no_nan(reads.unpack(data)[0]), as_float, has_nan=True)
     return Comparable("number", _integer(kind, is_signed=True))
 
 
