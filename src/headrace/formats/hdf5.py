@@ -21,6 +21,7 @@ from headrace.types import Buffer
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 PAGE_BYTES = 256 * 1024
+_COUNTS_USER_BLOCKS = (1, 14, 4)  # HDF5 before told places of chunks (H5Dchunk_iter) as if there were no user block
 
 _CHUNKS = itertools.count()  # files in memory have names, too
 
@@ -148,6 +149,8 @@ class Dataset(StoredArray):
 
 def _array(dataset: Any, url: str) -> StoredArray:
     """What is known of a dataset of an open file."""
+    from h5py import version
+
     why = None
     if dataset.dtype.hasobject:
         why = "has values of any length, which lie elsewhere in the file"
@@ -155,6 +158,13 @@ def _array(dataset: Any, url: str) -> StoredArray:
         why = "lies in other files"
     elif dataset.chunks is None and dataset.size and dataset.id.get_offset() is None:
         why = "lies in its header (compact), or was never written"
+    elif (
+        dataset.chunks is not None and dataset.file.userblock_size and version.hdf5_version_tuple < _COUNTS_USER_BLOCKS
+    ):
+        why = (
+            f"lies in chunks behind a user block, and HDF5 {version.hdf5_version} tells other places of these than "
+            "theirs; h5py 3.13 brings one along that tells them"
+        )
     if why is not None:
         raise FormatError(f"{masked(url)}: the dataset {dataset.name!r} {why}: that is not read", url=url)
     if dataset.chunks is not None:
