@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -360,6 +361,23 @@ def test_object_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_p
     assert [sample["txt"] for sample in hr.files(f"{folder}/*.txt")] == [b"old 0", b"old 9", b"old 2"]
     with pytest.raises(ObjectChangedError, match=r"than was listed"):
         list(hr.files(f"{folder}/*.txt", listing="kept"))
+
+
+def test_files_with_other_numbers_are_those_that_were_listed(tmp_path: Path, cache: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for k in range(2):
+        (folder / f"{k}.txt").write_bytes(b"%d" % k)
+        (folder / f"{k}.zip").write_bytes(zip_of([b"%d" % k]))
+        (folder / f"{k}.tar").write_bytes(tar_of([f"{k}.txt"]))
+    places = [f"{folder}/*.{end}" for end in ("txt", "zip", "tar")]
+    streams = [hr.stream(place) for place in places]
+    kept = hr.files(places[0], listing="kept")
+    for path in folder.iterdir():  # as a bucket that is mounted anew
+        shutil.copy2(path, tmp_path / "other")
+        (tmp_path / "other").replace(path)
+    for data in (*streams, kept, hr.files(places[0], listing="kept")):
+        assert len(list(data)) == 2
 
 
 def test_what_a_bucket_told_of_its_objects_is_compared_without_a_request_more(cache: Path) -> None:

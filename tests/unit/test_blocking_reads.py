@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import ObjectChangedError, ObjectMissingError
-from headrace.fetch.stores.local import LocalStore, _open, answer_from
+from headrace.fetch.stores.local import LocalStore, _File, answer_from
 from headrace.fetch.threads import Threads
 from headrace.types import Fills
 
@@ -121,15 +122,30 @@ async def test_file_that_changes_in_the_middle_is_noticed(
 
 
 @pytest.mark.asyncio
+async def test_file_that_comes_in_the_place_of_one_that_is_read_is_not_read_on_with(tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(LONG)
+    store = LocalStore()
+    answer = await store.get(str(tmp_path / "long"))
+    shutil.copy2(tmp_path / "long", tmp_path / "other")
+    (tmp_path / "other").replace(tmp_path / "long")
+    with pytest.raises(ObjectChangedError, match="another has come in its place"):
+        await anext(answer.chunks)
+    again = await store.get(str(tmp_path / "long"), 5, 10, if_match=answer.etag)
+    assert await anext(again.chunks) == LONG[5:10]
+    await store.aclose()
+
+
+@pytest.mark.asyncio
 async def test_cancelled_read_writes_no_more_into_the_readers_memory(tmp_path: Path, threads: Threads) -> None:
     (tmp_path / "long").write_bytes(LONG)
     stuck, go_on, visits = threading.Event(), threading.Event(), iter((False, True))
+    file = _File(str(tmp_path / "long"))
 
     def opened(if_match: str | None) -> tuple[int, int, str]:
         if next(visits):
             stuck.set()
             go_on.wait(10)
-        return _open(str(tmp_path / "long"), if_match)
+        return file.open(if_match)
 
     answer = await answer_from(threads, opened, None, None, None)
     assert isinstance(answer.chunks, Fills)

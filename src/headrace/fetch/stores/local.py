@@ -6,7 +6,6 @@ import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -34,8 +33,12 @@ class LocalStore:
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
-        """See `Store.get`. The version is made of the file's time of change, number and size."""
-        return await answer_from(self._threads, partial(_open, path), start, stop, if_match)
+        """See `Store.get`. The version is made of the file's time of change and its size.
+
+        Its number (inode) is not in it: a mount of a bucket gives an unchanged file another one each time. While one
+        answer is read the number must stay.
+        """
+        return await answer_from(self._threads, _File(path).open, start, stop, if_match)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         """See `Lists.listing`: a page is a folder. Links are followed, but not to a folder that one lies in."""
@@ -165,10 +168,33 @@ def _listed(path: str, entry: os.DirEntry[str]) -> Listed:
 
 
 def _version_of(status: os.stat_result) -> str:
-    return f'"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"'
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
-def _open(path: str, if_match: str | None) -> tuple[int, int, str]:
+class _File:
+    """Opens a file once and again, and none that has come in its place meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._number: int | None = None
+
+    def open(self, if_match: str | None) -> tuple[int, int, str]:
+        """See `OpenFile`."""
+        descriptor, status = _open(self._path)
+        try:
+            etag = _version_of(status)
+            if if_match is not None and if_match != etag:
+                raise ObjectChangedError(f"the file changed: its version was {if_match}, now {etag}", url=self._path)
+            if self._number not in (None, status.st_ino):
+                raise ObjectChangedError("the file changed: another has come in its place", url=self._path)
+            self._number = status.st_ino
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor, status.st_size, etag
+
+
+def _open(path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -179,13 +205,10 @@ def _open(path: str, if_match: str | None) -> tuple[int, int, str]:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise ObjectMissingError("this is a folder, not a file", url=path)
-        etag = _version_of(status)
-        if if_match is not None and if_match != etag:
-            raise ObjectChangedError(f"the file changed: its version was {if_match}, now {etag}", url=path)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, status.st_size, etag
+    return descriptor, status
 
 
 if hasattr(os, "pread"):
