@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,29 @@ def test_datasets_are_chosen_and_named() -> None:
     for wrong in ("labels", [], {"__x__": "labels"}):
         with pytest.raises(hr.OptionError, match="datasets="):
             hr.hdf5(place, wrong)
+
+
+def test_datasets_are_found_by_any_of_their_names(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["x"] = np.arange(4)
+
+    def write(file: Any) -> None:
+        file["deep/er/x"] = np.arange(4)
+        file["hard"] = file["deep/er/x"]
+        for name, target in {
+            "absolute": "/deep/er/x", "deep/relative": "er/x", "group": "./deep", "chain": "group/relative",
+            "nowhere": "/none", "round": "/round", "through": "/elsewhere", "to_group": "deep", "beyond": "hard/x",
+        }.items():  # fmt: skip
+            file[name] = h5py.SoftLink(target)
+        file["elsewhere"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "x")
+
+    place = put(write)
+    for name in ("hard", "absolute", "/deep/relative", "group/er/x", "group/relative", "chain"):
+        assert [row["x"].tolist() for row in rows(hr.hdf5(place, {"x": name}))] == [0, 1, 2, 3], name
+    assert len(set(rows(hr.hdf5(place))[0])) == 1, "each dataset once"
+    for name in ("nowhere", "round", "elsewhere", "through", "to_group", "beyond", "none/x"):
+        with pytest.raises(hr.OptionError, match=rf"no '{name}' with rows; it has "):
+            len(hr.hdf5(place, [name]))
 
 
 def test_rows_that_were_never_written_are_filled() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from headrace.types import Buffer
 MAGIC = b"\x89HDF\r\n\x1a\n"
 PAGE_BYTES = 256 * 1024
 _COUNTS_USER_BLOCKS = (1, 14, 4)  # HDF5 before told places of chunks (H5Dchunk_iter) as if there were no user block
+_SOFT_LINKS = 16  # that are followed on the way to a dataset
 
 _CHUNKS = itertools.count()  # files in memory have names, too
 
@@ -172,6 +173,46 @@ def _array(dataset: Any, url: str) -> StoredArray:
     return StoredArray(dataset.name, dataset.dtype, dataset.shape, dataset.id.get_offset() or 0)
 
 
+def _by_links(opened: Any, datasets: Names, there: Sequence[str]) -> list[str]:
+    """The names that are wanted, are not `there`, and lead to datasets with rows nevertheless.
+
+    A visit gives one name of each dataset, and follows no soft links.
+    """
+    import h5py
+
+    wanted = datasets.values() if isinstance(datasets, Mapping) else datasets or ()
+    paths = {name: _path(opened, name) for name in (one.lstrip("/") for one in wanted) if name not in there}
+    found = {name: opened[path] for name, path in paths.items() if path is not None}
+    return [name for name, one in found.items() if isinstance(one, h5py.Dataset) and one.shape]
+
+
+def _path(opened: Any, name: str) -> str | None:
+    """Where a name leads to, without soft links; None where that is nowhere in this file.
+
+    They are followed here: the library would follow those to other files, too, and open these.
+    """
+    from h5py import Group, h5l
+
+    path, left, most = "", _parts(name), _SOFT_LINKS
+    while left:
+        part, group = left.pop(0).encode("utf-8", "surrogateescape"), opened[path or "/"]
+        if not isinstance(group, Group) or not group.id.links.exists(part):
+            return None
+        kind = group.id.links.get_info(part).type
+        if kind == h5l.TYPE_HARD:
+            path += f"/{part.decode('utf-8', 'surrogateescape')}"
+        elif kind == h5l.TYPE_SOFT and most:
+            target, most = group.id.links.get_val(part).decode("utf-8", "surrogateescape"), most - 1
+            path, left = "" if target.startswith("/") else path, _parts(target) + left
+        else:
+            return None
+    return path or None
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
 def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Table:
     """What describes the datasets that are wanted, and are there.
 
@@ -194,6 +235,7 @@ def table_of(file: RangeFile, datasets: Names, url: str, limits: Limits) -> Tabl
     try:
         with h5py.File(file, "r") as opened:
             opened.visititems(add)
+            there += _by_links(opened, datasets, there)
             found = {field: _array(opened[name], url) for field, name in chosen(datasets, there, url).items()}
     except (FormatError, OptionError):
         raise
