@@ -121,6 +121,32 @@ def test_folder_of_nginx_is_read_by_its_pages(nginx: str) -> None:
         hr.stream(f"{nginx}/")
 
 
+def check_classes(folder: Path, server: str) -> None:
+    for name in ("zebra/1 a%20.txt", "école/2.txt"):
+        (folder / "data/of" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "data/of" / name).write_bytes(name.encode())
+    for pattern in (None, "{label}/{name}.txt"):
+        on_disk = hr.folder(f"{folder}/data/of", pattern=pattern)
+        data = hr.folder(f"{server}/data/of/", pattern=pattern)
+        assert data.source.classes == on_disk.source.classes == ("zebra", "école")
+        names = ("__key__", "label", "name", "txt")
+        said, meant = ([tuple(map(sample.get, names)) for sample in some] for some in (data, on_disk))
+        assert sorted(said) == sorted(meant)
+        assert ": zebra, école" in data.describe()
+    assert {sample["__url__"] for sample in data} == {
+        f"{server}/data/of/zebra/1%20a%2520.txt",
+        f"{server}/data/of/%C3%A9cole/2.txt",
+    }
+
+
+def test_classes_of_pythons_own_server_are_called_as_on_a_disk(folder: Path, python_server: str) -> None:
+    check_classes(folder, python_server)
+
+
+def test_classes_of_nginx_are_called_as_on_a_disk(folder: Path, nginx: str) -> None:
+    check_classes(folder, nginx)
+
+
 def test_size_that_nginx_tells_is_compared(folder: Path, nginx: str, request: pytest.FixtureRequest) -> None:
     data = hr.files(f"{nginx}/data/0.t*")
     (folder / "data/0.tar").write_bytes(b"short")

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -96,7 +97,7 @@ class FolderFiles(Objects):
     async def aget(self, key: int) -> dict[str, object]:
         first, last = (key, key + 1) if self.starts is None else (int(self.starts[key]), int(self.starts[key + 1]))
         urls = [self.urls[k] for k in range(first, last)]
-        path = urls[0][len(self.folder) :]
+        path = _path_below(self.folder, urls[0])
         stem = without_extension(path)
         sample: dict[str, object] = {"__key__": stem, "__url__": masked(urls[0]), **self._said(path)}
         if len(urls) == 1:
@@ -161,13 +162,14 @@ def folder_of(
 
 
 def _labels_by_pattern(pattern: NamePattern, listing: Listing) -> set[str]:
-    urls, start = listing.urls, len(listing.folder)
+    urls = listing.urls
     found: set[str] = set()
     others, first = 0, ""
     for url in urls:
-        said = pattern.of(url[start:])
+        path = _path_below(listing.folder, url)
+        said = pattern.of(path)
         if said is None:
-            others, first = others + 1, first or url[start:]
+            others, first = others + 1, first or path
             continue
         label = said.get("label")
         if isinstance(label, str):
@@ -181,7 +183,8 @@ def _labels_by_pattern(pattern: NamePattern, listing: Listing) -> set[str]:
 
 
 def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
-    found, loose = set(listing.urls.survey.folders), listing.urls.survey.loose
+    survey, folder = listing.urls.survey, listing.folder
+    found, loose = {_path_below(folder, folder + name) for name in survey.folders}, survey.loose
     if loose and (found or is_asked):
         raise OptionError(
             f"{masked(listing.place)} has {loose:,} files beside {len(found)} folders, which may be classes or not: "
@@ -193,6 +196,14 @@ def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
             f"address of one, such as {masked(listing.folder)}{min(found)}/, or labels=False"
         )
     return found
+
+
+def _path_below(folder: str, url: str) -> str:
+    """What an address has behind that of a folder, as it would be called on a disk: on the web names are escaped."""
+    path = url[len(folder) :]
+    if "%" not in path or not folder.startswith(("http://", "https://")):
+        return path
+    return "/".join(unquote(part, errors="surrogateescape").replace("/", "%2F") for part in path.split("/"))
 
 
 def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
