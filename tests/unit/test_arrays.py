@@ -67,6 +67,13 @@ def test_arrays_are_chosen_and_named() -> None:
         hr.arrays(place, "labels")
 
 
+def test_array_whose_name_is_taken_is_named() -> None:
+    place = put(packed(np.savez, __key__=np.arange(3), x=np.arange(3)))
+    with pytest.raises(hr.OptionError, match=rf"{place} has '__key__', and names .* such as {{'value': '__key__'}}"):
+        len(hr.arrays(place))
+    assert hr.arrays(place, {"value": "__key__"})[1]["value"] == 1
+
+
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_state_is_of_the_arrays_that_it_was_taken_of(is_shuffled: bool) -> None:
     place = put(packed(np.savez, **{name: np.arange(8) for name in ("a/x", "b/x", "a?x", "a?y")}))

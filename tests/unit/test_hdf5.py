@@ -121,6 +121,15 @@ def test_datasets_are_found_by_any_of_their_names(tmp_path: Path) -> None:
             len(hr.hdf5(place, [name]))
 
 
+@pytest.mark.parametrize("taken", ["__key__", "__url__", "__xarray_dataarray_variable__"])
+def test_dataset_whose_name_is_taken_is_named(taken: str) -> None:
+    place = put(lambda file: file.update({taken: np.arange(3), "x": np.arange(3), "in/__key__": np.arange(3)}))
+    with pytest.raises(hr.OptionError, match=rf"{place} has '{taken}', and names .* such as {{'value': '{taken}'}}"):
+        len(hr.hdf5(place))
+    row = hr.hdf5(place, {"value": taken, "in": "in/__key__"})[2]
+    assert (row["__key__"], row["__url__"], row["value"], row["in"]) == ("2", place, 2, 2)
+
+
 def test_rows_that_were_never_written_are_filled() -> None:
     data = hr.hdf5(put(lambda file: file.create_dataset("x", (9, 2), "i4", chunks=(4, 2), fillvalue=7)))
     assert [row["x"].tolist() for row in rows(data)] == [[7, 7]] * 9

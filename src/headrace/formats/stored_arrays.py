@@ -144,9 +144,15 @@ def chosen(names: Names, there: Sequence[str], url: str) -> dict[str, str]:
     """The names of the arrays that are wanted, by those of their fields.
 
     Raises:
-        OptionError: one is not there.
+        OptionError: one is not there; or all are wanted, and one is called as no field may be.
     """
     if names is None:
+        taken = next((name for name in there if name.startswith("__")), None)
+        if taken is not None:
+            raise OptionError(
+                f"{masked(url)} has {taken!r:.200}, and names of fields that begin with '__' are taken: say which "
+                f"arrays are wanted, by those of their fields, such as {{'value': {taken!r:.200}}}"
+            )
         return {name: name for name in there}
     wanted = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
     missing = next((name for name in wanted.values() if name.lstrip("/") not in there), None)
