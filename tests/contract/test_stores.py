@@ -16,10 +16,12 @@ from fsspec.implementations.http import HTTPFileSystem
 from fsspec.spec import AbstractFileSystem
 from moto_s3 import client_of
 
+import headrace as hr
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores
 from headrace.options import FetchOptions
+from headrace.protocols import Version
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Listed, Lists, Store
 
@@ -251,6 +253,37 @@ class TestFsspecInThreads(StoreContract):
 
 class TestFsspecOnTheLoop(TestFsspecInThreads):
     scheme: ClassVar[str] = "ashelf"
+
+
+class RemoteDisk(ShelfFileSystem):
+    """Tells less of objects in a folder than of each by itself; of links, as SFTP does, what they are themselves."""
+
+    protocol = "rdisk"
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        about = {**_about(path), "mtime": 7.5, "created": 1}
+        return about if "tagged" in path else {**about, "ETag": None}
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[dict[str, Any]]:
+        entries = [self.info(one["name"]) | {"mtime": None} for one in _inside(path)]
+        return [one | {"type": "link", "size": 3, "mtime": 2} if "link" in one["name"] else one for one in entries]
+
+
+def test_fsspec_listing_tells_only_what_each_object_tells_by_itself() -> None:
+    fsspec.register_implementation("rdisk", RemoteDisk, clobber=True)
+    bodies = {f"top/{name}.bin": name.encode() * 9 for name in ("link", "plain", "tagged")}
+    _shelf.update(bodies)
+    try:
+        data = hr.files("rdisk://top/*.bin")
+        assert [sample["bin"] for sample in data] == list(bodies.values())
+        told = [data.source.urls.version(k) for k in range(3)]
+        etag = _about("top/tagged.bin")["ETag"]
+        assert told == [None, Version(45, None, "listed"), Version(54, etag, "listed")]
+        _shelf["top/tagged.bin"] = b"changed" * 9
+        with pytest.raises(ObjectChangedError, match="tagged"):
+            data[2]
+    finally:
+        _shelf.clear()
 
 
 class TestFsspecFiles(TestFiles):

@@ -96,8 +96,7 @@ class FsspecStore:
             if entry.get("type") == "directory":
                 inner.append(path)
             elif str(entry["name"]).strip("/") != place.strip("/"):  # of a file its own name is given by some
-                size, version = _size_and_version(entry)
-                files.append(Listed(path, size, version))
+                files.append(_listed(path, entry))
         return files, inner
 
     @contextmanager
@@ -163,9 +162,25 @@ class FsspecStore:
 
 
 def _size_and_version(about: Mapping[str, Any]) -> tuple[int | None, str | None]:
-    version = about.get("ETag") or about.get("etag") or about.get("mtime") or about.get("created")
+    version = _etag(about) or about.get("mtime") or about.get("created")
     size = about.get("size")
     return None if size is None else int(size), None if version is None else str(version)
+
+
+def _listed(path: str, about: Mapping[str, Any]) -> Listed:
+    """An entry of a folder, with what is sure to be told of it by itself, too.
+
+    Of a link the listing may tell its own size, where that of what it leads to is meant (as SFTP's does). Times are of
+    other kinds, or less exact, in some listings.
+    """
+    if about.get("type") == "link":
+        return Listed(path)
+    return Listed(path, _size_and_version(about)[0], _etag(about))
+
+
+def _etag(about: Mapping[str, Any]) -> str | None:
+    etag = about.get("ETag") or about.get("etag")
+    return None if etag is None else str(etag)
 
 
 def _class_of(scheme: str) -> Any:
