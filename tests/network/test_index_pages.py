@@ -190,3 +190,12 @@ def test_folders_that_go_in_a_circle_end_in_an_error(monkeypatch: pytest.MonkeyP
             server.add("a/" * depth, b"<title>Index of /</title><a href='a/'>a</a>")
         with pytest.raises(hr.StorageError, match="more than 64 deep"):
             hr.stream(f"{server.url}/a/")
+
+
+def test_folder_that_an_index_names_and_the_server_does_not_have_is_an_error() -> None:
+    with FaultServer() as server:
+        server.add("a/", b"<title>Index of /</title><a href='b/'>b</a><a href='c/'>c</a>")
+        server.add("a/b/", b"<title>Index of /</title><a href='1.tar'>1</a>")
+        with pytest.raises(hr.ObjectMissingError, match=r"above has this one, and the server does not.*a/c/"):
+            hr.stream(f"{server.url}/a/")
+        assert len(hr.files(f"{server.url}/a/b/*.tar")) == 1

@@ -40,6 +40,7 @@ async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> A
     Raises:
         OptionError: one is no index of a folder.
         AccessDeniedError: the server does not show one.
+        ObjectMissingError: one that an index names is not there; where the first is not, there are no objects.
     """
     folders, level = [prefix], 1
     while folders:
@@ -49,14 +50,14 @@ async def list_pages(ask: Asks, base: str, prefix: str, levels: int | None) -> A
             )
         below: list[str] = []
         for at in range(0, len(folders), _AT_ONCE):
-            for folder, page in await _pages(ask, base, folders[at : at + _AT_ONCE]):
+            for folder, page in await _pages(ask, base, folders[at : at + _AT_ONCE], is_first=level == 1):
                 if page.files:
                     yield [one._replace(path=f"{folder}{one.path}") for one in page.files]
                 below += [f"{folder}{name}" for name in page.folders]
         folders, level = below if levels is None or level < levels else [], level + 1
 
 
-async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str, IndexPage]]:
+async def _pages(ask: Asks, base: str, folders: Sequence[str], *, is_first: bool) -> list[tuple[str, IndexPage]]:
     pages: dict[str, IndexPage] = {}
 
     failed: list[Exception] = []
@@ -65,8 +66,12 @@ async def _pages(ask: Asks, base: str, folders: Sequence[str]) -> list[tuple[str
         url = f"{base}/{folder}"
         try:
             pages[folder] = page_of(url, await ask(url))
-        except ObjectMissingError:
-            pages[folder] = IndexPage([], [])
+        except ObjectMissingError as error:
+            if is_first:
+                pages[folder] = IndexPage([], [])
+                return
+            why = f"the index of the folder above has this one, and the server does not ({error.reason}); {_MEND}"
+            failed.append(ObjectMissingError(why, url=url, status=error.status))
         except AccessDeniedError as error:
             why = f"the server does not show what this folder has ({error.reason}); {_MEND}"
             failed.append(AccessDeniedError(why, url=url, status=error.status))
