@@ -108,7 +108,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check the types of the package, strictly."""
-    install(session, ".[image]", "mypy>=1.15")
+    install(session, ".[image,zarr]", "mypy>=1.15")
     session.run("mypy", "--strict", "src", *session.posargs)
 
 
