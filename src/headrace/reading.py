@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace.errors import StorageError
 from headrace.fetch import Reader
 from headrace.fetch.held import unwatched
+from headrace.fetch.stores.addresses import split
 from headrace.options import FetchOptions
 from headrace.protocols import Reads, Version
 from headrace.running import reader_here, running_loop, running_reader
@@ -76,6 +77,12 @@ async def listed(
     async with Reader(FetchOptions(), concurrency=1, storage_options=dict(storage_options or {})) as reader:
         async for page in reader.listing(folder, levels=levels):
             yield page
+
+
+def as_listed(folder: str) -> str:
+    """A folder as the addresses of what is listed in it begin: one of `file://` as the path that it is."""
+    scheme, _, path = split(folder)
+    return path if scheme == "file" else folder
 
 
 async def pinned(folder: str, storage_options: Mapping[str, object] | None) -> str | None:

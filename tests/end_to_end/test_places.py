@@ -439,3 +439,16 @@ def test_format_is_known_by_the_last_bytes_where_the_first_do_not_tell(put: Any)
     for tail, name in ends.items():
         form = sniffed_by_end("x", b"first" + tail)
         assert (form and form.name) == name
+
+
+def test_folders_with_a_scheme_are_those_without(tmp_path: Path) -> None:
+    for name in ("zebra/0.txt", "cat %/1.txt", "cat %/2.txt"):
+        (tmp_path / "a b" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "a b" / name).write_text(name)
+    plain, url = f"{tmp_path}/a b", f"file://{tmp_path}/a%20b"
+    for below in ("/*/*.txt", "/**/*.txt"):
+        assert len(list(hr.files(plain + below))) == 3
+        assert list(hr.files(url + below)) == list(hr.files(plain + below))
+    wanted = [{**sample} for sample in hr.folder(plain)]
+    assert [sample["label"] for sample in wanted] == [0, 0, 1]
+    assert [{**sample} for sample in hr.folder(url)] == wanted

@@ -23,7 +23,7 @@ from headrace.datasets.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.formats.json_values import as_number, as_object
 from headrace.indexes.building import names_path
-from headrace.reading import listed, pinned
+from headrace.reading import as_listed, listed, pinned
 from headrace.types import Listed
 
 Options = Mapping[str, object] | None
@@ -87,6 +87,7 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     """
     path = names_path(place, storage_options)
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
+    folder = as_listed(folder)
     if kept and path.exists():
         return _kept(place, folder, pattern, path)
     began = int(time.time())
