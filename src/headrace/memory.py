@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -186,19 +187,25 @@ class Arena:
     """Where inputs live: leases are cut from segments one by one; a segment is used again once all of its have ended.
 
     One thread uses an arena. `forget` is called with the number of a segment that is gone, so that workers unmap it.
-    `budget` is what its user means to hold at most, in bytes; it is not enforced here.
+    `budget` is what its user means to hold at most, in bytes; it is not enforced here. `room` tells how much of it is
+    left: a new segment is no larger than that, unless a single lease is.
     """
 
     SEGMENT_BYTES = 16 * 2**20
     SPARE_SEGMENTS = 8
     ALIGNMENT = 64
 
-    def __init__(self, forget: Callable[[int], None] = lambda _: None, budget: int | None = None) -> None:
+    def __init__(
+        self,
+        forget: Callable[[int], None] = lambda _: None,
+        budget: int | None = None,
+        room: Callable[[], int] = lambda: sys.maxsize,
+    ) -> None:
         # A segment is held until the last of its leases ends: of a small budget each must be a small part.
         self._size = self.SEGMENT_BYTES if budget is None else min(self.SEGMENT_BYTES, max(_LEAST_BYTES, budget // 16))
         self.leased_bytes = 0
         self.segment_bytes = 0
-        self._forget = forget
+        self._forget, self._room = forget, room
         self._open: Segment | None = None
         self._filled = 0
         self._live: dict[int, int] = {}
@@ -254,7 +261,7 @@ class Arena:
             return self._new(size), 0
         if self._open is None or self._filled + size > self._open.size:
             full = self._open
-            self._open = self._spare.pop() if self._spare else self._new(self._size)
+            self._open = self._spare.pop() if self._spare else self._new(max(size, min(self._size, self._room())))
             self._filled = 0
             if full is not None and not self._live[full.number]:
                 self._retire(full)

@@ -65,7 +65,7 @@ class Runtime:
         self.fetch_meter = Meter()
         self._reader: Reader | None = None
         self._threads: CapacityLimiter | None = None
-        self._arena = Arena(forget=self._forget, budget=settings.memory_budget)
+        self._arena = Arena(forget=self._forget, budget=settings.memory_budget, room=self._room)
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
         self._mover = mover_of(settings)
         if self._mover is not None:
@@ -303,6 +303,9 @@ class Runtime:
         """Bytes that are held; or, of many small segments, how much of the budget their number stands for."""
         by_number = self._settings.memory_budget * self._segment_count() // self._segments_at_most
         return max(self._held() - self._arena.spare_bytes, by_number)
+
+    def _room(self) -> int:
+        return self._settings.memory_budget - self._budget.in_use
 
     def _segment_count(self) -> int:
         return self._arena.count + len(self._slabs.segments)

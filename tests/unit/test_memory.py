@@ -175,3 +175,16 @@ def test_the_arena_goes_on_after_a_lack_of_memory(monkeypatch: pytest.MonkeyPatc
     second.release()
     assert arena.leased_bytes == 0
     arena.close()
+
+
+def test_new_segments_are_no_larger_than_the_room_but_hold_the_lease() -> None:
+    room = 3 * SmallArena.SEGMENT_BYTES // 2
+    arena = SmallArena(room=lambda: room - arena.segment_bytes)
+    size = SmallArena.SEGMENT_BYTES // 4
+    leases = [arena.lease(size) for _ in range(6)]
+    assert arena.segment_bytes == room
+    leases.append(arena.lease(size))  # over it, by what is leased and no more
+    assert arena.segment_bytes == room + size
+    for lease in leases:
+        lease.release()
+    arena.close()
