@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.datasets.batchers import EvenBatcher
 from headrace.datasets.fields import Selection
@@ -17,6 +17,8 @@ from headrace.plan import FirstOf, Order, ShuffledOrder
 from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
 from headrace.types import Batcher
+
+S = TypeVar("S")  # a stream
 
 
 class Compiles(Protocol):
@@ -66,6 +68,13 @@ class Operator(ABC):
     @abstractmethod
     def add_to(self, compiler: Compiles) -> None:
         """Have it compiled as what it is."""
+
+
+class AddsOperators(Generic[S]):
+    """A data set that operators can be put behind."""
+
+    def _with(self, operator: Operator) -> S:
+        raise NotImplementedError
 
 
 def counted(count: int, operators: Iterable[Operator]) -> int:

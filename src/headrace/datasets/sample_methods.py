@@ -1,0 +1,134 @@
+"""The operators of data sets for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Select, ToTuple, on_field
+from headrace.datasets.many import Unbatch, gives_many
+from headrace.datasets.operators import AddsOperators, EachSample
+from headrace.errors import OptionError
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.functions import checked, is_async, name_of
+from headrace.tasks import Step
+
+S = TypeVar("S")  # a stream
+
+
+class SampleMethods(AddsOperators[S]):
+    """What is done to each sample.
+
+    Where a function runs follows from its colour: an `async def` on the event loop, with many samples at once, any
+    other in the worker processes.
+    """
+
+    def decode(
+        self,
+        spec: str | None = None,
+        /,
+        *,
+        size: tuple[int, int] | None = None,
+        limits: Limits = DEFAULTS,
+        allow_pickle: bool = False,
+        **by_field: Any,
+    ) -> S:
+        """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
+
+        Where `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
+
+        Args:
+            spec: what images become: "rgb8" (uint8 array [H, W, 3]), "l8" (uint8 [H, W]), "torch" (uint8 [3, H, W]),
+                "pil"; None leaves them as bytes.
+            size: (height, width) in pixels to which images are scaled.
+            limits: how much files may ask for.
+            allow_pickle: also read pickles: fields that are called so by `**by_field`, and those that end in pkl or
+                pickle. It runs what the data say, so it is only for data of those whom you trust.
+            **by_field: for single fields a name such as "rgb8", "text", "json", "bytes"; a class of protobuf's
+                messages; or a function of bytes.
+
+        Raises:
+            OptionError: there is no such decoder; or pickles are asked for, and not allowed.
+        """
+        from headrace.formats.values import decoder
+
+        name = f"decode({spec})" if spec else "decode"
+        decodes = decoder(spec, size=size, limits=limits, allow_pickle=allow_pickle, **by_field)
+        return self._with(EachSample(Step(name, "map", decodes), decoder=decodes))
+
+    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> S:
+        """`fn(sample)` in the place of each sample.
+
+        Args:
+            fn: a plain function runs in workers, an `async def` on the event loop.
+            field: give `fn` this field only, and put its result there.
+            random: set the random number generators (hr.rng(), and in workers Python's, numpy's and torch's) from
+                (seed, epoch, position) before each call; False saves up to 9 µs a sample, and less where
+                `fn` draws from few of them.
+        """
+        fn = checked(fn, "map")
+        if field is not None:
+            fn = on_field(fn, field)
+        return self._with(EachSample(Step(f"map({name_of(fn)})", "map", fn, random)))
+
+    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> S:
+        """Only the samples for which `fn(sample)` is true; batches stay full.
+
+        Args:
+            fn: a plain function runs in workers, an `async def` on the event loop.
+            field: give `fn` this field only. With "__key__", where shards have an index, nothing is read of what is
+                left out.
+        """
+        asks, fn = None, checked(fn, "filter")
+        if field is not None:
+            asks = fn if field == "__key__" and not is_async(fn) else None
+            fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
+        return self._with(EachSample(Step(f"filter({name_of(fn)})", "filter", fn, random=True), keeps_key=asks))
+
+    def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> S:
+        """The samples that `fn(sample)` gives, in the place of each sample: many, one or none; batches stay full.
+
+        A state is exact also in the middle of what comes of one sample: `fn` is called again for it then, and must give
+        the same. Where it raises, nothing comes of the sample but the error.
+
+        Args:
+            fn: gives a list, or another iterable; a generator function is one, too. A plain one runs in workers, an
+                `async def` on the event loop.
+            random: as in `map`; each of the samples has random numbers of its own in what follows.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map(["a b", "", "c d e"]).flat_map(str.split)
+            >>> list(hr.DataLoader(data, batch_size=4))
+            [['a', 'b', 'c', 'd'], ['e']]
+        """
+        fn = checked(fn, "flat_map")
+        return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
+
+    def unbatch(self) -> S:
+        """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.
+
+        With it batches can be of several sizes in a stream: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or
+        the loader's `batch_size`. Numbers that were collated come as tensors without dimensions.
+        """
+        return self._with(EachSample(Step("unbatch()", "many", Unbatch()), is_unbatch=True))
+
+    def select(self, *names: str) -> S:
+        """The named fields of each sample only; where shards have an index, the others are not read.
+
+        "jpg;png" is the first of the two that a sample has; one that lacks a field is a FormatError, which names it.
+        """
+        if not names:
+            raise OptionError(".select(): name at least one field")
+        selection = Select(names)
+        return self._with(EachSample(Step(f"select({', '.join(names)})", "map", selection), selection=selection))
+
+    def to_tuple(self, *names: str) -> S:
+        """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
+
+        A sample that lacks a field is a FormatError, which names it.
+        """
+        if not names:
+            raise OptionError(".to_tuple(): name at least one field")
+        selection = ToTuple(names)
+        return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
