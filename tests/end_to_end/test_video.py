@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,49 @@ def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys:
         with pytest.raises(ObjectChangedError) as caught:
             keys(hr.video(urls, CLIPS, decoder="pyav", index=index))
         assert any("make it anew" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("index", [None, "build"])
+def test_video_that_changed_since_it_was_listed_is_an_error(index: str | None, tmp_path: Path) -> None:
+    for name in ("audio", "mpeg4"):
+        (tmp_path / f"{name}.mp4").write_bytes(videos.named(name))
+    data = hr.video(tmp_path / "*.mp4", CLIPS, decoder="pyav", index=index)
+    if index is not None:  # it is made now
+        assert f"listed: 2 objects in {tmp_path}/*.mp4" in data.describe()
+    (tmp_path / "mpeg4.mp4").write_bytes(videos.named("mpeg4") + bytes(8))
+    with pytest.raises(ObjectChangedError, match=r"mpeg4\.mp4") as caught:
+        keys(data)
+    assert index is not None or "than was listed" in str(caught.value)
+
+
+def test_videos_of_the_hub_are_read_at_the_commit_that_its_revision_was_when_listed() -> None:
+    old, new = "a" * 40, "b" * 40
+
+    def commit_at(commit: str, data: bytes) -> None:
+        hub.add("api/datasets/o/n/revision/main", json.dumps({"sha": commit}).encode())
+        hub.add(f"datasets/o/n/resolve/{commit}/0.mp4", data)
+        page = [{"type": "file", "path": "0.mp4", "size": len(data)}]
+        hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
+
+    def clips() -> hr.Stream:
+        return hr.video("hf://datasets/o/n/*.mp4", CLIPS, decoder="pyav", storage_options=options)
+
+    with FaultServer() as hub:
+        options = {"endpoint": hub.url, "token": False}
+        commit_at(old, videos.named("mpeg4"))
+        before = clips()
+        with hr.DataLoader(before, batch_size=1, num_workers=0) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+        commit_at(new, videos.named("audio"))
+        assert f"revision: hf://datasets/o/n@{old}/, as it was when it was listed" in before.describe()
+        np.testing.assert_array_equal(before[0]["frames"], videos.decoded(videos.named("mpeg4"))[1][[0, 2, 4, 6]])
+        with hr.DataLoader(clips(), batch_size=1, num_workers=0) as later:
+            with pytest.raises(StateMismatchError, match=f"the state has '.*n@{old}/', this loader '.*n@{new}/'"):
+                later.load_state_dict(state)
+        with hr.DataLoader(before, batch_size=1, num_workers=0) as later:
+            later.load_state_dict(state)
+            assert [batch["__key__"][0] for batch in later] == [f"0/{start}" for start in range(9, 44, 9)]
 
 
 def test_damaged_clip_is_one_error_at_its_place() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -15,6 +15,8 @@ import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.blocking import blocking
+from headrace.datasets.entries import check_listed
+from headrace.datasets.files import Facts
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
 from headrace.formats.limits import Limits
@@ -22,7 +24,7 @@ from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of
 from headrace.formats.mp4.table import VideoTable
 from headrace.indexes.index import for_each
-from headrace.indexes.videos import Videos
+from headrace.indexes.videos import Video, Videos
 from headrace.protocols import Reads
 from headrace.reading import OwnReaders
 from headrace.types import Ints
@@ -99,21 +101,24 @@ class VideoClips(AsyncDataset):
         videos: where their frames lie.
         clips: which frames make one.
         storage_options: for the store.
+        facts: what is said of the videos, and why.
     """
 
-    def __init__(self, videos: Videos, clips: Clips, storage_options: Mapping[str, object] | None = None) -> None:
-        self.videos, self.clips, self.storage_options = videos, clips, storage_options
+    def __init__(
+        self, videos: Videos, clips: Clips, storage_options: Mapping[str, object] | None = None, facts: Facts = ()
+    ) -> None:
+        self.videos, self.clips, self.storage_options, self.facts = videos, clips, storage_options, facts
         self._readers = OwnReaders(storage_options, videos.aclose)
         self._starts: Ints | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return VideoClips, (self.videos, self.clips, self.storage_options)
+        return VideoClips, (self.videos, self.clips, self.storage_options, self.facts)
 
     def __sample_source__(self) -> SampleSource:
         return ClipSource(self)
 
     @property
-    def urls(self) -> tuple[str, ...]:
+    def urls(self) -> Sequence[str]:
         """The addresses of the videos."""
         return self.videos.urls
 
@@ -151,9 +156,20 @@ class VideoClips(AsyncDataset):
 
     async def _frames(self, reader: Reads) -> Ints:
         async def of(ordinal: int) -> int:
-            return self.clips.frames_of((await self.videos.video(reader, ordinal))[0])
+            return self.clips.frames_of((await self._loaded(reader, ordinal))[0])
 
         return np.array(await for_each(len(self.urls), of), np.int64)
+
+    async def _loaded(self, reader: Reads, ordinal: int) -> Video:
+        """The frames of one of the videos.
+
+        Raises:
+            ObjectChangedError: it is another than was listed.
+        """
+        table, version = await self.videos.video(reader, ordinal)
+        if self.videos.place is None:  # else frames are read in the version that the index file names
+            check_listed(self.videos.urls, ordinal, version.size, version.etag)
+        return table, version
 
     async def aget(self, key: int) -> dict[str, object]:
         """Clip `key`, as it is before it is decoded: the bytes of its frames, and of those that these take.
@@ -161,7 +177,7 @@ class VideoClips(AsyncDataset):
         Raises:
             IndexError: there are fewer clips.
             FormatError: its video is damaged.
-            ObjectChangedError: the video is another one than that whose tables were read.
+            ObjectChangedError: the video is another one than that whose tables were read, or that was listed.
         """
         await self.aopen()
         starts = self.starts
@@ -175,7 +191,7 @@ class VideoClips(AsyncDataset):
 
     async def _get(self, reader: Reads, ordinal: int, number: int) -> dict[str, object]:
         url = self.urls[ordinal]
-        table, version = await self.videos.video(reader, self._video_of(ordinal))
+        table, version = await self._loaded(reader, self._video_of(ordinal))
         try:
             start, chosen = self._chosen(table, ordinal, number)
             pieces, spans = pieces_of(table, chosen)
@@ -265,6 +281,10 @@ class ClipSource(StoredSource, KeySource):
     def text(self) -> str:
         more = f" and {len(self.urls) - 1} more" if len(self.urls) > 1 else ""
         return f"video({masked(self.urls[0])}{more}, {self.data.text})"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return list(self.data.facts)
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:  # noqa: ARG002
         return _ClipOrders(self, keeps)

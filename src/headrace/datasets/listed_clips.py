@@ -61,7 +61,7 @@ class ListedClips(VideoClips):
         return ListedClips, (self.videos, self.listed, self.storage_options)
 
     @property
-    def urls(self) -> tuple[str, ...]:
+    def urls(self) -> Sequence[str]:
         """The address of each clip's video."""
         return tuple(url for url, _ in self.listed)
 

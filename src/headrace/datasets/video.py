@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from headrace.datasets.clips import Clips, VideoClips
-from headrace.datasets.guessing import names_at
+from headrace.datasets.guessing import Names, names_at
 from headrace.datasets.listed_clips import Listed, ListedClips, listed_clips
 from headrace.datasets.operators import EachSample
 from headrace.datasets.stream import Stream, Urls
@@ -70,10 +70,10 @@ def video(
     if (listed is None) == (clips is None):
         raise OptionError("hr.video takes videos and clips=hr.Clips(…), or a list of (address, times) alone")
     if listed is not None:
-        paths = tuple(dict.fromkeys(url for url, _ in listed))
+        names = Names(tuple(dict.fromkeys(url for url, _ in listed)))
     else:
         names = names_at(urls, storage_options, kept=listing == "kept", folders=MP4.suffixes)
-        paths = tuple(names.urls)
+    paths = names.urls
     if index == "build":
         videos = Videos(paths, str(cache_path(paths, storage_options, MP4)), limits, is_built=True)
     elif index == "auto":
@@ -85,4 +85,4 @@ def video(
     if listed is not None:
         return Stream(ListedClips(videos, listed, storage_options), (decode,))
     assert clips is not None
-    return Stream(VideoClips(videos, clips, storage_options), (decode,))
+    return Stream(VideoClips(videos, clips, storage_options, names.facts), (decode,))

@@ -37,7 +37,7 @@ class Videos:
     """
 
     def __init__(self, urls: Sequence[str], place: str | None, limits: Limits, *, is_built: bool = False) -> None:
-        self.urls, self.place, self.limits, self.is_built = tuple(urls), place, limits, is_built
+        self.urls, self.place, self.limits, self.is_built = urls, place, limits, is_built
         self._directory: tuple[Directory, Ints] | None = None
         self._held = HeldReads[Video](lambda video: video[0].nbytes)
 
