@@ -24,7 +24,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests against the installed package, side by side; `-- -n0` runs them one after the other."""
-    install(session, ".[test]")
+    install(session, ".[test,video]")
     session.run("pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "worksteal", *session.posargs)
 
 

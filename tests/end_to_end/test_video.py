@@ -37,8 +37,8 @@ def put() -> list[str]:
     return [f"memory://clips/{name}.mp4" for name in NAMES]
 
 
-def made(clips: hr.Clips = CLIPS, **options: Any) -> hr.Stream:
-    return hr.video(put(), clips, decoder="pyav", **options)
+def made(clips: hr.Clips = CLIPS, decoder: str = "pyav", **options: Any) -> hr.Stream:
+    return hr.video(put(), clips, decoder=decoder, **options)
 
 
 def keys(data: Any, **options: Any) -> list[str]:
@@ -50,11 +50,13 @@ def keys(data: Any, **options: Any) -> list[str]:
 WANTED = [f"{name}/{start}" for name, start in STARTS]
 
 
+@pytest.mark.parametrize("decoder", ["pyav", "torchcodec"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_clips_are_those_frames_of_their_videos(workers: int) -> None:
-    data = made()
+def test_clips_are_those_frames_of_their_videos(workers: int, decoder: str) -> None:
+    decode = videos.decoded if decoder == "pyav" else videos.by_torchcodec
+    whole = {name: decode(videos.named(name)) for name in NAMES}
+    data = made(decoder=decoder)
     assert len(data) == len(STARTS)
-    whole = {name: videos.decoded(videos.named(name)) for name in NAMES}
     seen = []
     for batch in hr.DataLoader(data, batch_size=4, num_workers=workers):
         assert batch["frames"].shape[1:] == (4, 3, *videos.SIZE)

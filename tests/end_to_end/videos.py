@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 import numpy as np
+import pytest
 
 SIZE = 48, 64
 RATE = 30
@@ -90,6 +91,22 @@ def decoded(data: bytes) -> tuple[list[float], np.ndarray[Any, np.dtype[np.uint8
         frames = list(container.decode(video))
     pixels = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
     return [frame.time for frame in frames], pixels.transpose(0, 3, 1, 2)
+
+
+def torchcodec() -> Any:
+    """Its module of decoders; without FFmpeg's libraries, as without itself, a test that needs it is skipped."""
+    try:
+        import torchcodec.decoders as decoders
+    except (ImportError, OSError, RuntimeError) as error:
+        pytest.skip(f"torchcodec does not load here: {str(error)[:80]}")
+    return decoders
+
+
+def by_torchcodec(data: bytes) -> tuple[list[float], np.ndarray[Any, np.dtype[np.uint8]]]:
+    """The same as `decoded`, by torchcodec."""
+    frames = torchcodec().VideoDecoder(data, seek_mode="exact")
+    batch = frames.get_frames_in_range(0, len(frames))
+    return batch.pts_seconds.tolist(), batch.data.numpy()
 
 
 def with_edit(data: bytes, media_time: int, duration: int) -> bytes:

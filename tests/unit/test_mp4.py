@@ -57,16 +57,8 @@ def clip(data: bytes, frames: VideoTable, chosen: list[int], decoder: str) -> tu
 @pytest.fixture(params=["pyav", "torchcodec"])
 def decoder(request: pytest.FixtureRequest) -> str:
     if request.param == "torchcodec":
-        _torchcodec()
+        videos.torchcodec()
     return str(request.param)
-
-
-def _torchcodec() -> Any:
-    try:
-        import torchcodec.decoders as decoders
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"torchcodec does not load here: {str(error)[:80]}")
-    return decoders
 
 
 @pytest.mark.parametrize("name", videos.HOW)
@@ -88,12 +80,7 @@ def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
 def test_any_clip_has_the_pixels_of_the_whole_file(name: str, decoder: str) -> None:
     data = videos.named(name)
     found = table(data)
-    if decoder == "pyav":
-        times, whole = videos.decoded(data)
-    else:
-        frames = _torchcodec().VideoDecoder(data, seek_mode="exact")
-        batch = frames.get_frames_in_range(0, len(frames))
-        times, whole = batch.pts_seconds.tolist(), batch.data.numpy()
+    times, whole = videos.decoded(data) if decoder == "pyav" else videos.by_torchcodec(data)
     assert len(found) == len(whole)
     np.testing.assert_allclose(found.seconds(np.arange(len(whole))), times, atol=1e-6)
     draw = np.random.default_rng(0)
@@ -288,6 +275,6 @@ def test_video_that_is_to_be_shown_turned_is_turned_or_refused(decoder: str) -> 
         with pytest.raises(DecodeError, match="turned or mirrored, which decoder='torchcodec' does"):
             clip(turned, found, [3], decoder)
         return
-    whole = _torchcodec().VideoDecoder(turned, seek_mode="exact").get_frames_at([3, 40]).data.numpy()
+    whole = videos.torchcodec().VideoDecoder(turned, seek_mode="exact").get_frames_at([3, 40]).data.numpy()
     assert whole.shape[2:] == (64, 48)
     np.testing.assert_array_equal(clip(turned, found, [3, 40], decoder)[0], whole)

@@ -140,7 +140,7 @@ def _by_torchcodec(data: bytes, piece: Piece, limits: Limits) -> Frames:
         first = str(error).strip().partition("\n")[0][:200]
         raise OptionError(
             f"torchcodec does not load ({first}): it needs FFmpeg's shared libraries, and a build for the torch that "
-            "is here; decoder='pyav' brings its own"
+            "is here, which of PyPI's for a torch without CUDA is torchcodec==0.13.*; decoder='pyav' brings its own"
         ) from error
     decoder = decoders.VideoDecoder(data, seek_mode="exact", num_ffmpeg_threads=1)
     about = decoder.metadata
