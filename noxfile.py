@@ -86,6 +86,7 @@ def foreign(session: nox.Session) -> None:
         session,
         ".[test]",
         "litdata",
+        "polars",
         "megatron-energon",
         "zstd",
         "pyarrow",

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords
 from end_to_end.tars import tar
@@ -142,6 +143,17 @@ class TestLitDataInFrames(TestLitData):
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         return litdata.folder([samples], self.level if samples else None)
+
+
+class TestLitDataOfTables(FormatContract):
+    samples = [{"n": n, "s": "ü" * n, "body": bytes(n)} for n in range(30)]
+
+    def open_format(self) -> Format:
+        return LITDATA
+
+    def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+        schema = pa.schema({"n": pa.int64(), "s": pa.string(), "body": pa.binary()})
+        return litdata.of_tables({"0.parquet": (len(samples), parquet.written(samples, schema, row_group_size=7))})
 
 
 class TestEnergon(FormatContract):

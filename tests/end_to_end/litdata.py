@@ -129,3 +129,24 @@ def put(place: str, files: Mapping[str, bytes]) -> str:
     for name, data in files.items():
         memory.put(f"memory://{place}/{name}", data)
     return f"memory://{place}"
+
+
+def of_tables(tables: Mapping[str, tuple[int, bytes]], **config: Any) -> dict[str, bytes]:
+    """The files of a folder of Parquet files, and LitData's index of them; `tables`: (rows, bytes) by their names."""
+    said = [
+        {"chunk_bytes": len(data), "chunk_size": rows, "dim": None, "filename": name}
+        for name, (rows, data) in tables.items()
+    ]
+    about = {
+        "chunk_bytes": None,
+        "chunk_size": None,
+        "compression": None,
+        "data_format": ["int64", "string"],
+        "data_spec": None,
+        "encryption": None,
+        "item_loader": "ParquetLoader",
+        "types": None,
+        **config,
+    }
+    index = json.dumps({"chunks": said, "config": about, "updated_at": "1.0"}).encode()
+    return {**{name: data for name, (_, data) in tables.items()}, "index.json": index}

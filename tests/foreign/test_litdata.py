@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import headrace as hr
@@ -47,6 +48,22 @@ def test_samples_are_as_litdata_reads_them(written: Path, name: str) -> None:
     got = [{key: value for key, value in one.items() if not key.startswith("__")} for one in data]
     assert len(data) == len(expected)
     assert all(map(same, got, map(_as_fields, expected)))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("polars") is None, reason="LitData reads Parquet by Polars")
+def test_parquet_files_are_read_by_litdatas_index_as_litdata_reads_them(written: Path) -> None:
+    expected = pickle.loads((written / "tables.pickle").read_bytes())
+    data = hr.stream(str(written / "tables"))
+    got = [{key: value for key, value in one.items() if not key.startswith("__")} for one in data]
+    assert len(expected) == len(data) == len(got)
+    assert all(map(same, map(_plain, got), expected))
+
+
+def _plain(value: Any) -> Any:
+    """Lists for arrays: LitData gives the one, and headrace the other."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return {name: _plain(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _as_fields(item: Any) -> dict[str, Any]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from litdata import StreamingDataset
+from litdata import StreamingDataset, index_parquet_dataset
+from litdata.streaming.item_loader import ParquetLoader
 from litdata.streaming.writer import BinaryWriter
 
 COUNT = 20
@@ -59,4 +62,16 @@ def main(folder: Path) -> None:
         (folder / f"{name}.pickle").write_bytes(pickle.dumps([plain(data[k]) for k in range(len(data))]))
 
 
-main(Path(sys.argv[1]))
+def main_of_tables(folder: Path) -> None:
+    tables, place = [pa.Table.from_pylist(ROWS[:9]), pa.Table.from_pylist(ROWS[9:])], folder / "tables"
+    place.mkdir()
+    for k, table in enumerate(tables):
+        pq.write_table(table.cast(tables[1].schema), place / f"{1 - k}.parquet", row_group_size=4)
+    index_parquet_dataset(str(place))
+    data = StreamingDataset(str(place), item_loader=ParquetLoader())
+    (folder / "tables.pickle").write_bytes(pickle.dumps([data[k] for k in range(len(data))]))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    main_of_tables(Path(sys.argv[1]))

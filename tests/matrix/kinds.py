@@ -138,6 +138,15 @@ def _parquet(shards: Shards, packing: str) -> dict[str, bytes]:
     }
 
 
+def _litdata_tables(shards: Shards, packing: str) -> dict[str, bytes]:
+    files = _parquet(shards, packing)
+    names = [f"{chr(ord('z') - k)}.parquet" for k in range(len(files))]  # not in the order of their names
+    rows = map(len, shards)
+    return litdata.of_tables(
+        {name: (count, data) for name, count, data in zip(names, rows, files.values(), strict=True)}
+    )
+
+
 def _energon(shards: Shards, packing: str) -> dict[str, bytes]:
     filled = [[(f"{n:04}", {"cls": str(n).encode(), "bin": bytes(n)}) for n in shard] for shard in shards if shard]
     return energon.folder({"train": filled})
@@ -336,6 +345,15 @@ KINDS = (
         given=_folder,
         packings=(PLAIN, ZST, FRAMES),
         absent="its writer knows Zstandard alone",
+        index="auto",
+    ),
+    Kind(
+        "LitData (Parquet)",
+        _litdata_tables,
+        _n,
+        given=_folder,
+        packings=(PLAIN, GZ, ZST),
+        absent="its pages are compressed, each by itself, and not the file",
         index="auto",
     ),
 )

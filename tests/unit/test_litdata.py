@@ -235,7 +235,7 @@ def test_catalogue_that_is_damaged_says_where(said: bytes, why: str) -> None:
         LITDATA.listed(URL, said, DEFAULTS)
 
 
-@pytest.mark.parametrize("loader", ["TokensLoader", "ParquetLoader", "TemporalArrayLoader"])
+@pytest.mark.parametrize("loader", ["TokensLoader", "TemporalArrayLoader"])
 def test_catalogue_of_another_loader_says_what_reads_it(loader: str) -> None:
     with pytest.raises(OptionError, match=loader):
         LITDATA.listed(URL, with_config(item_loader=loader), DEFAULTS)

@@ -131,14 +131,8 @@ def place_of(
             return _by_kinds(names, asks)
         return Place(urls, format_named(given), (*names.facts, ("format", "as it was given")))
     form = format_of(urls) if given is None else format_named(given)
-    if form is None and (listed := _catalogue(urls, None, asks, limits)) is not None:
-        why = f"{listed[0].name}, by its {listed[0].catalogue}"
-        return Place(urls, listed[0], (("format", why), *listed[2]), entries=listed[1])
-    if form is not None and form.catalogue is not None:
-        listed = _catalogue(urls, form, asks, limits)
-        if listed is not None:
-            why = f"{form.name}, by its {form.catalogue}"
-            return Place(urls, form, (("format", why), *listed[2]), entries=listed[1])
+    if (form is None or form.catalogue is not None) and (found := _catalogue(urls, form, asks, limits)) is not None:
+        return found
     if all(map(_is_folder, urls)):
         names = folders_at(urls, storage_options, kept=kept)
         return _by_kinds(names, asks) if form is None else _of_format(names, form)
@@ -286,10 +280,8 @@ def _shown(listing: Listing) -> str:
     return f"; {masked(listing.folder) or 'the working folder'} was listed"
 
 
-def _catalogue(
-    urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits
-) -> tuple[Format, Sequence[ShardEntry], Facts] | None:
-    """(the format, the shards, what is said of them) of the folders, or catalogues, at `urls`; None: they are none.
+def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
+    """What the catalogues of the folders at `urls`, or those at `urls`, say; None: there are none.
 
     Args:
         form: whose catalogues; None: any, which is found by what they say.
@@ -300,6 +292,7 @@ def _catalogue(
             named[one.catalogue].append(one)
     entries: list[ShardEntry] = []
     facts: dict[tuple[str, str], None] = {}
+    reads: Format | None = None
     for url in urls:
         for place, name in _places_of_catalogues(url, tuple(named)):
             data = asks(place, None)
@@ -308,6 +301,11 @@ def _catalogue(
                 continue
             form = said
             found = form.catalogued(place, data, limits, partial(_beside, asks, place))
+            if reads is not None and (found.form or form).name != reads.name:
+                raise OptionError(
+                    f"{masked(url)} has shards of {(found.form or form).name}, and others of {reads.name}"
+                )
+            reads = found.form or form
             entries += found.entries
             facts |= dict.fromkeys(found.facts)
             break
@@ -315,7 +313,10 @@ def _catalogue(
             if entries:
                 raise OptionError(f"{masked(url)} is no folder of {form.name if form else 'shards'}, and others are")
             return None
-    return None if form is None else (form, entries, tuple(facts))
+    if form is None or reads is None:
+        return None
+    whose = "its" if reads is form else f"{form.name}'s"
+    return Place(urls, reads, (("format", f"{reads.name}, by {whose} {form.catalogue}"), *facts), entries=entries)
 
 
 def _beside(asks: Asks, place: str, name: str) -> bytes | None:

@@ -42,10 +42,12 @@ class Catalogue:
     Attributes:
         entries: the shards, in their order.
         facts: what else is told of them where a stream describes itself: (of what, what).
+        form: what reads the shards, where the format whose catalogue it is does not.
     """
 
     entries: Sequence[ShardEntry]
     facts: tuple[tuple[str, str], ...] = ()
+    form: Format | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from headrace.errors import OptionError
@@ -12,6 +13,32 @@ from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, te
 
 Asked = Sequence[tuple[str, str, object]] | Sequence[Sequence[tuple[str, str, object]]]
 """A predicate, as a user gives it."""
+
+
+class ListedTable(NamedTuple):
+    """What a catalogue says of a file.
+
+    Attributes:
+        rows: how many it has.
+        nbytes: of it.
+        catalogue: its address, secrets hidden.
+    """
+
+    rows: int
+    nbytes: int
+    catalogue: str
+
+    def check(self, rows: int, nbytes: int) -> None:
+        """See that it is so.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if (rows, nbytes) != (self.rows, self.nbytes):
+            raise ValueError(
+                f"it has {rows} rows in {nbytes} bytes, and its catalogue {self.catalogue} says {self.rows} in "
+                f"{self.nbytes}: make that anew"
+            )
 
 
 class TableFormat(Format):

@@ -1,10 +1,11 @@
-"""What the `index.json` of a folder of LitData's chunks says of them."""
+"""What LitData's `index.json` says: of the chunks of a folder, or of the Parquet files in it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.errors import LimitError, OptionError, masked
 from headrace.formats.compression.decompressor import Decompressor
@@ -13,13 +14,14 @@ from headrace.formats.format import ShardEntry
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import Limits
 from headrace.formats.litdata.trees import tree_of
+from headrace.formats.tables import ListedTable
 
 NAME = "index.json"
+PARQUET_LOADER = "ParquetLoader"
 _SAMPLES_MOST = 2**32 - 1
 _BYTES_MOST = 2**53
 _ELSEWHERE = {
     "TokensLoader": "it holds tokens, which hr.tokens reads",
-    "ParquetLoader": "its chunks are Parquet files: give those, with format='parquet'",
 }
 _PLAIN = ("str", "int", "float", "bool", "bytes", "null", "list", "map", "struct")
 _DEPTH_MOST = 50
@@ -43,17 +45,63 @@ class ItemChunk:
     packing: str
 
 
-def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
-    """The chunks that the catalogue at `url` names, in its order.
+class Said(NamedTuple):
+    """What a catalogue says of all its chunks, and of each.
+
+    Attributes:
+        loader: the class of LitData's that reads them.
+    """
+
+    loader: str
+    config: dict[str, object]
+    chunks: list[object]
+
+
+def said_by(url: str, data: bytes) -> Said:
+    """What the catalogue at `url` says.
 
     Raises:
-        FormatError, LimitError: it is damaged, or has chunks that are not read here.
+        FormatError: it is damaged.
     """
     said = catalogue_object(url, data)
     chunks, config = as_list(said.get("chunks")), as_object(said.get("config"))
     if chunks is None or config is None:
         raise catalogue_damage(url, "it has no chunks, or no config")
-    loader = as_text(config.get("item_loader")) or "PyTreeLoader"
+    return Said(as_text(config.get("item_loader")) or "PyTreeLoader", config, chunks)
+
+
+def tables(url: str, said: Said) -> Sequence[ShardEntry]:
+    """The Parquet files that are named, in that order, with what is said of each.
+
+    Raises:
+        FormatError: it is damaged.
+    """
+    if said.config.get("compression") is not None or said.config.get("encryption") is not None:
+        raise catalogue_damage(
+            url, "its Parquet files would be compressed or encrypted as a whole, and LitData's never are"
+        )
+    entries, seen = list[ShardEntry](), set[str]()
+    for number, one in enumerate(said.chunks):
+        try:
+            about = as_object(one) or {}
+            rows, nbytes = _sizes(about)
+            name = file_name(about.get("filename"))
+            if name in seen:
+                raise ValueError(f"its file {name[:200]!r} is that of another one, too: its rows would come twice")
+        except ValueError as error:
+            raise catalogue_damage(url, f"chunk {number}: {error}") from None
+        seen.add(name)
+        entries.append(ShardEntry(beside(url, name), about=ListedTable(rows, nbytes, masked(url))))
+    return entries
+
+
+def listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
+    """The chunks of items that the catalogue at `url` names, in its order.
+
+    Raises:
+        FormatError, LimitError: it is damaged, or has chunks that are not read here.
+    """
+    loader, config, chunks = said_by(url, data)
     if loader != "PyTreeLoader":
         why = _ELSEWHERE.get(loader, "that is not read")
         raise OptionError(f"{masked(url)} is made for LitData's {loader[:80]}: {why}")
@@ -97,16 +145,22 @@ def _config(config: dict[str, object]) -> tuple[str, str, str]:
 def _entry(
     url: str, said: dict[str, object], config: tuple[str, str, str], are_rows: bool, limits: Limits
 ) -> ShardEntry:
-    samples, nbytes = as_count(said.get("chunk_size"), _SAMPLES_MOST), as_count(said.get("chunk_bytes"), _BYTES_MOST)
-    if samples is None or nbytes is None:
-        sizes = f"{str(said.get('chunk_size'))[:40]!r} items, {str(said.get('chunk_bytes'))[:40]!r} bytes"
-        raise ValueError(f"it has {sizes}")
+    samples, nbytes = _sizes(said)
     formats, spec, packing = config
     if packing == "chunk" and nbytes > limits.member_bytes:
         raise LimitError(f"it has {nbytes} bytes unpacked, over the limit of {limits.member_bytes}")
     chunk = ItemChunk(formats, spec, samples, nbytes, packing)
     shares_blocks = are_rows or packing in ("chunk", "batch")
     return ShardEntry(beside(url, file_name(said.get("filename"))), samples, chunk, shares_blocks)
+
+
+def _sizes(said: dict[str, object]) -> tuple[int, int]:
+    """(how many samples a chunk has, its bytes)."""
+    samples, nbytes = as_count(said.get("chunk_size"), _SAMPLES_MOST), as_count(said.get("chunk_bytes"), _BYTES_MOST)
+    if samples is None or nbytes is None:
+        sizes = f"{str(said.get('chunk_size'))[:40]!r} items, {str(said.get('chunk_bytes'))[:40]!r} bytes"
+        raise ValueError(f"it has {sizes}")
+    return samples, nbytes
 
 
 def _are_arrows(types: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.compression.whole import unpacked_to, unpacked_whole
 from headrace.formats.folders import at_least
-from headrace.formats.format import Block, Format, ShardEntry
+from headrace.formats.format import Block, Catalogue, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count
 from headrace.formats.limits import Limits
@@ -21,6 +21,7 @@ from headrace.formats.litdata import catalogue
 from headrace.formats.litdata.catalogue import ItemChunk
 from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds.table import offsets_of, table_bytes
+from headrace.formats.parquet.format import PARQUET, Parquet
 from headrace.formats.rows_of_block import RowsOfBlock
 from headrace.protocols import Reads
 from headrace.rows import Rows
@@ -34,18 +35,20 @@ _ARROW, _ARROW_END = b"LDARW01\0", 12
 
 
 class LitData(Format):
-    """A folder with LitData's `index.json`.
+    """A folder with LitData's `index.json`: of its own chunks, or of Parquet files.
 
     Args:
         unpickle: the fields of which pickles are read; to read one runs what the data say.
+        parquet: how Parquet files are read that `index_parquet_dataset` has made an index of.
     """
 
     name = "litdata"
     suffixes = ()
     catalogue = catalogue.NAME
 
-    def __init__(self, unpickle: Sequence[str] = ()) -> None:
+    def __init__(self, unpickle: Sequence[str] = (), *, parquet: Parquet = PARQUET) -> None:
         self.unpickle = (unpickle,) if isinstance(unpickle, str) else tuple(unpickle)
+        self.parquet = parquet
 
     def sniff(self, name: str, head: bytes) -> float:
         begins_so = name == catalogue.NAME and head.lstrip()[:1] == b"{"
@@ -53,6 +56,12 @@ class LitData(Format):
 
     def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
         return catalogue.listed(url, data, self.unpickle, limits)
+
+    def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
+        said = catalogue.said_by(url, data)
+        if said.loader == catalogue.PARQUET_LOADER:
+            return Catalogue(catalogue.tables(url, said), form=self.parquet)
+        return super().catalogued(url, data, limits, others)
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: ItemChunk | None = shard.about

@@ -23,7 +23,7 @@ from headrace.formats.parquet.schema import ParquetColumn, Schema
 from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
 from headrace.formats.parquet.where import left_of, questions
 from headrace.formats.predicates import ALL, NONE, Where, known
-from headrace.formats.tables import TableFormat, constants_of
+from headrace.formats.tables import ListedTable, TableFormat, constants_of
 from headrace.protocols import Reads, Version
 from headrace.rows import Rows
 
@@ -97,7 +97,7 @@ class Parquet(TableFormat):
             if length + END_BYTES > len(tail):
                 tail = await _tail(reads, url, length + END_BYTES, size, span.etag)
             data = tail[-END_BYTES - length : -END_BYTES]
-            read = partial(self._index, data, url, size - length - END_BYTES, limits)
+            read = partial(self._index, data, shard, size, limits)
             rows, opened, columns = read() if length <= _QUICK_BYTES else await anyio.to_thread.run_sync(read)
         except LimitError as error:
             raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
@@ -151,10 +151,15 @@ class Parquet(TableFormat):
         table = table.select([name for name in table.column_names if self.is_shown(name)])
         return TableRows(table, facts.schema.features, constants, kept)
 
-    def _index(self, data: bytes, url: str, end: int, limits: Limits) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
+    def _index(
+        self, data: bytes, shard: ShardEntry, size: int, limits: Limits
+    ) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
         """(the table of samples, the bytes of all when opened, the columns) that the footer `data` tells."""
-        constants = constants_of(url)
-        footer = read_footer(data, end, partial(self._chosen, constants), limits)
+        constants = constants_of(shard.url)
+        footer = read_footer(data, size - len(data) - END_BYTES, partial(self._chosen, constants), limits)
+        said: ListedTable | None = shard.about
+        if said is not None:
+            said.check(sum(group.rows for group in footer.groups), size)
         own = {column.name for column in footer.schema.columns}
         more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
         schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
