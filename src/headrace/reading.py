@@ -30,7 +30,10 @@ async def read(url: str, start: int | None = None, stop: int | None = None) -> b
         StorageError: the read failed for good; the message names the address, the range and the attempts.
         OptionError: no store knows the address's scheme.
     """
-    return await read_from(None, url, start, stop)
+    running = reader_here()
+    if running is None:
+        return await read_from(None, url, start, stop)
+    return await unwatched(running.read(url, start, stop))
 
 
 async def read_from(

@@ -92,7 +92,8 @@ class Coalescer:
         if wanted.shared is not None:
             return await wanted.shared.read(start, stop, charge)
         request = RangeRequest(url, start, stop, etag=etag, charge=charge)
-        return await self._fetch_data(request), request
+        await self._fetch(request)
+        return request.result(), request
 
     def _share(self, url: str, etag: str | None, turn: list[_WantedRange]) -> None:
         """Begin a request for those ranges that lie together."""
@@ -123,7 +124,8 @@ class Coalescer:
             request = RangeRequest(url, None, None, etag=etag, charge=charge, most=most)
         else:
             request = RangeRequest(url, start, most if stop is None else min(stop, most), etag=etag, charge=charge)
-        first = await self._fetch_data(request)
+        await self._fetch(request)
+        first = request.result()
         await _paid(request.charge, len(first))  # where its answer did not say how long it is
         size = request.size if stop is not None else request.span().size
         end = min(end for end in (stop, size) if end is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -34,6 +34,9 @@ from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
     from headrace.fetch.cache import Cache, Cached
+
+
+_ANY_VERSION = Version()
 
 
 class Reader:
@@ -109,7 +112,30 @@ class Reader:
             raise OptionError(f"start={start}, stop={stop} is no byte range: 0 <= start <= stop must hold")
         if stop is not None and stop == (start or 0):
             return b""
-        return await self._read_range(url, start, stop, check, version or Version())
+        version = version or _ANY_VERSION
+        cache = self._cache_for(url)
+        charge = running_charge.get()
+        found = None if cache is None else await self._kept(cache, url, start, stop, version.etag, check)
+        if found is not None:
+            admitted = None if charge is None else charge(len(found.data))
+            if admitted is not None:
+                await admitted
+            return bytes(found.data)
+        for _ in range(1 if check is None else 2):
+            try:
+                data, span = await self._gather.read(url, start, stop, charge, version.etag)
+            except ObjectChangedError as error:
+                if version.known_by == "indexed":
+                    raise
+                raise not_as_listed(url, error.reason) from error
+            if span is not None and version.size not in (None, span.size):
+                raise not_as_known(url, f"it had {version.size} bytes then, and has {span.size}", version.known_by)
+            if check is None or check(data):
+                if cache is not None and span is not None:
+                    await cache.put(url, start, stop, span, data)
+                return data
+            charge = None
+        raise _wrong_bytes(url, start, stop)
 
     async def read_into(
         self,
@@ -140,7 +166,7 @@ class Reader:
             raise OptionError(f"start={start} and a target of {target.nbytes} bytes: both must be in range")
         stop = start + target.nbytes
         cache = self._cache_for(url)
-        found = await self._kept(cache, url, start, stop, etag, check)
+        found = None if cache is None else await self._kept(cache, url, start, stop, etag, check)
         if found is not None:
             np.frombuffer(target, np.uint8)[: len(found.data)] = np.frombuffer(found.data, np.uint8)
             return found.span
@@ -205,46 +231,19 @@ class Reader:
     ) -> None:
         await self.aclose()
 
-    async def _read_range(
-        self, url: str, start: int | None, stop: int | None, check: Check | None, version: Version
-    ) -> bytes:
-        cache = self._cache_for(url)
-        charge = running_charge.get()
-        found = await self._kept(cache, url, start, stop, version.etag, check)
-        if found is not None:
-            admitted = None if charge is None else charge(len(found.data))
-            if admitted is not None:
-                await admitted
-            return bytes(found.data)
-        for _ in range(1 if check is None else 2):
-            try:
-                data, span = await self._gather.read(url, start, stop, charge, version.etag)
-            except ObjectChangedError as error:
-                if version.known_by == "indexed":
-                    raise
-                raise not_as_listed(url, error.reason) from error
-            if span is not None and version.size not in (None, span.size):
-                raise not_as_known(url, f"it had {version.size} bytes then, and has {span.size}", version.known_by)
-            if check is None or check(data):
-                if cache is not None and span is not None:
-                    await cache.put(url, start, stop, span, data)
-                return data
-            charge = None
-        raise _wrong_bytes(url, start, stop)
-
     async def _kept(
-        self, cache: Cache | None, url: str, start: int | None, stop: int | None, etag: str | None, check: Check | None
+        self, cache: Cache, url: str, start: int | None, stop: int | None, etag: str | None, check: Check | None
     ) -> Cached | None:
         """What the cache has of it, where that is right."""
-        found = None if cache is None else await cache.get(url, start, stop, etag)
+        found = await cache.get(url, start, stop, etag)
         if found is None or (check is not None and not check(found.data)):
             return None
         self.meter.cached += 1
         return found
 
-    async def _fetch(self, request: RangeRequest) -> None:
+    def _fetch(self, request: RangeRequest) -> Awaitable[None]:
         store, path = self._stores.of(request.url)
-        await self._attempts.fetch(store, path, request)
+        return self._attempts.fetch(store, path, request)
 
     def _cache_for(self, url: str) -> Cache | None:
         """The cache, where reading from it is faster than reading from the store."""

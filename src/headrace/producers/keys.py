@@ -108,16 +108,12 @@ class KeyProducer:
             self._getters += 1
             group.start_soon(self._serve, flow, group)
 
-    def _is_short(self, flow: Flow) -> bool:
-        """Whether workers have nothing to do, though as many samples are being got as may be."""
-        return self._outstanding >= self._adaptive.level and flow.is_starved
-
     def _add(self, chunk: _Chunk) -> None:
         self._outstanding += len(chunk.keys)
         calls = 1 if self._get_many is not None else len(chunk.keys)
         chunk.missing = calls
         self._under_way[chunk.position] = chunk
-        self._todo.extend((chunk, k) for k in range(calls))
+        self._todo.extend([(chunk, k) for k in range(calls)])
         for _ in range(min(calls, len(self._idle))):
             self._idle.popleft().set()
 
@@ -153,7 +149,9 @@ class KeyProducer:
             if type(got) is Failure:
                 self._spoil(flow, chunk, chunk.position + k, got)
             got = None  # a getter may wait for long
-            if self._adaptive.answered(self._now(), is_full=self._is_short(flow)):
+            # Full: workers have nothing to do, though as many samples are being got as may be.
+            is_full = self._outstanding >= self._adaptive.level and flow.is_starved
+            if self._adaptive.answered(self._now(), is_full=is_full):
                 self._staff(flow, group)
                 self._less.set()
             if not chunk.missing or chunk.failed is not None:

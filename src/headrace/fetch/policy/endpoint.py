@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headrace.errors import StorageError, ThrottledError
@@ -69,10 +69,11 @@ class Endpoint:
 
     def try_enter(self) -> bool:
         """Be among the requests under way, if that needs no waiting."""
-        everyone = self._everyone
-        if not everyone.has_room or not self.level.try_enter():
+        if not self._everyone.try_enter():
             return False
-        everyone.inside += 1
+        if not self.level.try_enter():
+            self._everyone.leave()
+            return False
         return True
 
     async def enter(self, *, again: bool = False) -> None:
@@ -225,13 +226,13 @@ class HedgedRequest:
             await close(answer)
 
 
-async def _get(store: Store, path: str, request: RangeRequest) -> Answer:
+def _get(store: Store, path: str, request: RangeRequest) -> Awaitable[Answer]:
     start, stop = request.asked_start, request.asked_stop
     if request.rest is not None:
         go_on: GoesOn | None = getattr(store, "go_on", None)  # others know ranges, or are no servers
         if go_on is not None:
-            return await go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
-    return await store.get(path, start, stop, if_match=request.if_match)
+            return go_on(path, start, stop, if_match=request.if_match, rest=request.rest)
+    return store.get(path, start, stop, if_match=request.if_match)
 
 
 async def close(answer: Answer) -> None:

@@ -45,7 +45,9 @@ class ConcurrencyLimit(Semaphore):
 
     def try_enter(self) -> bool:
         """See `Semaphore.try_enter`."""
-        if not self.has_room or (self.pace is not None and self.pace.take(self._clock()) > 0.0):
+        if self._turns.waiting or self.inside + 1 > self.limit:
+            return False
+        if self.pace is not None and self.pace.take(self._clock()) > 0.0:
             return False
         self.inside += 1
         return True
@@ -59,7 +61,7 @@ class ConcurrencyLimit(Semaphore):
                 self.pace = None
         if self.limit < self.bound:
             self.limit = min(float(self.bound), self.limit + 1.0 / self.limit)
-            if self._turns:
+            if self._turns.waiting:
                 self._wake()
 
     def overloaded(self, began: float, *, throttled: bool) -> None:
@@ -82,7 +84,7 @@ class ConcurrencyLimit(Semaphore):
             self._timer = None
 
     def _wake(self) -> None:
-        while self._turns and self.inside + 1 <= self.limit:
+        while self._turns.waiting and self.inside + 1 <= self.limit:
             wait_s = self.pace.take(self._clock()) if self.pace is not None else 0.0
             if wait_s > 0.0:
                 self.close()

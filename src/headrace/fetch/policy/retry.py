@@ -95,9 +95,9 @@ class RetryBudget:
 
     def give(self, share: float) -> None:
         """A request has succeeded (or will not be made)."""
-        if self._left < self.FULL or self._turns:
+        if self._left < self.FULL or self._turns.waiting:
             self._left = min(self.FULL, self._left + share)
-            if self._turns:
+            if self._turns.waiting:
                 self._wake()
 
     def close(self) -> None:
@@ -113,6 +113,6 @@ class RetryBudget:
         while self._left >= 1.0 and self._turns.grant():
             self._left -= 1.0
         self.close()
-        if self._turns:
+        if self._turns.waiting:
             wait_s = max(0.001, (1.0 - self._left) / self.PER_S)  # timers are good for 1 ms
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)

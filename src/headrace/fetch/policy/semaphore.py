@@ -8,16 +8,18 @@ from collections.abc import Callable
 
 
 class WaitingLine:
-    """Who waits for a turn: first come, first served, and those who come `again` before the others."""
+    """Who waits for a turn: first come, first served, and those who come `again` before the others.
 
-    __slots__ = ("_again", "_new")
+    Attributes:
+        waiting: how many stand in line.
+    """
+
+    __slots__ = ("_again", "_new", "waiting")
 
     def __init__(self) -> None:
+        self.waiting = 0
         self._again: deque[asyncio.Future[None]] = deque()
         self._new: deque[asyncio.Future[None]] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._again or self._new)
 
     async def wait(self, wake: Callable[[], None], hand_on: Callable[[], None], *, again: bool = False) -> None:
         """Wait until `grant` has come to us.
@@ -29,6 +31,7 @@ class WaitingLine:
         future = asyncio.get_running_loop().create_future()
         line = self._again if again else self._new
         line.append(future)
+        self.waiting += 1
         wake()
         try:
             await future
@@ -36,6 +39,7 @@ class WaitingLine:
             if future.cancelled():
                 if future in line:
                     line.remove(future)
+                    self.waiting -= 1
             else:
                 hand_on()
             raise
@@ -45,6 +49,7 @@ class WaitingLine:
         for line in (self._again, self._new):
             while line:
                 future = line.popleft()
+                self.waiting -= 1
                 if not future.done():
                     future.set_result(None)
                     return True
@@ -61,14 +66,9 @@ class Semaphore:
         self.inside = 0
         self._turns = WaitingLine()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the next one need not wait."""
-        return self.inside + 1 <= self.limit and not self._turns
-
     def try_enter(self) -> bool:
         """Be inside, if that needs no waiting."""
-        if not self.has_room:
+        if self._turns.waiting or self.inside + 1 > self.limit:
             return False
         self.inside += 1
         return True
@@ -81,7 +81,7 @@ class Semaphore:
     def leave(self) -> None:
         """Be outside again."""
         self.inside -= 1
-        if self._turns:
+        if self._turns.waiting:
             self._wake()
 
     def _wake(self) -> None:

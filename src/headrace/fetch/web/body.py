@@ -77,7 +77,8 @@ class Body:
 
     async def aclose(self) -> None:
         """See `Fills`."""
-        self.abort()
+        if self._connection is not None:
+            self.abort()
 
     def abort(self) -> None:
         """End its connection, unless that went back already."""

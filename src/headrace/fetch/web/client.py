@@ -7,7 +7,6 @@ import string
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,23 +29,23 @@ _ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 
 
-class _WantedAnswer(NamedTuple):
-    """What is asked for, and by what name errors call it."""
+class _WantedAnswer:
+    """What is asked for, and by what name errors call it.
 
-    name: str
-    start: int | None
-    stop: int | None
-    if_match: str | None
+    Attributes:
+        fields: what the request says of it.
+    """
 
-    def fields(self) -> dict[str, str]:
-        """What the request says of it."""
-        fields = {}
-        if self.start is not None or self.stop is not None:
-            fields["Range"] = f"bytes={self.start or 0}-{'' if self.stop is None else self.stop - 1}"
+    __slots__ = ("fields", "if_match", "name", "start", "stop")
+
+    def __init__(self, name: str, start: int | None, stop: int | None, if_match: str | None) -> None:
+        self.name, self.start, self.stop, self.if_match = name, start, stop, if_match
+        self.fields: dict[str, str] = {}
+        if start is not None or stop is not None:
+            self.fields["Range"] = f"bytes={start or 0}-{'' if stop is None else stop - 1}"
         # RFC 9110 §13.1.1: a weak validator never matches; the answer's ETag is compared all the same.
-        if self.if_match is not None and not self.if_match.startswith("W/"):
-            fields["If-Match"] = self.if_match
-        return fields
+        if if_match is not None and not if_match.startswith("W/"):
+            self.fields["If-Match"] = if_match
 
     def end(self, size: int) -> int:
         """Where the range ends in an object of `size` bytes."""
@@ -89,8 +88,8 @@ class Web:
         wanted = _WantedAnswer(name or url, start, stop, if_match)
         if rest is not None and stop is not None and (answer := rest.go_on(start or 0, stop, wanted.name)) is not None:
             return answer
-        final, connection, head = await self._follow(url, wanted, wanted.fields(), headers or {})
-        is_beyond = head.status == 416 and bool(wanted.fields())
+        final, connection, head = await self._follow(url, wanted, wanted.fields, headers or {})
+        is_beyond = head.status == 416 and bool(wanted.fields)
         if is_beyond:
             answer = await _beyond(connection, head, wanted)
             if answer is not None:
@@ -101,7 +100,7 @@ class Web:
             raise await self._refusal(connection, head, wanted)
         try:
             if head.status == 206:
-                answer = await _part(connection, head, wanted)
+                answer = _part(connection, head, wanted)
             else:
                 answer = await _whole(connection, head, wanted, None if is_beyond else rest, is_beyond=is_beyond)
         except ValueError as error:
@@ -195,7 +194,7 @@ class WebStore:
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         """See `Store.get`; a path is sent as it stands, its query included."""
-        return await self.go_on(path, start, stop, if_match=if_match, rest=None)
+        return await self._web.get(f"{self._base}/{path}", start, stop, if_match=if_match, headers=self._headers)
 
     async def go_on(
         self, path: str, start: int | None, stop: int | None, *, if_match: str | None, rest: Rest | None
@@ -251,14 +250,14 @@ def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, T
     return there, target
 
 
-async def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
+def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
     """The answer where a part came."""
     etag = _checked(head, wanted)
     start, stop, size = content_range(head.headers.get("content-range", "(none)"))
     if start is None or stop is None or head.headers.get("content-type", "").lower().startswith("multipart/"):
         raise ValueError("it is no single range")
     asked_stop = wanted.stop if size is None else wanted.end(size)
-    if not wanted.fields() or (start, stop) != (wanted.start or 0, asked_stop):
+    if not wanted.fields or (start, stop) != (wanted.start or 0, asked_stop):
         raise ValueError(
             f"asked for bytes {wanted.start or 0} to {'the end' if wanted.stop is None else wanted.stop}, "
             f"it has {start} to {stop} of {'unknown' if size is None else size}"
@@ -313,8 +312,8 @@ async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> 
 
 def _checked(head: Head, wanted: _WantedAnswer) -> str | None:
     """The ETag of an answer whose bytes are those of the object and version that was asked for."""
-    encoding = head.headers.get("content-encoding", "")
-    if not is_plain(encoding):
+    encoding = head.headers.get("content-encoding")
+    if encoding is not None and not is_plain(encoding):
         raise ValueError(
             f"its body is encoded ({encoding[:40]!r}); only bytes as they are stored can be read in ranges"
         )

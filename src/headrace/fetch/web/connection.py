@@ -32,7 +32,6 @@ class Connection(asyncio.BufferedProtocol):
         filled: how many bytes the latest `fill` has received; also while it waits, and after it has failed.
         has_begun: whether any byte of the answer came.
         address: the IP address at the other side.
-        idle_since: since when no request was under way, in the loop's seconds.
         closed: done when it is.
 
     Args:
@@ -54,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address = ""
         self.filled = 0
         self.has_begun = False
-        self.idle_since = 0.0
+        self._idle_since = 0.0
         self.closed: asyncio.Future[None] = self._loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -98,6 +97,10 @@ class Connection(asyncio.BufferedProtocol):
         self.closed.set_result(None)
         self._wake(EndedError(self._ended))
 
+    def idle_s(self) -> float:
+        """For how long no request has been under way."""
+        return self._loop.time() - self._idle_since
+
     def is_usable(self) -> bool:
         """Whether a request may be sent: it stands, and nothing has come that the loop has not seen yet."""
         return not self._transport.is_closing() and (self._poll is None or not self._poll.poll(0))
@@ -109,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._begin = self._end = 0
         self._is_idle = True
+        self._idle_since = self._loop.time()
         self._resume()
         self._put_back(self)
 
@@ -128,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
         for _ in range(_INTERIM_ANSWERS):
             searched = 0
-            while (end := head_end(self._memory, searched, self._end)) < 0:
+            while not self._end or (end := head_end(self._memory, searched, self._end)) < 0:
                 searched = self._end
                 if searched == self._room.nbytes:
                     self._grow(HEAD_BYTES)

@@ -94,7 +94,6 @@ class Connections:
 
     def _put_back(self, origin: WebOrigin, connection: Connection) -> None:
         """Keep it for the next request; the latest is used first, so that those that are too many grow old."""
-        connection.idle_since = asyncio.get_running_loop().time()
         self._idle.setdefault(origin, []).append(connection)
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
@@ -104,19 +103,16 @@ class Connections:
         while idle:
             connection = idle.pop()
             is_allowed = not public_only or self.is_public(connection.address)
-            if is_allowed and not self._is_old(connection) and connection.is_usable():
+            if is_allowed and connection.idle_s() < self._idle_s and connection.is_usable():
                 return connection
             connection.abort()
         return None
-
-    def _is_old(self, connection: Connection) -> bool:
-        return asyncio.get_running_loop().time() - connection.idle_since >= self._idle_s
 
     def _sweep(self) -> None:
         """End those that nobody has used for long, also of origins that nobody asks any more."""
         self._sweeper = None
         for origin, idle in list(self._idle.items()):
-            old = [connection for connection in idle if self._is_old(connection)]
+            old = [connection for connection in idle if connection.idle_s() >= self._idle_s]
             del idle[: len(old)]
             for connection in old:
                 connection.abort()
