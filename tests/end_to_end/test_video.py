@@ -148,6 +148,18 @@ def test_only_the_bytes_that_clips_take_are_read_and_tables_once() -> None:
     assert sum(sizes[1:]) < len(data) / 2
 
 
+@pytest.mark.parametrize("index", [None, "build"])
+def test_clips_of_fragmented_files_are_those_of_plain_ones(index: str | None) -> None:
+    for name in ("fragments-audio", "fragments-dash"):
+        memory.put(f"memory://clips/{name}.mp4", videos.named(name))
+        whole = videos.decoded(videos.named(name))[1]
+        for _ in range(2):  # the second time with the index, where one is made
+            data = hr.video(f"memory://clips/{name}.mp4", CLIPS, decoder="pyav", index=index)
+            assert keys(data.shuffle(), num_workers=1) == keys(data.shuffle())
+            assert sorted(keys(data)) == sorted(f"{name}/{start}" for start in range(0, 44, 9))
+            np.testing.assert_array_equal(data[3]["frames"], whole[[27, 29, 31, 33]])
+
+
 @pytest.mark.parametrize("how", ["build", "command"])
 def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tmp_path / "videos.hri")

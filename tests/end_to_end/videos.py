@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import io
 import struct
+import tempfile
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,14 @@ import av
 import numpy as np
 import pytest
 
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.format import read_tables, table_of
+from headrace.formats.mp4.frames import BODIES, PIECES, ClipDecoder
+from headrace.formats.mp4.pieces import pieces_of
+from headrace.formats.mp4.table import VideoTable
+
 SIZE = 48, 64
+URL = "memory://videos/0.mp4"
 RATE = 30
 _X264 = "threads=1:scenecut=0:keyint=12:min-keyint=12"
 
@@ -37,6 +46,22 @@ HOW: dict[str, dict[str, Any]] = {
     "negative": {"mux": {"movflags": "+negative_cts_offsets"}, "options": {"x264-params": _X264}},
 }
 
+FRAGMENTED = {  # how, and whether there is sound beside
+    "fragments": ("frag_keyframe+empty_moov", False),
+    "fragments-audio": ("frag_keyframe+empty_moov+default_base_moof", True),
+    "fragments-behind": ("frag_keyframe", True),  # the first part as in a plain file
+    "fragments-edit": ("frag_keyframe+delay_moov", True),
+    "fragments-dash": ("frag_keyframe+dash+global_sidx", True),
+    "fragments-cmaf": ("frag_keyframe+cmaf", False),
+    "fragments-implicit": ("frag_keyframe+empty_moov+omit_tfhd_offset", True),
+    "fragments-small": ("frag_every_frame+empty_moov+default_base_moof", False),
+    "fragments-separate": ("frag_keyframe+empty_moov+separate_moof", True),
+}
+HOW |= {
+    name: {"mux": {"movflags": flags}, "with_audio": with_audio, "options": {"x264-params": _X264}}
+    for name, (flags, with_audio) in FRAGMENTED.items()
+}
+
 
 def picture(k: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     y, x = np.mgrid[: SIZE[0], : SIZE[1]]
@@ -45,7 +70,8 @@ def picture(k: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 @functools.cache
 def named(name: str) -> bytes:
-    return written(**HOW[name])
+    with tempfile.TemporaryDirectory() as folder:  # some ways read what was written again
+        return written(**HOW[name], path=f"{folder}/0.mp4")
 
 
 def written(
@@ -115,3 +141,31 @@ def with_edit(data: bytes, media_time: int, duration: int) -> bytes:
     _, count, _, begin = struct.unpack_from(">IIIi", data, at)
     assert (count, begin) == (1, 1024), "one part, from the first frame on"
     return data[: at + 8] + struct.pack(">Ii", duration, media_time) + data[at + 16 :]
+
+
+class One:
+    """One object, and what was read of it."""
+
+    url, etag = URL, None
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size, self.reads = data, -1, list[tuple[int, int]]()
+
+    async def read(self, start: int, length: int) -> memoryview:
+        self.size = len(self.data)
+        length = max(min(length, self.size - start), 0)
+        if length:
+            self.reads.append((start, length))
+        return memoryview(self.data)[start : start + length]
+
+
+def table(data: bytes, limits: Limits = DEFAULTS) -> VideoTable:
+    return table_of(asyncio.run(read_tables(One(data), limits)), URL, len(data), limits)
+
+
+def clip(data: bytes, frames: VideoTable, chosen: list[int], decoder: str) -> tuple[Any, int]:
+    """(the clip's pixels, how many bytes were read for it)."""
+    pieces, spans = pieces_of(frames, np.array(chosen))
+    bodies = [np.frombuffer(data[begin:end], np.uint8) for begin, end in spans]
+    sample = {"__key__": "0", "__url__": URL, PIECES: pieces, BODIES: bodies}
+    return ClipDecoder(decoder)(sample)["frames"], sum(map(len, bodies))

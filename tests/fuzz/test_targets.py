@@ -24,7 +24,7 @@ CHANGED = {
     "arrows": 2000,
     "litdata": 2000,
     "tfrecord": 4000,
-    "mp4": 400,
+    "mp4": 800,
     "zips": 3000,
     "safetensors": 3000,
     "energon": 1000,

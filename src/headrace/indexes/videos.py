@@ -11,7 +11,8 @@ import numpy as np
 from headrace.errors import FormatError, masked
 from headrace.formats.index.file import Directory, check_block, read_directory, read_head
 from headrace.formats.limits import Limits
-from headrace.formats.mp4.format import MP4, read_moov, table_of, unpack_moov
+from headrace.formats.mp4.finding import Tables
+from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.table import VideoTable
 from headrace.indexes.building import build_file
 from headrace.indexes.held import HeldReads
@@ -80,21 +81,21 @@ class Videos:
         url = self.urls[ordinal]
         if self.place is None:
             shard = PinnedObject(reader, url)
-            moov = await read_moov(shard, self.limits)
+            tables = await read_tables(shard, self.limits)
             version = Version(shard.size, shard.etag)
         else:
-            moov, version = await self._kept(reader, self.place, ordinal)
+            tables, version = await self._kept(reader, self.place, ordinal)
         size = -1 if version.size is None else version.size
-        return table_of(moov, url, size, self.limits), version
+        return table_of(tables, url, size, self.limits), version
 
-    async def _kept(self, reader: Reads, place: str, ordinal: int) -> tuple[bytes, Version]:
+    async def _kept(self, reader: Reads, place: str, ordinal: int) -> tuple[Tables, Version]:
         """The tables of a video, as the index file has them."""
         directory, found = await self._opened(reader, place)
         at, what = int(found[ordinal]), masked(place)
         start, stop, check = directory.block(at)
         block = await reader.read(place, start, stop)
         check_block(block, check, what)
-        return unpack_moov(block, what), Version(int(directory.sizes[at]), directory.etag(at))
+        return unpack_tables(block, what), Version(int(directory.sizes[at]), directory.etag(at))
 
     async def _opened(self, reader: Reads, place: str) -> tuple[Directory, Ints]:
         """The index file's directory, and where each video is in it."""

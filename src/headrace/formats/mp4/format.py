@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.errors import FormatError, LimitError, OptionError, StageError, masked
+from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.compression.decompressor import path_of
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.file import Entry
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.mp4.boxes import HEADER_BYTES, Box, box, header_of, shown
+from headrace.formats.mp4.finding import HEAD_BYTES, Ranges, Tables, find_tables
 from headrace.formats.mp4.table import VideoTable, read_table
 from headrace.protocols import ObjectReads, Reads
 from headrace.types import Buffer
-
-_HEAD_BYTES = 64 * 1024  # read at first; in a file that is made to be streamed the tables of minutes are in it
-_BOXES_MOST = 1000  # before its tables
 
 
 class Mp4(Format):
@@ -37,9 +37,9 @@ class Mp4(Format):
 
     async def own_index(self, shard: ObjectReads, limits: Limits) -> tuple[Entry, bytes]:
         """What an index file has of a video: its tables, as they are."""
-        moov = await read_moov(shard, limits)
-        table = table_of(moov, shard.url, shard.size, limits)
-        block = pack_arrays({"size": shard.size, "etag": shard.etag}, {"moov": np.frombuffer(moov, np.uint8)})
+        tables = await read_tables(shard, limits)
+        table = table_of(tables, shard.url, shard.size, limits)
+        block = pack_arrays({"size": shard.size, "etag": shard.etag}, _arrays(tables))
         return Entry(
             name=shard.url,
             samples=len(table),
@@ -60,73 +60,77 @@ def is_video(url: str) -> bool:
     return path_of(url).lower().endswith(MP4.suffixes)
 
 
-def unpack_moov(block: Buffer, what: str) -> bytes:
+def _arrays(tables: Tables) -> dict[str, NDArray[np.generic]]:
+    """What an index file has of some tables: the fragments' bodies one behind the other."""
+    arrays: dict[str, NDArray[np.generic]] = {"moov": np.frombuffer(tables.moov, np.uint8)}
+    if tables.fragments:
+        places, bodies = zip(*tables.fragments, strict=True)
+        arrays["moof"] = np.frombuffer(b"".join(bodies), np.uint8)
+        arrays["moof_at"] = np.array(places, np.int64)
+        arrays["moof_ends"] = np.cumsum([len(body) for body in bodies])
+    return arrays
+
+
+def unpack_tables(block: Buffer, what: str) -> Tables:
     """The tables of a video, as `Mp4.own_index` has packed them.
 
     Raises:
         FormatError: the bytes are damaged, or no such index; it names `what`.
     """
-    moov = Arrays(block, what).arrays.get("moov")
+    arrays = Arrays(block, what).arrays
+    moov = arrays.get("moov")
     if moov is None or moov.dtype != np.uint8:
         raise damage(what, "it has no tables of a video; was it made of other shards?")
-    return moov.tobytes()
+    moof = arrays.get("moof", np.zeros(0, np.uint8))
+    places, ends = (arrays.get(name, moof[:0]).astype(np.int64) for name in ("moof_at", "moof_ends"))
+    begins = np.concatenate([[0], ends])
+    if moof.dtype != np.uint8 or len(places) != len(ends) or begins[-1] != len(moof) or (np.diff(begins) < 0).any():
+        raise damage(what, "its fragments are not where it says")
+    bodies = [moof[begin:end].tobytes() for begin, end in pairwise(begins.tolist())]
+    return Tables(moov.tobytes(), tuple(zip(places.tolist(), bodies, strict=True)))
 
 
-def table_of(moov: bytes, url: str, size: int, limits: Limits) -> VideoTable:
+def table_of(tables: Tables, url: str, size: int, limits: Limits) -> VideoTable:
     """The frames of the video at `url`, which has `size` bytes, by its tables.
 
     Raises:
         FormatError: they are damaged, or of a kind that is not read.
     """
     try:
-        return read_table(memoryview(moov), size, limits)
+        return read_table(tables, size, limits)
     except (ValueError, OverflowError, IndexError) as error:
         raise FormatError(f"the video {masked(url)} cannot be read by its tables: {error}", url=url) from None
 
 
-async def read_moov(shard: ObjectReads, limits: Limits) -> bytes:
-    """The body of the box with the tables of a video, without those of its other tracks, in two or three reads.
+async def read_tables(shard: ObjectReads, limits: Limits) -> Tables:
+    """The tables of a video, without those of its other tracks: of a plain file in two or three reads.
 
     Raises:
-        FormatError, LimitError: there is none, or it is too large.
+        FormatError, LimitError: there are none, or they are too large.
         StorageError: it could not be read.
     """
+    head = await shard.read(0, HEAD_BYTES)
+    walk = find_tables(head, shard.size, shard.url, limits)
     try:
-        moov = await _found(shard, limits)
-        kept = [part for part in Box(b"moov", moov) if part.kind != b"udta" and not _is_other_track(part)]
-        return b"".join(box(part.kind, bytes(part.body)) for part in kept)
+        ranges = next(walk)
+        while True:
+            ranges = walk.send(await _parts(shard, ranges))
+    except StopIteration as end:
+        found: Tables = end.value
+        return found
     except StageError:
         raise
     except ValueError as error:
         raise FormatError(f"{masked(shard.url)} is no MP4 that can be read: {error}", url=shard.url) from None
 
 
-def _is_other_track(part: Box) -> bool:
-    return part.kind == b"trak" and bytes(part.need(b"mdia", b"hdlr").body[8:12]) != b"vide"
-
-
-async def _found(shard: ObjectReads, limits: Limits) -> memoryview:
-    head, begin, at = await shard.read(0, _HEAD_BYTES), 0, 0
-    for _ in range(_BOXES_MOST):
-        if at >= shard.size:
-            break
-        if at + HEADER_BYTES > begin + len(head) and begin + len(head) < shard.size:
-            head, begin = await shard.read(at, _HEAD_BYTES), at
-        kind, header, size = header_of(head[at - begin :][:HEADER_BYTES], shard.size - at)
-        if at + size > shard.size:
-            raise ValueError(
-                f"its box {shown(kind)} at {at} would end at byte {at + size}, and it has {shard.size}: it is cut off"
-            )
-        if kind == b"moov":
-            if size > limits.member_bytes:
-                raise LimitError(
-                    f"{masked(shard.url)}: its tables have {size} bytes, over the limit of {limits.member_bytes}",
-                    url=shard.url,
-                )
-            have = head[at - begin + header :][: size - header]
-            more = await shard.read(at + header + len(have), size - header - len(have))
-            return memoryview(b"".join([have, more])) if len(more) else have
-        if kind == b"moof":
-            raise ValueError("it begins with a fragment, and its tables do not come before")
-        at += size
-    raise ValueError(f"it has no box 'moov' with tables within its {shard.size} bytes: it is cut off, or no MP4")
+async def _parts(shard: ObjectReads, ranges: Ranges) -> list[memoryview]:
+    """Parts of an object, read at once."""
+    if len(ranges) == 1:
+        return [await shard.read(start, stop - start) for start, stop in ranges]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(shard.read(start, stop - start)) for start, stop in ranges]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.boxes import Box, shown
+from headrace.formats.mp4.finding import Tables, video_track
+from headrace.formats.mp4.fragments import fragment_samples, track_of
+from headrace.formats.mp4.samples import REMUX, joined, plain_samples
 from headrace.types import Ints
 
-_FRAMES_MOST = 2**26  # a file of a month; of frames of one size a few bytes could claim any number
 _HELD_MOST = 16  # as H.264 has it
-_REMUX = "`ffmpeg -i IN.mp4 -c copy -movflags +faststart OUT.mp4` makes such a file of it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class VideoTable:
         track: what they have in common.
         offset, size: where the bytes of each lie in the file.
         delta: how much later the next one is decoded, in ticks.
-        dts, pts: when it is decoded and shown, in ticks of the track.
+        pts: when it is shown, in ticks of the track.
         is_key: whether one can begin to decode there.
         description: by which of the track's sample descriptions it is decoded, from 1.
         shown: the numbers of those that are shown, in the order in which they are.
@@ -57,7 +58,6 @@ class VideoTable:
     offset: Ints
     size: Ints
     delta: Ints
-    dts: Ints
     pts: Ints
     is_key: NDArray[np.bool_]
     description: Ints
@@ -120,57 +120,58 @@ class VideoTable:
         return self.shown_ticks[chosen] / self.track.timescale + self.begin_s
 
 
-def read_table(moov: memoryview, size: int, limits: Limits) -> VideoTable:
+def read_table(tables: Tables, size: int, limits: Limits) -> VideoTable:
     """The frames of a file's video.
 
     Args:
-        moov: the body of the file's box of that kind.
+        tables: of the file.
         size: bytes of the file.
         limits: on the pixels of a frame.
 
     Raises:
         ValueError: it is damaged, or of a kind that is not read; the message says which.
     """
-    movie = Box(b"moov", moov)
-    trak = _video_track(movie)
+    movie = Box(b"moov", memoryview(tables.moov))
+    trak = video_track(movie)
     mdia = trak.need(b"mdia")
     timescale = _timescale(mdia.need(b"mdhd"))
     stbl = mdia.need(b"minf", b"stbl")
-    sizes = _sizes(stbl, size)
-    count = len(sizes)
-    if not count and movie.find(b"mvex") is not None:
-        raise ValueError(f"it is fragmented: its frames are in tables all over it; {_REMUX}")
-    if not count:
-        raise ValueError("its video has no frames")
-    offset, description = _offsets(stbl, sizes, size)
-    delta = _per_frame(stbl.need(b"stts"), count)
-    dts = np.cumsum(delta) - delta
-    ctts = stbl.find(b"ctts")
-    pts = dts if ctts is None else dts + _per_frame(ctts, count, is_signed=True)
-    is_key = _keys(stbl.find(b"stss"), count)
-    media_time, duration, begin_s = _edit(trak, _timescale(movie.need(b"mvhd")), timescale)
+    movie_scale = _timescale(movie.need(b"mvhd"))
+    mvex = movie.find(b"mvex")
+    parts = [plain] if (plain := plain_samples(stbl, size)) is not None else []
+    if mvex is not None:
+        parts += fragment_samples(tables.fragments, mvex, track_of(trak), parts[0].end if parts else 0, size)
+    if not parts:
+        raise ValueError("its video has no frames" if mvex is None else "it is fragmented, and no fragment has frames")
+    whole = joined(parts)
+    if not whole.is_key[0]:
+        raise ValueError("its first frame is none where one can begin to decode")
+    pts = whole.pts
+    media_time, duration, begin_s = _edit(trak, movie_scale, timescale, is_fragmented=mvex is not None)
     is_shown = pts >= media_time
     if duration is not None:
         is_shown &= pts < media_time + duration
+        if mvex is not None and not is_shown[pts >= media_time].all():
+            raise ValueError(
+                f"its edit list ends before its fragments do, which players take for more or less; {REMUX}"
+            )
     shown = np.flatnonzero(is_shown)
     shown = shown[np.argsort(pts[shown], kind="stable")]
     if not len(shown):
         raise ValueError("its edit list shows none of its frames")
     if (np.diff(pts[shown]) == 0).any():
         raise ValueError("two of its frames are shown at the same time")
-    track = _track(trak, timescale, int(description.max()), limits)
     return VideoTable(
-        track, offset, sizes, delta, dts, pts, is_key, description, shown, begin_s - media_time / timescale
+        _track(trak, timescale, whole.description, limits),
+        whole.offset,
+        whole.size,
+        whole.delta,
+        pts,
+        whole.is_key,
+        whole.description,
+        shown,
+        begin_s - media_time / timescale,
     )
-
-
-def _video_track(movie: Box) -> Box:
-    videos = [
-        trak for trak in movie if trak.kind == b"trak" and bytes(trak.need(b"mdia", b"hdlr").body[8:12]) == b"vide"
-    ]
-    if len(videos) != 1:
-        raise ValueError(f"it has {len(videos)} video tracks; one is read")
-    return videos[0]
 
 
 def _timescale(box: Box) -> int:
@@ -180,73 +181,7 @@ def _timescale(box: Box) -> int:
     return timescale
 
 
-def _sizes(stbl: Box, nbytes: int) -> Ints:
-    """How many bytes each frame has."""
-    stsz = stbl.find(b"stsz")
-    if stsz is None:
-        raise ValueError(f"it has no table 'stsz' of its frames' sizes; {_REMUX}")
-    each, count = stsz.number(4), stsz.number(8)
-    if count > _FRAMES_MOST:
-        raise ValueError(f"it would have {count} frames, over the limit of {_FRAMES_MOST}")
-    if not each:
-        sizes = stsz.table(1, at=8)[:, 0]
-    elif each * count > nbytes:
-        raise ValueError(f"it would have {count} frames of {each} bytes, and has {nbytes} bytes")
-    else:
-        sizes = np.full(count, each, np.int64)
-    if count and not int(sizes.min()):
-        raise ValueError(f"its frame {int(sizes.argmin())} has no bytes")
-    return sizes
-
-
-def _offsets(stbl: Box, sizes: Ints, nbytes: int) -> tuple[Ints, Ints]:
-    """Where each frame lies, and the number of its description."""
-    stco = stbl.find(b"stco")
-    chunks = stbl.need(b"co64").table(1, dtype=">u8")[:, 0] if stco is None else stco.table(1)[:, 0]
-    runs = stbl.need(b"stsc").table(3)
-    first = np.append(runs[:, 0], len(chunks) + 1)
-    if not len(runs) or first[0] != 1 or (np.diff(first) <= 0).any():
-        raise ValueError(f"its table 'stsc' does not go through its {len(chunks)} chunks one after the other")
-    in_chunk = np.repeat(runs[:, 1], np.diff(first))
-    if int(in_chunk.sum()) != len(sizes):
-        raise ValueError(f"its chunks have {int(in_chunk.sum())} frames, and there are {len(sizes)}")
-    before = np.cumsum(sizes) - sizes
-    first_of_chunk = np.minimum(np.cumsum(in_chunk) - in_chunk, len(sizes) - 1)
-    offset = np.repeat(chunks - before[first_of_chunk], in_chunk) + before
-    beyond = np.flatnonzero(offset + sizes > nbytes)
-    if len(beyond):
-        at = int(beyond[0])
-        end = int(offset[at] + sizes[at])
-        raise ValueError(f"its frame {at} would end at byte {end}, and it has {nbytes} bytes: it is cut off")
-    return offset, np.repeat(np.repeat(runs[:, 2], np.diff(first)), in_chunk)
-
-
-def _per_frame(box: Box, count: int, *, is_signed: bool = False) -> Ints:
-    """A table of (how many frames, value), for each frame."""
-    runs = box.table(2)
-    if int(runs[:, 0].sum()) != count:
-        raise ValueError(f"its table {box} is of {int(runs[:, 0].sum())} frames, and there are {count}")
-    values = runs[:, 1]
-    if is_signed:  # in version 0, too: that is what is written, whatever the standard says
-        values = np.where(values < 2**31, values, values - 2**32)
-    return np.repeat(values, runs[:, 0])
-
-
-def _keys(stss: Box | None, count: int) -> NDArray[np.bool_]:
-    """At which frames one can begin to decode; at all where nothing is said."""
-    if stss is None:
-        return np.ones(count, np.bool_)
-    numbers = stss.table(1)[:, 0]
-    if not len(numbers) or numbers[0] != 1 or int(numbers.max()) > count:
-        raise ValueError(
-            "its first frame is none where one can begin to decode, or its table 'stss' has others' numbers"
-        )
-    is_key = np.zeros(count, np.bool_)
-    is_key[numbers - 1] = True
-    return is_key
-
-
-def _edit(trak: Box, movie_scale: int, scale: int) -> tuple[int, int | None, float]:
+def _edit(trak: Box, movie_scale: int, scale: int, *, is_fragmented: bool) -> tuple[int, int | None, float]:
     """What is shown of a track: from which tick on, how many ticks (None: all), and when that begins, in seconds."""
     elst = trak.find(b"edts", b"elst")
     if elst is None:
@@ -269,17 +204,21 @@ def _edit(trak: Box, movie_scale: int, scale: int) -> tuple[int, int | None, flo
     if len(found) != 1 or count > 64:
         raise ValueError(f"its edit list has {count} parts: it must be cut, and written anew, to be read")
     media_time, duration = found[0]
+    if not duration and is_fragmented:  # which has no duration yet when that is written
+        return media_time, None, begin / movie_scale
     if not duration:
         raise ValueError("its edit list shows it for no time")
     return media_time, (duration * scale + movie_scale // 2) // movie_scale, begin / movie_scale
 
 
-def _track(trak: Box, timescale: int, descriptions: int, limits: Limits) -> Track:
+def _track(trak: Box, timescale: int, description: Ints, limits: Limits) -> Track:
     tkhd, minf = trak.need(b"tkhd"), trak.need(b"mdia", b"minf")
     stsd = minf.need(b"stbl", b"stsd")
     entries = list(Box(b"stsd", stsd.body[8:]))
-    if not entries or descriptions > len(entries):
-        raise ValueError(f"its frames have {descriptions} descriptions, and there are {len(entries)}")
+    if int(description.min()) < 1 or int(description.max()) > len(entries):
+        raise ValueError(
+            f"its frames have descriptions {description.min()} to {description.max()}, and there are {len(entries)}"
+        )
     if any(entry.kind == b"encv" for entry in entries):
         raise ValueError("its video is encrypted")
     dref = minf.find(b"dinf", b"dref")

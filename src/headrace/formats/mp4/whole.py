@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.errors import DecodeError, OptionError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mp4.boxes import Box
+from headrace.formats.mp4.finding import tables_in
 from headrace.formats.mp4.frames import WHY_MOST, Frames, check_decoder, decoded
 from headrace.formats.mp4.pieces import pieces_of
 from headrace.formats.mp4.table import VideoTable, read_table
@@ -58,8 +58,7 @@ class VideoFrames:
             OptionError: the decoder does not load.
         """
         try:
-            moov = Box(b"file", memoryview(data)).need(b"moov").body
-            table = read_table(moov, len(data), self.limits)
+            table = read_table(tables_in(memoryview(data), self.limits), len(data), self.limits)
             pieces, spans = pieces_of(table, self._chosen(table))
             frames, _ = decoded(self.decoder, pieces, [memoryview(data)[a:b] for a, b in spans], self.limits)
         except OptionError:

@@ -1,0 +1,419 @@
+"""Fragmented MP4 files have the frames that were put into them, however it is said; what is damaged is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from end_to_end import videos
+from end_to_end.videos import URL, One, clip, table
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.errors import FormatError, LimitError
+from headrace.formats.index.named_arrays import pack_arrays
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.boxes import Box, box
+from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
+
+KEY, OTHER = 0x02000000, 0x01010000
+SCALE = 15360
+WHOLE = videos.named("fragments")
+INIT = WHOLE[: WHOLE.index(b"moof") - 4]
+"""The boxes before the first fragment, of a video without sound."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    size: int
+    duration: int
+    flags: int
+    later: int
+
+
+@dataclass(frozen=True)
+class How:
+    """How a fragment says what its frames are."""
+
+    base: str = "moof"  # where its place is counted from
+    tfdt: int | None = 1
+    version: int = 1
+    columns: frozenset[int] = frozenset((0x100, 0x200, 0x400, 0x800))
+    in_tfhd: bool = True  # what all frames of the fragment have in common; else it is in `trex`
+    has_offsets: bool = True
+    sound: int = 0  # bytes of another track before it
+    gap: int = 0  # bytes between its runs, where these have offsets
+
+
+FIELDS = {0x100: "duration", 0x200: "size", 0x400: "flags", 0x800: "later"}
+DURATION, SIZE = 512, 40
+DEFAULT_FRAME = Frame(SIZE, DURATION, OTHER, 0)
+
+
+def init() -> bytes:
+    """The boxes before the fragments: frames of which nothing is said are `DEFAULT_FRAME`s."""
+    at = INIT.index(b"trex")
+    trexes = [struct.pack(">6I", 0, 2, 1, 1, 7, KEY), struct.pack(">6I", 0, 1, 1, DURATION, SIZE, OTHER)]
+    mvex = box(b"mvex", *(box(b"trex", body) for body in trexes))
+    before = INIT.index(b"moov") - 4
+    begin = at - 12  # of the box `mvex`
+    (length,) = struct.unpack_from(">I", INIT, begin)
+    moov = INIT[before + 8 : begin] + mvex + INIT[begin + length :]
+    return INIT[:before] + box(b"moov", moov)
+
+
+def fragment(at: int, runs: list[list[Frame]], begin: int, how: How) -> tuple[bytes, list[int]]:
+    """(a fragment that begins at byte `at`, where its frames lie)."""
+    common = {flag: _common(runs, name) for flag, name in FIELDS.items()}
+    columns = {flag for flag in FIELDS if flag in how.columns or common[flag] is None}
+    columns |= set() if common[0x800] == 0 else {0x800}  # of which there is no default
+    if not how.in_tfhd:
+        columns |= {flag for flag, name in FIELDS.items() if common[flag] != getattr(DEFAULT_FRAME, name)}
+    for _ in range(2):  # the second time with the length that it has
+        moof, places = _moof(at, runs, begin, how, columns, common)
+    body = b"\5" * how.sound + (b"\xaa" * (places[-1] + runs[-1][-1].size - places[0]))
+    return moof + box(b"mdat", body), places
+
+
+def _common(runs: list[list[Frame]], name: str) -> int | None:
+    values = {getattr(frame, name) for run in runs for frame in run}
+    return values.pop() if len(values) == 1 else None
+
+
+def _moof(
+    at: int,
+    runs: list[list[Frame]],
+    begin: int,
+    how: How,
+    columns: set[int],
+    common: dict[int, int | None],
+    first: int = 0,
+) -> tuple[bytes, list[int]]:
+    """The tables of a fragment whose frames begin `first` bytes behind its beginning; 0: where it ends."""
+    defaults = {0x8: 0x100, 0x10: 0x200, 0x20: 0x400} if how.in_tfhd else {}
+    used = {bit: common[flag] for bit, flag in defaults.items() if flag not in columns}
+    place = first + how.sound
+    base = {"base": at + 3, "moof": at, "behind": at + place if how.sound else at}[how.base]
+    head = {"base": 0x1, "moof": 0x20000, "behind": 0}[how.base]
+    body = struct.pack(">II", head | sum(used), 1)
+    body += struct.pack(">Q", base) if how.base == "base" else b""
+    body += b"".join(struct.pack(">I", value) for value in used.values())
+    traf = [box(b"tfhd", body)]
+    if how.tfdt is not None:
+        traf.append(box(b"tfdt", struct.pack(">BxxxQ" if how.tfdt else ">BxxxI", how.tfdt, begin)))
+    places: list[int] = []
+    where = at + place
+    for number, run in enumerate(runs):
+        says = how.has_offsets or (not number and base != where)
+        where += how.gap if says and number else 0
+        flags = sum(columns) | (0x1 if says else 0)
+        offset = struct.pack(">i", where - base) if says else b""
+        rows = b"".join(
+            struct.pack(">i" if flag == 0x800 else ">I", getattr(frame, FIELDS[flag]))
+            for frame in run
+            for flag in sorted(columns)
+        )
+        traf.append(box(b"trun", struct.pack(">BBHI", how.version, 0, flags, len(run)), offset, rows))
+        for frame in run:
+            places.append(where)
+            where += frame.size
+    parts = [box(b"mfhd", bytes(8))]
+    if how.sound:
+        sound = struct.pack(">BxHII", 0, 0x201, 1, first) + struct.pack(">I", how.sound)
+        parts.append(box(b"traf", box(b"tfhd", struct.pack(">II", 0, 2)), box(b"trun", sound)))
+    whole = box(b"moof", *parts, box(b"traf", *traf))
+    if not first:
+        return _moof(at, runs, begin, how, columns, common, len(whole) + 8)
+    return whole, places
+
+
+frames = st.builds(
+    Frame,
+    st.sampled_from([1, SIZE, 33]),
+    st.sampled_from([DURATION, 100, 3000]),
+    st.sampled_from([KEY, OTHER]),
+    st.sampled_from([0, 0, -40, 40]),
+)
+hows = st.builds(
+    How,
+    st.sampled_from(["base", "moof", "behind"]),
+    st.sampled_from([None, 0, 1]),
+    st.sampled_from([0, 1]),
+    st.frozensets(st.sampled_from(sorted(FIELDS))),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 9]),
+    st.sampled_from([0, 5]),
+)
+runs_of = st.lists(
+    st.one_of(st.lists(frames, min_size=1, max_size=4), st.just([DEFAULT_FRAME] * 3)), min_size=1, max_size=3
+)
+
+
+@given(st.lists(st.tuples(runs_of, hows, st.sampled_from([0, 0, 5000])), min_size=1, max_size=4), st.integers(0, 2**31))
+def test_table_has_the_frames_that_were_put_into_fragments(
+    parts: list[tuple[list[list[Frame]], How, int]], start: int
+) -> None:
+    data, places, times = init(), list[int](), list[tuple[int, Frame]]()
+    parts[0][0][0][0] = Frame(9, DURATION, KEY, 0)
+    begin = 0
+    for runs, how, pause in parts:
+        if how.tfdt is not None:
+            begin += pause + (start if not times else 0)
+        made, where = fragment(len(data), runs, begin, how)
+        places += where
+        for frame in (frame for run in runs for frame in run):
+            times.append((begin, frame))
+            begin += frame.duration
+        data += made
+    found = table(data)
+    assert found.offset.tolist() == places
+    assert found.size.tolist() == [frame.size for _, frame in times]
+    assert found.is_key.tolist() == [frame.flags == KEY for _, frame in times]
+    assert found.pts.tolist() == [at + frame.later for at, frame in times]
+    assert found.end_ticks == max((at + frame.later, at + frame.later + frame.duration) for at, frame in times)[1]
+    again = unpack_tables(asyncio.run(MP4.own_index(One(data), DEFAULTS))[1], "the index")
+    assert table_of(again, URL, len(data), DEFAULTS).offset.tolist() == places
+
+
+def one_fragment(how: How | None = None, count: int = 6) -> tuple[bytes, int]:
+    """(a file with a fragment of some frames, where that begins)."""
+    first = init()
+    run = [Frame(SIZE, DURATION, KEY, 0), *[Frame(SIZE, DURATION, OTHER, 0)] * (count - 1)]
+    return first + fragment(len(first), [run], 0, how or How())[0], len(first)
+
+
+def changed(kind: bytes, at: int, number: int, *, size: int = 4) -> bytes:
+    """That file, of whose box of that kind (the last one) the number at `at` of the body is another one."""
+    data, _ = one_fragment()
+    begin = data.rindex(kind) + 4 + at
+    return data[:begin] + number.to_bytes(size, "big") + data[begin + size :]
+
+
+DAMAGE: list[tuple[str, bytes, str]] = [
+    ("frames without end", changed(b"trun", 4, 2**32 - 1), "over the limit"),
+    ("one frame more", changed(b"trun", 4, 7), "7 rows"),
+    ("frame without bytes", changed(b"trun", 16, 0), "frame 0 has no bytes"),
+    ("frame beyond the end", changed(b"trun", 16, 2**32 - 1), "cut off"),
+    ("begins before the file", changed(b"trun", 8, 2**32 - 2**20), "lie at bytes -"),
+    ("begins behind the file", changed(b"trun", 8, 2**31 - 1), "cut off"),
+    ("no key frame at first", changed(b"trun", 20, OTHER), "first frame"),
+    ("another description", changed(b"trex", 8, 9), "descriptions"),
+    ("track that is not known", changed(b"tfhd", 4, 9), "no fragment has frames"),
+    ("time that is too large", changed(b"tfdt", 4, 2**64 - 1, size=8), "time"),
+    ("head that is cut off", changed(b"tfhd", 1, 0x00003B, size=3), "cut off"),
+    ("run that is cut off", changed(b"trun", -8, 10), "trun|header|left"),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), [one[1:] for one in DAMAGE], ids=[one[0] for one in DAMAGE])
+def test_damaged_fragment_is_an_error_that_says_why(data: bytes, why: str) -> None:
+    with pytest.raises(FormatError, match=why) as caught:
+        table(data)
+    assert URL in str(caught.value)
+
+
+def test_frames_of_one_size_are_no_more_than_the_file_has_bytes() -> None:
+    how = How(columns=frozenset())
+    first = init()
+    made, _ = fragment(len(first), [[Frame(1, DURATION, KEY, 0)] * 3], 0, how)
+    at = made.index(b"trun") + 8
+    for count in (10**5, 2**26, 2**32 - 1):
+        with pytest.raises(FormatError, match="frames"):
+            table(first + made[:at] + struct.pack(">I", count) + made[at + 4 :])
+
+
+def test_fragments_whose_frames_would_lie_upon_one_another_are_an_error() -> None:
+    first = init()
+    made, _ = fragment(len(first), [[Frame(SIZE, DURATION, KEY, 0)] * 50], 0, How(tfdt=None, columns=frozenset()))
+    moof = made[: made.index(b"mdat") - 4]
+    at = moof.index(b"trun") + 12
+    assert moof[at : at + 4] == struct.pack(">i", len(moof) + 8)
+    data = first + made
+    for _ in range(40):  # of the same frames
+        where = len(first) + len(moof) + 8 - len(data)
+        data += moof[:at] + struct.pack(">i", where) + moof[at + 4 :]
+    with pytest.raises(FormatError, match="with those before have"):
+        table(data)
+
+
+def test_fragment_that_goes_back_in_time_is_an_error() -> None:
+    data = init()
+    for begin in (0, 100):
+        data += fragment(len(data), [[Frame(SIZE, DURATION, KEY, 0)] * 2], begin, How())[0]
+    with pytest.raises(FormatError, match="frame 2 is decoded before"):
+        table(data)
+
+
+def boxes_of(data: bytes, begin: int, stop: int) -> Iterator[int]:
+    """Where boxes begin and end, those within them too."""
+    at = begin
+    while at < stop:
+        size, kind = struct.unpack_from(">I4s", data, at)
+        yield from (at, at + 3, at + 8, at + size - 1)
+        if kind in (b"moof", b"traf", b"moov", b"trak", b"mvex"):
+            yield from boxes_of(data, at + 8, at + size)
+        at += size
+
+
+@pytest.mark.parametrize("name", ["fragments", "fragments-dash", "fragments-implicit"])
+def test_fragmented_file_that_is_cut_off_is_an_error_or_has_fewer_whole_fragments(name: str) -> None:
+    data = videos.named(name)
+    whole = table(data)
+    ends = []
+    for end in sorted(set(boxes_of(data, 0, len(data)))):
+        try:
+            found = table(data[:end])
+        except FormatError:
+            continue
+        assert found.offset.tolist() == whole.offset.tolist()[: len(found.offset)]
+        assert (found.offset + found.size <= end).all()
+        ends.append(end)
+    begins = {at for at in range(len(data)) if data[at + 4 : at + 8] in (b"moof", b"mfra", b"mfro", b"sidx", b"styp")}
+    assert set(ends) <= begins, "between boxes that the file is made of"
+    assert len(ends) >= 4
+
+
+@pytest.mark.parametrize("name", ["fragments", "fragments-edit"])
+def test_edit_list_of_fragments_begins_where_it_says(name: str) -> None:
+    data = videos.named("fragments-edit")
+    at = data.index(b"elst") + 4
+    (duration, begin) = struct.unpack_from(">Ii", data, at + 8)
+    assert (duration, begin) == (0, 1024), "it has no end, and begins with the first frame"
+    later = data[: at + 12] + struct.pack(">i", 1024 + 5 * 512) + data[at + 16 :]
+    found = table(later)
+    assert len(found) == 45
+    assert found.seconds(np.array([0, 1])).tolist() == pytest.approx([0, 1 / 30])
+    for short in (100, 1000):
+        with pytest.raises(FormatError, match=r"ends before its fragments do.*ffmpeg -i"):
+            table(data[: at + 8] + struct.pack(">I", short) + data[at + 12 :])
+    assert len(table(data[: at + 8] + struct.pack(">I", 1700) + data[at + 12 :])) == 50
+
+
+def long_file(fragments: int, size: int) -> tuple[bytes, list[int]]:
+    """(a file of so many fragments of a frame of so many bytes, where they begin)."""
+    data, begins = bytearray(init()), []
+    for k in range(fragments):
+        begins.append(len(data))
+        data += fragment(len(data), [[Frame(size, DURATION, KEY, 0)]], k * DURATION, How())[0]
+    return bytes(data), begins
+
+
+def mfra_of(begins: list[int]) -> bytes:
+    rows = b"".join(struct.pack(">QQ3B", k, at, 1, 1, 1) for k, at in enumerate(begins))
+    tfra = box(b"tfra", struct.pack(">B3xIII", 1, 1, 0, len(begins)), rows)
+    return box(b"mfra", tfra, box(b"mfro", struct.pack(">II", 0, 8 + len(tfra) + 16)))
+
+
+def with_sidx(data: bytes, at: int, begins: list[int]) -> bytes:
+    """The file with a list before its first fragment, which is at byte `at`: of parts that begin there."""
+    sizes = np.diff([*begins, len(data)]).tolist()
+    rows = b"".join(struct.pack(">III", size, DURATION, 0) for size in sizes)
+    sidx = box(b"sidx", struct.pack(">8xIIIHH", SCALE, 0, begins[0] - at, 0, len(sizes)), rows)
+    return data[:at] + sidx + data[at:]
+
+
+class InTurns(One):
+    """One object, and how many times somebody had to wait for parts of it."""
+
+    waits, now = 0, 0
+
+    async def read(self, start: int, length: int) -> memoryview:
+        self.now += 1
+        await asyncio.sleep(0)  # those that are asked for at once are all under way
+        self.waits += self.now > 0
+        self.now = 0
+        return await super().read(start, length)
+
+
+def test_fragments_that_a_list_names_are_read_many_at_once() -> None:
+    data, begins = long_file(100, 30_000)
+    wanted = table(data).size.tolist()
+    found = {}
+    for name, file in {
+        "none": data,
+        "mfra": data + mfra_of(begins),
+        "sidx": with_sidx(data, begins[0], begins),
+    }.items():
+        object_ = InTurns(file)
+        assert table_of(asyncio.run(read_tables(object_, DEFAULTS)), URL, len(file), DEFAULTS).size.tolist() == wanted
+        found[name] = object_.waits
+        assert sum(length for _, length in object_.reads) < len(file) / 2
+    assert found["none"] > 90
+    assert found["mfra"] <= 9
+    assert found["sidx"] <= 7
+
+
+@pytest.mark.parametrize("lie", ["fewer", "elsewhere", "huge", "damaged"])
+def test_list_that_lies_leaves_no_fragment_out(lie: str) -> None:
+    data, begins = long_file(60, 30_000)
+    wrong = {
+        "fewer": begins[::7],
+        "elsewhere": [at + 5 for at in begins],
+        "huge": [2**63, *begins, 0, 2**64 - 1],
+        "damaged": begins,
+    }[lie]
+    mfra = mfra_of(wrong)
+    if lie == "damaged":
+        mfra = mfra.replace(struct.pack(">II", 0, len(wrong)), struct.pack(">II", 0, 2**31), 1)
+    for file in (data + mfra, *([] if lie == "huge" else [with_sidx(data, begins[0], wrong)])):
+        assert len(table(file)) == 60
+
+
+def test_index_of_fragments_that_is_damaged_is_an_error() -> None:
+    data, _ = long_file(3, 100)
+    tables = asyncio.run(read_tables(One(data), DEFAULTS))
+    bodies = b"".join(body for _, body in tables.fragments)
+    arrays = {"moov": tables.moov, "moof": bodies}
+    for at, ends in (
+        ([1, 2], [10, 20]),
+        ([1], [len(bodies) + 1]),
+        ([1, 2, 3], [len(bodies), 5, len(bodies)]),
+        ([], []),
+    ):
+        block = pack_arrays(
+            {},
+            {
+                **{name: np.frombuffer(body, np.uint8) for name, body in arrays.items()},
+                "moof_at": np.array(at, np.int64),
+                "moof_ends": np.array(ends, np.int64),
+            },
+        )
+        with pytest.raises(FormatError, match="not where it says"):
+            unpack_tables(block, "the index")
+
+
+def test_tables_of_all_fragments_are_held_to_the_limit() -> None:
+    data, _ = long_file(50, 10)
+    with pytest.raises(LimitError, match="over the limit of 4000"):
+        table(data, Limits(member_bytes=4000))
+
+
+def test_files_that_are_no_whole_video_say_so() -> None:
+    data, at = one_fragment()
+    for file, why in (
+        (data[at:], "begins with a fragment"),
+        (data[:at], "no fragment has frames"),
+        (data[:at] + data, "two boxes 'moov'"),
+        (data + bytes(3), "fewer than a box's header"),
+    ):
+        with pytest.raises(FormatError, match=why):
+            table(file)
+
+
+@pytest.mark.parametrize("name", ["fragments-audio", "fragments-implicit"])
+def test_field_that_is_a_fragmented_file_is_decoded(name: str) -> None:
+    data = videos.named(name)
+    whole = videos.decoded(data)[1]
+    np.testing.assert_array_equal(hr.VideoFrames(5, decoder="pyav")(data), whole[[5, 15, 25, 35, 45]])
+    found = table(data)
+    pixels, nbytes = clip(data, found, [30], "pyav")
+    np.testing.assert_array_equal(pixels[0], whole[30])
+    group = int(np.searchsorted(found.keys, 30, side="right")) - 1
+    assert nbytes <= found.size[found.keys[group] :].sum() < len(data)
+    assert Box(b"moof", memoryview(b"")).find(b"traf") is None
