@@ -7,6 +7,7 @@ import functools
 import io
 import struct
 import tempfile
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def written(
     b_frames: int = 2,
     with_audio: bool = False,
     path: str | None = None,
+    pictures: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]] = picture,
 ) -> bytes:
     out: Any = io.BytesIO() if path is None else path
     with av.open(out, "w", format="mp4", options=mux or {}) as container:
@@ -93,7 +95,7 @@ def written(
         video.codec_context.thread_count = 1
         audio: Any = container.add_stream("aac", rate=16000) if with_audio else None
         for k in range(count):
-            frame = av.VideoFrame.from_ndarray(picture(k), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(pictures(k), format="rgb24")
             frame.pts, frame.time_base = k, Fraction(1, RATE)
             container.mux(video.encode(frame))
             if with_audio:

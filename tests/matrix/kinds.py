@@ -9,13 +9,14 @@ import struct
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import h5py
 import numpy as np
 import pyarrow as pa
 import zstandard
-from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords, token_files
+from end_to_end import arrows, energon, litdata, mds, parquet, tfrecords, token_files, videos
 from end_to_end.packed import seekable
 from end_to_end.tars import tar
 
@@ -236,6 +237,28 @@ def _windows(urls: Sequence[str], *, index: str | None, storage_options: Mapping
     return hr.tokens(urls, window=_WINDOW, storage_options=storage_options)
 
 
+def _videos(shards: Shards, packing: str, **mux: str) -> dict[str, bytes]:
+    def grey(shard: Sequence[int], k: int) -> Any:
+        return np.full((*videos.SIZE, 3), 20 + 10 * shard[k], np.uint8)
+
+    return {
+        f"{k:02}.mp4": videos.written(len(shard), pictures=partial(grey, shard), mux=mux)
+        for k, shard in enumerate(filter(len, shards))  # a file without frames is an error
+    }
+
+
+def _fragmented(shards: Shards, packing: str) -> dict[str, bytes]:
+    return _videos(shards, packing, movflags="frag_keyframe+empty_moov")
+
+
+def _frames(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
+    return hr.video(urls, hr.Clips(frames=1), decoder="pyav", index=index, storage_options=storage_options)
+
+
+def _level(sample: Mapping[str, Any]) -> int:
+    return round((float(np.mean(sample["frames"])) - 20) / 10)
+
+
 def _n(sample: Mapping[str, Any]) -> int:
     return int(sample["n"])
 
@@ -301,6 +324,20 @@ KINDS = (
         absent="its chunks are compressed, each by itself, and not the file",
         index="auto",
         open=_rows,
+    ),
+    *(
+        Kind(
+            name,
+            write,
+            _level,
+            packings=(PLAIN,),
+            absent=absent,
+            open=_frames,
+        )
+        for name, write, absent in (
+            ("MP4 (clips)", _videos, "its frames are compressed, by one another, and not the file"),
+            ("MP4, fragmented (clips)", _fragmented, ""),
+        )
     ),
     Kind(
         "npz (rows)",
