@@ -171,6 +171,8 @@ def bytes_in(value: object, deep: int = 4) -> int:
     """About how many bytes a Python object holds: arrays, tensors, bytes and text, also in containers."""
     if type(value) in _SCALARS:
         return 0
+    if type(value) in _TEXT:
+        return len(value)  # type: ignore[arg-type]
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes

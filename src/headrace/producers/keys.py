@@ -55,7 +55,7 @@ class KeyProducer:
         self._original = Original()
         self._expected = Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
-        self._idle: deque[asyncio.Event] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()  # by which each getter without a call is woken
         self._outstanding = self._getters = 0
         self._less = asyncio.Event()
         self._under_way: dict[int, _Chunk] = {}  # by position
@@ -115,16 +115,18 @@ class KeyProducer:
         self._under_way[chunk.position] = chunk
         self._todo.extend([(chunk, k) for k in range(calls)])
         for _ in range(min(calls, len(self._idle))):
-            self._idle.popleft().set()
+            idle = self._idle.popleft()
+            if not idle.done():  # as one that was cancelled is
+                idle.set_result(None)
 
     async def _serve(self, flow: Flow, group: TaskGroup) -> None:
-        this = asyncio.current_task()
+        this, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert this is not None
         while True:
             while not self._todo:
-                event = asyncio.Event()
-                self._idle.append(event)
-                await event.wait()
+                idle = loop.create_future()
+                self._idle.append(idle)
+                await idle
             chunk, k = self._todo.popleft()
             if chunk.let_go and k in chunk.let_go:
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from headrace.datasets.constructors import with_built_index
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
@@ -41,7 +40,7 @@ def divided(stream: Stream, world: int) -> Stream:
                 "request for every few of them. `headrace index` makes it once for all",
                 world,
             )
-            stream = with_built_index(stream)
+            stream = _indexed(stream)
             pipeline = stream.pipeline()
         if not has_numbers(pipeline, world) and pipeline.given_count is None:
             raise OptionError(
@@ -58,6 +57,12 @@ def divided(stream: Stream, world: int) -> Stream:
             f"{_ALL}"
         )
     return stream
+
+
+def _indexed(stream: Stream) -> Stream:
+    from headrace.datasets.constructors import with_built_index  # and with them every format
+
+    return with_built_index(stream)
 
 
 def _lacks_index(source: SampleSource) -> bool:
@@ -93,7 +98,7 @@ def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:
     source, has_count = pipeline.source, state.get("count") is not None
     if _lacks_index(source) and has_count:
         log.warning("the state is of ranks that share shards by an index: one is made first, to go on by")
-        return with_built_index(stream)
+        return _indexed(stream)
     if not source.traits.indexed or has_count or not has_numbers(pipeline, world):
         return stream
     if state.get("data") == source.at_revision(source.fingerprint()):
