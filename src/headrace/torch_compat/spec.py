@@ -201,15 +201,17 @@ class Spec:
         Raises:
             Mismatch: a sample has another form. Slots of this call may have been written.
         """
-        rows = [self._flatten(sample) for sample in samples]
+        taken: list[object] = []
+        for sample in samples:
+            self._take(sample, taken)
         columns, offset = [], 0
         for k, leaf in enumerate(self.leaves):
-            values = [row[k] for row in rows]
+            values = taken[k :: len(self.leaves)]
             if leaf.dtype is None:
                 columns.append(values)
                 continue
             size = leaf.nbytes
-            here = slab[offset + slot * size : offset + (slot + len(rows)) * size]
+            here = slab[offset + slot * size : offset + (slot + len(samples)) * size]
             offset += aligned(size * capacity)
             if size:
                 leaf.write(values, here)
