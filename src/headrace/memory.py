@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from headrace.descriptors import ADVICE, SHORT
@@ -169,20 +169,20 @@ class Claim:
 
 def bytes_in(value: object, deep: int = 4) -> int:
     """About how many bytes a Python object holds: arrays, tensors, bytes and text, also in containers."""
-    if type(value) in _SCALARS:
-        return 0
-    if type(value) in _TEXT:
-        return len(value)  # type: ignore[arg-type]
-    nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
-    if isinstance(value, _TEXT):
+    parts: Collection[object] = ()
+    if type(value) is tuple or type(value) is list:
+        parts = value
+    elif isinstance(value, _TEXT):
         return len(value)
-    if deep and isinstance(value, dict):
-        return sum([bytes_in(part, deep - 1) for part in value.values()])
-    if deep and isinstance(value, (list, tuple)) and not _SCALARS.issuperset(map(type, value)):
-        return sum([bytes_in(part, deep - 1) for part in value])
-    return 0
+    elif isinstance(nbytes := getattr(value, "nbytes", None), int):
+        return nbytes
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, (list, tuple)):
+        parts = value
+    if not deep or _SCALARS.issuperset(map(type, parts)):
+        return 0
+    return sum([bytes_in(part, deep - 1) for part in parts if type(part) not in _SCALARS])
 
 
 class Arena:
