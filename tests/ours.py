@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MARK = "HEADRACE_TEST_RUN"
+BESIDE = "HEADRACE_BESIDE_TESTS"  # other checks of this tree carry it: they make no names in /dev/shm
 _NAMED_BY_PROCESS = re.compile(r"(?:torch_|pym-)(\d+)\D")  # torch's, and those of multiprocessing's heap
 
 _of_others: set[int] = set()  # processes that were there before the first test, and still are: they need no look
@@ -89,7 +90,10 @@ def _is_another_python_there() -> bool:
     return any(
         _program(pid).startswith("python")
         for pid in parents
-        if pid not in started_by and pid not in _seen and run not in _ancestors(pid, parents)
+        if pid not in started_by
+        and pid not in _seen
+        and run not in _ancestors(pid, parents)
+        and not _carries(pid, f"{BESIDE}=1")
     )
 
 

@@ -49,12 +49,16 @@ def makers(command: list[str], env: dict[str, str]) -> Iterator[Callable[[], lis
     assert process.wait() == 0
 
 
+def makers_elsewhere(**marks: str) -> Iterator[Callable[[], list[str]]]:
+    in_background = 'exec 3<&0; "$0" -c "$1" <&3 &'  # the shell ends at once: what it has started is no child of ours
+    command = ["sh", "-c", in_background, sys.executable, MAKES_NAMES]
+    yield from makers(command, {name: value for name, value in os.environ.items() if name != ours.MARK} | marks)
+
+
 @pytest.fixture(scope="module")
 def another_program() -> Iterator[Callable[[], list[str]]]:
     """Has names made by a process that has nothing to do with this one; gives them."""
-    in_background = 'exec 3<&0; "$0" -c "$1" <&3 &'  # the shell ends at once: what it has started is no child of ours
-    command = ["sh", "-c", in_background, sys.executable, MAKES_NAMES]
-    yield from makers(command, {name: value for name, value in os.environ.items() if name != ours.MARK})
+    yield from makers_elsewhere()
 
 
 @pytest.fixture
@@ -96,6 +100,16 @@ def test_name_that_nobody_holds_is_found_unless_another_python_is_there(
 
     assert not beside_others
     assert alone == {scratch_name}
+
+
+@pytest.mark.parametrize(("marks", "is_another"), [({}, True), ({ours.BESIDE: "1"}, False)])
+def test_python_that_checks_this_tree_beside_the_tests_is_no_other_one(
+    marks: dict[str, str], is_another: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for make in makers_elsewhere(**marks):
+        process = int(make()[-1].split("_")[1])
+        monkeypatch.setattr(ours, "_pids", lambda process=process: [process])
+        assert ours._is_another_python_there() is is_another
 
 
 @pytest.fixture
