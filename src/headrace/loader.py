@@ -383,8 +383,9 @@ class DataLoader(TorchLoader[T_co], Closing):
 
 
 def single_samples(stream: Stream) -> DataLoader[Any]:
-    """What iterates over a stream by itself: its samples, one by one, as they are."""
-    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is)
+    """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
+    group = stream.pipeline().group
+    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is if group is None or not group.collate else None)
 
 
 def _as_it_is(sample: object) -> object:

@@ -13,7 +13,7 @@ from torch.utils.data import default_convert
 
 from headrace import descriptors
 from headrace.errors import LateOptionError, OptionError
-from headrace.functions import is_async
+from headrace.functions import is_async, name_of
 from headrace.memory_limit import memory_bytes
 from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended
@@ -145,7 +145,17 @@ def _check_economic(loader: Any, kind: str) -> None:
 
 
 class GroupSize(Protocol):
-    """The batches that a stream makes itself."""
+    """The batches that a stream makes itself.
+
+    Attributes:
+        collate: makes them of their samples; None: what the loader has for it.
+    """
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def collate(self) -> Callable[[list[Any]], object] | None: ...
 
     @property
     def size(self) -> int: ...
@@ -191,10 +201,14 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     collate: Callable[[list[Any]], object] = loader.collate_fn
     if pipeline.group is not None:
         if batch_size not in (None, 1):
-            raise OptionError(f"batch_size={batch_size} and .batch({pipeline.group.size}): give one of them")
+            raise OptionError(f"batch_size={batch_size} and .{pipeline.group.text}: give one of them")
         batch_size, drop_last = pipeline.group.size, pipeline.group.drop_last
         if collate is default_convert:  # torch's default where the loader itself makes no batches
             collate = default_collate
+        if pipeline.group.collate is not None:
+            if collate is not default_collate:
+                raise OptionError(f"collate_fn={name_of(collate)} and .{pipeline.group.text}: give one of them")
+            collate = pipeline.group.collate
     elif pipeline.is_batched:
         if batch_size not in (None, 1):
             raise OptionError(f"batch_size={batch_size} and .batch(): give one of them, or put .unbatch() last")
@@ -213,7 +227,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     tail = _tail(loader, drop_last)
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
-            given = f".batch({pipeline.group.size})" if pipeline.group is not None else f"batch_size={batch_size}"
+            given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
             raise OptionError(f"global_batch_size={loader.global_batch_size} and {given}: give one of them")
         if not _is_count(loader.global_batch_size) or not loader.global_batch_size:
             raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")

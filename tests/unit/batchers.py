@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from headrace.datasets.batchers import EvenBatcher
+from headrace.datasets.batchers import BucketBatcher, EvenBatcher
 from headrace.types import Batcher
 
 
@@ -123,6 +123,32 @@ def largest_first() -> Kind:
     return Kind(LargestFirst, groups)
 
 
+def by_length(size: int | None, tokens: int | None, *, drop_last: bool = False) -> Kind:
+    """Samples of up to 2, of up to 5, and longer."""
+
+    def bucket(sample: tuple[int, int]) -> int:
+        return sum(sample[1] > edge for edge in (2, 5))
+
+    def is_full(group: Sequence[tuple[int, int]]) -> bool:
+        return len(group) == size if tokens is None else len(group) * max(length for _, length in group) > tokens
+
+    def groups(samples: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
+        waiting: list[tuple[int, int]] = []
+        for sample in samples:
+            waiting.append(sample)
+            group = [one for one in waiting if bucket(one) == bucket(sample)]
+            if is_full(group):
+                group = group if tokens is None else group[:-1]  # the last one has no room there
+                waiting = [one for one in waiting if one not in group]
+                yield [one for one, _ in group]
+        while waiting and not drop_last:
+            group = [one for one in waiting if bucket(one) == bucket(waiting[0])]
+            waiting = [one for one in waiting if one not in group]
+            yield [one for one, _ in group]
+
+    return Kind(partial(BucketBatcher, (2, 5), size, tokens, drop_last=drop_last), groups)
+
+
 KINDS: dict[str, Kind] = {
     "even 1": even(1),
     "even 3": even(3),
@@ -134,4 +160,8 @@ KINDS: dict[str, Kind] = {
     "buckets of 4": buckets(4),
     "buckets of 3, whole": buckets(3, drop_last=True),
     "largest first": largest_first(),
+    "3 by length": by_length(3, None),
+    "2 by length, whole": by_length(2, None, drop_last=True),
+    "30 tokens by length": by_length(None, 30),
+    "12 tokens by length, whole": by_length(None, 12, drop_last=True),
 }

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from headrace.datasets.operators import AddsOperators, Batch
+from headrace.datasets.adding import AddsOperators
+from headrace.datasets.batchers import BucketBatcher, Length
+from headrace.datasets.operators import Batch, EachSample, GroupOperator
 from headrace.errors import OptionError
+from headrace.functions import checked, is_async, name_of
+from headrace.tasks import Step
 
 S = TypeVar("S")  # a stream
 
@@ -26,3 +33,105 @@ class BatchMethods(AddsOperators[S]):
         if n < 1:
             raise OptionError(f".batch({n}): a batch has 1 sample or more")
         return self._with(Batch(n, drop_last))
+
+    def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> S:
+        """What `fn` makes of the samples of a batch: right behind `.batch(n)`, or where each sample is a list of some.
+
+        Args:
+            fn: of a list of samples; by default torch's `default_collate`. It runs in workers.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.DataLoader(hr.from_map(["a", "bc", "d"]).batch(2).collate("+".join)))
+            ['a+bc', 'd']
+        """
+        if fn is None:
+            from headrace.torch_compat.collate import default_collate
+
+            fn = default_collate
+        if is_async(checked(fn, "collate")):
+            raise OptionError(f".collate({name_of(fn)}): a plain function is needed, and no `async def`")
+        return self._with(EachSample(Step(f"collate({name_of(fn)})", "map", fn), is_collate=True))
+
+    def padded_batch(self, n: int, *, pad_value: float | Mapping[str, float] = 0, drop_last: bool = False) -> S:
+        """Batches of `n` samples whose arrays differ in length: each is filled up to the longest one of the batch.
+
+        Arrays and tensors of a field are filled up behind their own numbers, in each dimension in which they differ;
+        a list of numbers counts as an array. All else is collated as torch's `default_collate` does it.
+
+        Args:
+            n: samples in a batch.
+            pad_value: what they are filled up with; or one for each field by its name, where others get 0. Fields of
+                tuples are "0", "1", and so on.
+            drop_last: leave a last batch out that has fewer.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map([{"ids": [5, 6, 7]}, {"ids": [8]}])
+            >>> next(iter(hr.DataLoader(data.padded_batch(2, pad_value=-1))))
+            {'ids': tensor([[ 5,  6,  7],
+                    [ 8, -1, -1]])}
+        """
+        if n < 1:
+            raise OptionError(f".padded_batch({n}): a batch has 1 sample or more")
+        return self._with(Batch(n, drop_last, _padded(pad_value), "padded_batch"))
+
+    def bucket(
+        self,
+        length: str | int | Callable[[Any], int],
+        edges: Sequence[int],
+        *,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        pad_value: float | Mapping[str, float] = 0,
+        drop_last: bool = False,
+    ) -> S:
+        """Batches of samples that are about as long, padded as by `padded_batch`: little of them is padding.
+
+        A sample waits in the bucket of its length until that is full; batches come in the order in which buckets are.
+        Up to a batch of samples waits in each bucket, and states say which, so that they are exact.
+
+        Args:
+            length: of a sample: a field, whose `len` it is, or a function of the sample. It is taken in workers.
+            edges: the greatest length of each bucket, ascending; what is longer has one more.
+            batch_size: samples in a batch.
+            batch_tokens: instead: how large a batch may be, padding included: the number of its samples times the
+                length of the longest one. A sample that is longer by itself is an error.
+            pad_value: as in `padded_batch`.
+            drop_last: leave out what waits at the end in buckets that are not full.
+
+        Raises:
+            OptionError: an argument is of no use.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map([[1, 1], [2] * 5, [3], [4] * 6, [5, 5]])
+            >>> [tuple(batch.shape) for batch in hr.DataLoader(data.bucket(len, [3], batch_size=2))]
+            [(2, 2), (2, 6), (1, 2)]
+        """
+        edges = [*edges]
+        if any(one >= other for one, other in itertools.pairwise(edges)):
+            raise OptionError(f".bucket(edges={edges}): greatest lengths are needed that ascend")
+        sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        if len(given) != 1 or min(given.values()) < 1:
+            raise OptionError(f".bucket({given or ''}): one of batch_size= and batch_tokens= is needed, of 1 or more")
+        name = name_of(length) if callable(length) else repr(length)
+        if callable(length) and is_async(length):
+            raise OptionError(f".bucket({name}): a plain function is needed, and no `async def`")
+        described = [name, repr(edges), *(f"{name}={size}" for name, size in given.items())]
+        return self._with(
+            GroupOperator(
+                f"bucket({', '.join(described + ['drop_last=True'] * drop_last)})",
+                functools.partial(BucketBatcher, edges, batch_size, batch_tokens, drop_last=drop_last),
+                Length(length),
+                _padded(pad_value),
+                makes_batches=True,
+            )
+        )
+
+
+def _padded(pad_value: float | Mapping[str, float]) -> Callable[[list[Any]], object]:
+    from headrace.torch_compat.padded import PaddedCollate
+
+    return PaddedCollate(pad_value)

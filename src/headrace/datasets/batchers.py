@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.datasets.fields import field_of
 
 
 class EvenBatcher:
@@ -22,3 +26,54 @@ class EvenBatcher:
 
     def end(self) -> Sequence[int]:
         return () if self._drop_last else range(self._offered)
+
+
+class BucketBatcher:
+    """Groups of samples that are about as long: each length has a bucket, and one that is full is a group.
+
+    Args:
+        edges: ascending: the greatest length of each bucket but the last, which has all that are longer.
+        size: samples in a full bucket; None: it goes by `tokens`.
+        tokens: how large a group may be once its samples are padded: their number times the longest one's length.
+        drop_last: leave out what is in buckets that are not full at the end.
+    """
+
+    def __init__(self, edges: Sequence[int], size: int | None, tokens: int | None, *, drop_last: bool) -> None:
+        self._edges, self._size, self._tokens, self._drop_last = edges, size, tokens, drop_last
+        self._buckets: dict[int, list[int]] = {}
+        self._longest: dict[int, int] = {}
+        self._offered = 0
+
+    def offer(self, measure: int) -> Sequence[int]:
+        number = bisect_left(self._edges, measure)
+        bucket = self._buckets.setdefault(number, [])
+        longest = max(measure, self._longest.get(number, 0))
+        if self._tokens is not None:
+            if measure > self._tokens:
+                raise ValueError(
+                    f"bucket: a sample has the length {measure}, and batch_tokens={self._tokens} is less: cut it, or "
+                    "leave it out by .filter()"
+                )
+            if (len(bucket) + 1) * longest > self._tokens:
+                return bucket  # it waits, and begins the next one
+        bucket.append(self._offered)
+        self._longest[number] = longest
+        self._offered += 1
+        return bucket if len(bucket) == self._size else ()
+
+    def end(self) -> Sequence[int] | None:
+        return None if self._drop_last else next(iter(self._buckets.values()))
+
+
+class Length:
+    """The length of a sample, as a whole number.
+
+    Args:
+        of: a field, whose `len` it is; or a function of the sample that gives it.
+    """
+
+    def __init__(self, of: str | int | Callable[[Any], int]) -> None:
+        self._of = of
+
+    def __call__(self, sample: object) -> int:
+        return self._of(sample) if callable(self._of) else len(field_of(sample, self._of))

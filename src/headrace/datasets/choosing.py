@@ -71,6 +71,38 @@ class SelectIndices(PassOperator):
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch(PassOperator):
+    """The samples whose numbers are in a range.
+
+    Attributes:
+        name: the call, as it is shown.
+        numbers: the range, for the number of all samples.
+    """
+
+    name: str
+    numbers: Callable[[int], range]
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    @property
+    def in_state(self) -> str:
+        return "pick"  # which samples it gave is in the check
+
+    def count(self, count: int) -> int:
+        return len(self.numbers(count))
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        numbers = self.numbers(order.count)
+        return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
+
+
+def _at(start: int, step: int, positions: Ints) -> Ints:
+    return start + step * positions
+
+
+@dataclass(frozen=True, slots=True)
 class WeightedSample(PassOperator):
     """Samples drawn at random: a function of (seed, epoch, position).
 

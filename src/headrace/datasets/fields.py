@@ -22,29 +22,40 @@ class FieldMap:
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
 
     def __call__(self, sample: Any) -> object:
-        return _with(sample, self.field, self.function(_of(sample, self.field)))
+        return with_field(sample, self.field, self.function(field_of(sample, self.field)))
 
 
 class AsyncFieldMap(FieldMap):
     """The same for a coroutine function."""
 
     async def __call__(self, sample: Any) -> object:
-        return _with(sample, self.field, await self.function(_of(sample, self.field)))
+        return with_field(sample, self.field, await self.function(field_of(sample, self.field)))
 
 
-def _of(sample: Any, field: str | int) -> Any:
+def field_of(sample: Any, field: str | int) -> Any:
+    """One field of a dict, or one position of a tuple."""
     return sample[find_field(sample, str(field))] if isinstance(sample, dict) else sample[field]
 
 
-def _with(sample: Any, field: str | int, value: object) -> object:
-    if isinstance(sample, dict):
-        return {**sample, find_field(sample, str(field)): value}
-    items = list(sample)
-    items[int(field)] = value
-    return type(sample)(*items) if hasattr(sample, "_fields") else type(sample)(items)
+def with_field(sample: Any, field: str | int, value: object, into: str | None = None) -> object:
+    """The sample with something else in the place of that.
+
+    Args:
+        into: what it is called then, where fields have names; None: the same.
+    """
+    if not isinstance(sample, dict):
+        items = list(sample)
+        items[int(field)] = value
+        return type(sample)(*items) if hasattr(sample, "_fields") else type(sample)(items)
+    name = find_field(sample, str(field))
+    if into in (None, name):
+        return {**sample, name: value}
+    if into in sample:
+        raise ValueError(f"the sample has a field {into!r} already: give another name by into=")
+    return {**{other: given for other, given in sample.items() if other != name}, into: value}
 
 
-def find_field(sample: dict[str, Any], names: str) -> str:
+def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> str:
     """The first of `names` (separated by ";") that the sample has.
 
     Raises:
@@ -58,7 +69,7 @@ def find_field(sample: dict[str, Any], names: str) -> str:
     wanted = " or ".join(map(repr, names.split(";")))
     raise FormatError(
         f"sample {key!r} of {masked(str(url))} has no field {wanted}; its fields are: {have}",
-        stage="to_tuple",
+        stage=stage,
         key=key,
         url=url,
     )
@@ -72,14 +83,14 @@ class FieldFilter:
         self.__qualname__ = f"{name_of(function)}, field={field!r}"
 
     def __call__(self, sample: Any) -> object:
-        return self.function(_of(sample, self.field))
+        return self.function(field_of(sample, self.field))
 
 
 class AsyncFieldFilter(FieldFilter):
     """The same for a coroutine function."""
 
     async def __call__(self, sample: Any) -> object:
-        return await self.function(_of(sample, self.field))
+        return await self.function(field_of(sample, self.field))
 
 
 class Selection:
@@ -116,3 +127,25 @@ class ToTuple(Selection):
 
     def __call__(self, sample: dict[str, object]) -> tuple[object, ...]:
         return tuple(sample[find_field(sample, names)] for names in self.names)
+
+
+class Rename:
+    """Gives fields of a sample other names; they stay in their places.
+
+    Args:
+        new_by_old: what they are called then.
+    """
+
+    def __init__(self, new_by_old: dict[str, str]) -> None:
+        self._new_by_old = new_by_old
+
+    def __call__(self, sample: dict[str, object]) -> dict[str, object]:
+        for old in self._new_by_old:
+            find_field(sample, old, "rename")
+        renamed = {self._new_by_old.get(name, name): value for name, value in sample.items()}
+        if len(renamed) != len(sample):
+            twice = [new for old, new in self._new_by_old.items() if new in sample and new not in self._new_by_old]
+            raise ValueError(
+                f"rename: the sample has a field {twice[0]!r} already: rename that, too, or .select() others"
+            )
+        return renamed

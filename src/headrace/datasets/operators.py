@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from headrace.datasets.batchers import EvenBatcher
 from headrace.datasets.fields import Selection
@@ -17,8 +17,6 @@ from headrace.plan import FirstOf, Order, ShuffledOrder
 from headrace.plan.order import ENDLESS
 from headrace.tasks import Step
 from headrace.types import Batcher
-
-S = TypeVar("S")  # a stream
 
 
 class Compiles(Protocol):
@@ -69,19 +67,13 @@ class Operator(ABC):
     def add_to(self, compiler: Compiles) -> None:
         """Have it compiled as what it is."""
 
+    def collated(self, fn: Callable[[list[Any]], object]) -> Operator | None:  # noqa: ARG002
+        """The same, its batches made by `fn`; None: it makes none, or says itself how."""
+        return None
 
-class AddsOperators(Generic[S]):
-    """A data set that operators can be put behind."""
-
-    def _with(self, operator: Operator) -> S:
-        raise NotImplementedError
-
-
-def counted(count: int, operators: Iterable[Operator]) -> int:
-    """How many samples (or batches) come of `count`."""
-    for operator in operators:
-        count = operator.count(count)
-    return count
+    def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        """All of them, this one last."""
+        return (*operators, self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +90,7 @@ class EachSample(Operator):
         names_source: whether it says which source of a mixture a sample is of, and does nothing else.
         is_unbatch: whether it takes batches apart.
         columns: does what the step does for whole row tables, where it is the only one.
+        is_collate: whether it makes a batch of samples that lie in a list.
     """
 
     step: Step
@@ -110,6 +103,7 @@ class EachSample(Operator):
     names_source: bool = False
     is_unbatch: bool = False
     columns: SampleColumns | None = None
+    is_collate: bool = False
 
     @property
     def text(self) -> str:
@@ -130,6 +124,11 @@ class EachSample(Operator):
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_each(self)
 
+    def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+        """Batches are collated by what makes them, where that can."""
+        batch = operators[-1].collated(self.step.fn) if self.is_collate and operators else None
+        return (*operators, self) if batch is None else (*operators[:-1], batch)
+
     def narrowed(self, selection: Selection) -> EachSample | None:
         """The same, where a selection follows; None: nothing is left to do.
 
@@ -145,14 +144,21 @@ class EachSample(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Batch(Operator):
-    """`size` samples make a batch."""
+    """`size` samples make a batch.
+
+    Attributes:
+        collate: makes the batch of them; None: what the loader says, or the default collation.
+        name: what it is shown as, without its size.
+    """
 
     size: int
     drop_last: bool
+    collate: Callable[[list[Any]], object] | None = None
+    name: str = "batch"
 
     @property
     def text(self) -> str:
-        return f"batch({self.size})"
+        return f"{self.name}({self.size})"
 
     def count(self, count: int) -> int:
         """How many batches come of so many samples."""
@@ -165,13 +171,15 @@ class Batch(Operator):
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_batch(self)
 
+    def collated(self, fn: Callable[[list[Any]], object]) -> Batch | None:
+        return replace(self, collate=fn) if self.collate is None else None
+
     @property
     def on_the_way(self) -> GroupOperator:
         """What it is where more follows than functions of batches."""
         last = ", drop_last=True" if self.drop_last else ""
-        return GroupOperator(
-            f"batch({self.size}{last})", functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
-        )
+        batcher = functools.partial(EvenBatcher, self.size, drop_last=self.drop_last)
+        return GroupOperator(f"{self.name}({self.size}{last})", batcher, collate=self.collate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +191,14 @@ class GroupOperator(Operator):
         batcher: begins what finds a group.
         measure: gives a number of a sample, in a worker; None: it is 1.
         collate: makes one of a group's samples, in a worker; None: the default collation.
+        makes_batches: whether what it makes is what a loader delivers.
     """
 
     name: str
     batcher: Callable[[], Batcher]
     measure: Callable[[Any], int] | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    makes_batches: bool = False
 
     @property
     def text(self) -> str:

@@ -9,8 +9,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.choosing import SelectIndices, WeightedSample
-from headrace.datasets.operators import AddsOperators, EpochSize, Repeat, Shuffle, Take
+from headrace.datasets.adding import AddsOperators
+from headrace.datasets.choosing import SelectIndices, Stretch, WeightedSample
+from headrace.datasets.operators import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
 
 S = TypeVar("S")  # a stream
@@ -60,8 +61,27 @@ class OrderMethods(AddsOperators[S]):
         """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
         if start < 0 or (stop is not None and stop < start) or step < 1:
             raise OptionError(f".slice({start}, {stop}, {step}): 0 <= start <= stop and step >= 1 must hold")
-        chooses = functools.partial(_slice, start, stop, step)
-        return self._with(SelectIndices("slice", chooses))
+        return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
+
+    def skip(self, n: int) -> S:
+        """All samples but the first `n`, of data sets with numbers."""
+        if n < 0:
+            raise OptionError(f".skip({n}): 0 or more")
+        return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
+
+    def shard(self, index: int, count: int) -> S:
+        """One of `count` parts of the samples, of data sets with numbers: each as long as the others, but for one.
+
+        A part has samples that follow each other: of shards, one reads few of them. For a part of samples from all
+        over, shuffle before, by a seed that is the same for all parts. (A loader gives each rank its part by itself.)
+
+        Args:
+            index: which part, from 0.
+            count: how many parts there are.
+        """
+        if not 0 <= index < count:
+            raise OptionError(f".shard({index}, {count}): 0 <= index < count must hold")
+        return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count)))
 
     def sample(
         self,
@@ -122,6 +142,10 @@ class OrderMethods(AddsOperators[S]):
 
 def _slice(start: int, stop: int | None, step: int, count: int) -> range:
     return range(start, count if stop is None else min(stop, count), step)
+
+
+def _part(index: int, parts: int, count: int) -> range:
+    return range(index * count // parts, (index + 1) * count // parts)
 
 
 def _all_of(sampler: Iterable[int], count: int) -> Iterable[int]:  # noqa: ARG001 (it knows how many there are)

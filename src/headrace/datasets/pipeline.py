@@ -217,6 +217,7 @@ class _Compiler:
         self._after: list[EachSample] = []
         self._limit: int | None = None  # of the last level
         self._is_given = self._is_batched = False
+        self._makes_batches = False  # what puts samples together, of which nobody knows how many
 
     def pipeline(self) -> Pipeline:
         """What they are together."""
@@ -235,7 +236,7 @@ class _Compiler:
             _steps(self._after),
             self._is_given,
             tuple(Regroup(grouping, _steps(some), limit) for grouping, some, limit in regroups),
-            self._is_batched,
+            self._is_batched or self._makes_batches,
         )
         if self._source.is_compressed and not pipeline.is_by_number:
             order.check_as_read()
@@ -252,6 +253,8 @@ class _Compiler:
 
     def add_each(self, operator: EachSample) -> None:
         step = operator.step
+        if operator.is_collate and self._is_batched:
+            raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
             self._after.append(operator)
             return
@@ -263,15 +266,16 @@ class _Compiler:
             self._begin_level(None, [])
         self._each.append(operator)
         self._is_batched = self._is_batched and not operator.is_unbatch
+        self._makes_batches = operator.is_collate or (self._makes_batches and not operator.is_unbatch)
 
     def add_batch(self, operator: Batch) -> None:
         self._close()
-        self._batch, self._is_batched = operator, True
+        self._batch, self._is_batched, self._makes_batches = operator, True, False
 
     def add_group(self, operator: GroupOperator) -> None:
         self._close()
         self._begin_level(operator, [])
-        self._is_batched = False
+        self._is_batched, self._makes_batches = False, operator.makes_batches
 
     def add_take(self, operator: Take) -> None:
         self._take(operator.samples * (1 if self._batch is None else self._batch.size))

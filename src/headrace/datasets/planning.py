@@ -8,7 +8,8 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from headrace.datasets.operators import Shuffle, counted
+from headrace.datasets.adding import counted
+from headrace.datasets.operators import Shuffle
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan import (

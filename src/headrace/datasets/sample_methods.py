@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Select, ToTuple, on_field
+from headrace.datasets.adding import AddsOperators
+from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
 from headrace.datasets.many import Unbatch, gives_many
-from headrace.datasets.operators import AddsOperators, EachSample
+from headrace.datasets.operators import EachSample
+from headrace.datasets.tokenizing import Tokenize, ids_by
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.functions import checked, is_async, name_of
@@ -132,3 +134,44 @@ class SampleMethods(AddsOperators[S]):
             raise OptionError(".to_tuple(): name at least one field")
         selection = ToTuple(names)
         return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
+
+    def rename(self, **new_by_old: str) -> S:
+        """Other names for fields: `.rename(jpg="image", cls="label")`; a sample that lacks one is a FormatError.
+
+        Fields that nobody needs are read all the same where it comes before `.select()` or `.to_tuple()`: put it behind
+        the one, and give the other the old names.
+        """
+        if not new_by_old:
+            raise OptionError(".rename(): give old names, and what they become: .rename(jpg='image')")
+        if len(set(new_by_old.values())) < len(new_by_old):
+            raise OptionError(f".rename({new_by_old}): two fields would have one name")
+        named = ", ".join(f"{old}={new}" for old, new in new_by_old.items())
+        return self._with(EachSample(Step(f"rename({named})", "map", Rename(new_by_old), random=False)))
+
+    def tokenize(
+        self,
+        tokenizer: Any,
+        field: str | int = "text",
+        *,
+        into: str = "input_ids",
+        dtype: Literal["int64", "int32", "uint16"] = "int64",
+    ) -> S:
+        """A text's tokens in its place: `into` holds them as an array [tokens], and `field` is gone.
+
+        Args:
+            tokenizer: one of Hugging Face's (`tokenizers.Tokenizer`, or of transformers), a tiktoken `Encoding`, or a
+                function that gives the ids of a text. Special tokens that a text spells out are text for tiktoken's;
+                others do as they are set up. It runs in workers, and must give the same for the same text.
+            field: the text: str, or bytes of UTF-8.
+            into: what the tokens' field is called; where samples are tuples they stay in the text's place.
+            dtype: of the array. An id that it cannot hold is an error.
+
+        Examples:
+            >>> import headrace as hr
+            >>> next(iter(hr.from_map([{"text": "abc"}]).tokenize(lambda text: [ord(sign) for sign in text])))
+            {'input_ids': array([ 97,  98,  99])}
+        """
+        if dtype not in ("int64", "int32", "uint16"):
+            raise OptionError(f".tokenize(dtype={dtype!r}): 'int64', 'int32' or 'uint16' is meant")
+        tokenizes = Tokenize(ids_by(tokenizer), field, into, dtype)
+        return self._with(EachSample(Step(f"tokenize({field!r})", "map", tokenizes, random=False)))

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from headrace.datasets.adding import counted
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.iterating import loader_of
-from headrace.datasets.operators import Operator, counted
+from headrace.datasets.operators import Operator
 from headrace.datasets.pipeline import Pipeline, compiled
 from headrace.datasets.source import SampleSource
 from headrace.datasets.telling import told
@@ -139,4 +140,4 @@ class Stream(Operators["Stream"]):
         return self
 
     def _with(self, operator: Operator) -> Stream:
-        return Stream(self.source, (*self.operators, operator))
+        return Stream(self.source, operator.behind(self.operators))

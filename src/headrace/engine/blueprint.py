@@ -116,8 +116,9 @@ class Blueprint:
             OptionError: the samples cannot be had so.
         """
         planning = self._job.planning
-        chunk = self.batches.chunk(plan.batch_size, self.learned.sample_s)
-        source = self.sources.of(EpochIn(plan, reader, calls, chunk))
+        gathered = self.batches.gathered(plan.batch_size)
+        chunk = self.batches.chunk(gathered, self.learned.sample_s)
+        source = self.sources.of(EpochIn(plan, reader, calls, gathered, chunk))
         return EpochSpec(
             source=source,
             batches=replace(self.batches, batch_size=plan.batch_size),

@@ -71,12 +71,14 @@ class EpochIn(NamedTuple):
         plan: the epoch's.
         reader: reads bytes.
         calls: asks the trainer.
-        chunk: how many samples of a batch are handed on together.
+        gathered: how many samples are made for a batch, about.
+        chunk: how many of them are handed on together.
     """
 
     plan: EpochPlan
     reader: Reader
     calls: TrainerCalls
+    gathered: int
     chunk: int
 
 
@@ -87,7 +89,7 @@ class _EpochIO:
         job = sources.job
         self._pipeline, self._settings, self._planning = job.pipeline, job.settings, job.planning
         self._prefix, self._meter, self._adaptive = sources.prefix, sources.meter, sources.adaptive
-        self._plan, self._reader, self._calls, self._chunk = epoch
+        self._plan, self._reader, self._calls, self._gathered, self._chunk = epoch
 
     @property
     def is_planned(self) -> bool:
@@ -133,7 +135,7 @@ class _EpochIO:
         get: Callable[[Any], Awaitable[object]],
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
-        plan, order, steps, planning = self._plan, self._plan.order, self._plan.steps, self._planning
+        order, steps, planning = self._plan.order, self._plan.steps, self._planning
         name = type(data).__name__
         many = many if not self._prefix else None
         if _is_users(data):
@@ -162,7 +164,7 @@ class _EpochIO:
             get,
             many,
             adaptive=self._adaptive,
-            batch_size=plan.batch_size,
+            batch_size=self._gathered,
             chunk=self._chunk,
             pack_error=serialize.pack_error,
         )

@@ -18,7 +18,7 @@ from headrace.running import running_charge
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopStage
+from headrace.scheduler.recipe import GroupStage, InnerStage, Learned, LimitStage, LoopStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Task
 
@@ -122,7 +122,7 @@ class Level:
         self.number = number
         self._stages = tuple(stage for stage in stages if not isinstance(stage, LimitStage))
         self._key = spec.key
-        self._batches, self._learned = spec.batches, spec.learned
+        self._batches, self._learned, self._learned_here = spec.batches, spec.learned, Learned(use_slots=False)
         self._dispatch, self._budget, self._host = dispatch, budget, host
         self._origins = spec.position_map.levels[number]
         self._known = self._origins.known  # samples of what the first unit gives: they are not given again
@@ -199,7 +199,9 @@ class Level:
 
     @property
     def _chunk(self) -> int:
-        return self._batches.chunk(self._batches.batch_size or self._pile.size, self._learned.sample_s)
+        batches = self._batches
+        share = batches.chunk(batches.gathered(batches.batch_size or self._pile.size), self._learned.sample_s)
+        return max(share, batches.worth(self._learned_here.sample_s)) if batches.has_groups else share
 
     def _take(self) -> Units:
         start, part = self._pile.take(self._chunk)
@@ -259,6 +261,7 @@ class Level:
         task = Task(chain, self._key, batch, finish, parts, units.start, positions)
         is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
         reply, made = await self._dispatch.samples(task, is_urgent)
+        self._learned_here.learn_time(reply.made_s, len(positions))
         if made is not None:
             return made, reply.kept, reply.measures
         count = 1 if finish is Finish.GROUP else len(positions)

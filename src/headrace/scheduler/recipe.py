@@ -15,6 +15,7 @@ from headrace.types import Batcher
 _MAX_CHUNK = 256
 _WORTH_S = 1e-3  # of work, for one task
 _QUICK_S = 0.05  # of work for all samples of a batch
+_GROUPED = 64  # samples that may be needed for a group
 
 
 class Works(Protocol):
@@ -131,6 +132,19 @@ class BatchSpec:
         """Whether many samples may come of one."""
         return any(stage.gives_many for stage in self.inner)
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether samples are put together on the way, so that nobody knows how many make a batch."""
+        return any(isinstance(stage, GroupStage) for stage in self.inner)
+
+    def gathered(self, batch_size: int) -> int:
+        """How many samples are made for a batch of so many, about: no more than may lie ready."""
+        return max(batch_size, min(_GROUPED, self.look_ahead)) if self.has_groups and self.depth else batch_size
+
+    def worth(self, sample_s: float) -> int:
+        """How many samples are worth a task of their own, at most; 0: not known."""
+        return min(_MAX_CHUNK, int(_WORTH_S / sample_s)) if sample_s else 0
+
     def chunk(self, batch_size: int, sample_s: float) -> int:
         """How many samples of a batch go into one task, at most.
 
@@ -142,7 +156,7 @@ class BatchSpec:
         if self.is_quick(batch_size, sample_s):
             return batch_size
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
-        return min(batch_size, max(share, int(_WORTH_S / sample_s))) if self.is_adaptive and sample_s else share
+        return min(batch_size, max(share, self.worth(sample_s))) if self.is_adaptive else share
 
     def is_quick(self, batch_size: int, sample_s: float) -> bool:
         """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""

@@ -309,6 +309,11 @@ async def some_parts(sample: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         yield one
 
 
+def length(sample: dict[str, Any]) -> int:
+    """One that follows from the sample."""
+    return int(sample["n"]) % 7
+
+
 def weighed(batch: dict[str, Any]) -> dict[str, Any]:
     """With the size of the batch, and a random number of its own, by each sample."""
     count = len(batch["n"])

@@ -58,6 +58,8 @@ def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         weights = [rng.random() for _ in range(written.total)]
         ways["these"] = lambda data: data.sample(numbers)
         ways["slice"] = lambda data: data.slice(1, None, 2)
+        ways["skip"] = lambda data: data.skip(3)
+        ways["shard"] = lambda data: data.shard(1, 2)
         ways["drawn"] = lambda data: data.sample(weights=weights, count=count)
         for name, make in registered_operators().items():
             if isinstance(make(), hr.OrderOp):
@@ -110,6 +112,13 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
                 data.batch(n, drop_last=last).map(sources.weighed).unbatch()
             ),
             f"batch {first}, async": lambda data, n=first: data.batch(n).map(sources.as_it_is_slowly).unbatch(),
+            f"padded_batch {first}": lambda data, n=first, last=last: data.padded_batch(n, drop_last=last).unbatch(),
+            f"bucket {first}": lambda data, n=first, last=last: data.bucket(
+                sources.length, [2, 4], batch_size=n, drop_last=last
+            ).unbatch(),
+            f"bucket of {first} tokens": lambda data, n=first: data.bucket(
+                sources.length, [3], batch_tokens=7 + n
+            ).unbatch(),
             f"batch {first}, filter": lambda data, n=first: data.batch(n).filter(sources.most_batches).unbatch(),
             f"batches {first}, {second}": lambda data, n=first, m=second: (
                 data.batch(n).map(sources.totals).batch(m).map(sources.weighed).unbatch()
@@ -157,6 +166,8 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, written, rng)
         which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
+        if what == "these":  # numbers of all samples: there are fewer behind a filter of keys
+            operators = [shuffle, choose, step]
         if of_many.random() < 0.4:
             options["in_order"] = True
             many, gives_many = regrouped(

@@ -1,0 +1,125 @@
+"""Collation of samples whose arrays differ in length: each is filled up to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.torch_compat.collate import plain_collate
+
+Pad = float | Mapping[str, float]
+"""What arrays are filled up with: a number, or one for each field by its name."""
+
+
+class PaddedCollate:
+    """Collates as torch's default does, but arrays, tensors and lists of numbers of one field may differ in length.
+
+    Args:
+        pad: what they are filled up with, behind their own numbers, up to the longest of the batch in each dimension.
+            Fields that a mapping does not name, 0. Those of tuples are named by their places: "0", "1".
+    """
+
+    def __init__(self, pad: Pad = 0) -> None:
+        self._pad, self._default = (pad, 0.0) if isinstance(pad, Mapping) else ({}, pad)
+
+    def __call__(self, samples: Sequence[Any]) -> object:
+        fields: set[str] = set()
+        batch = self._collated(samples, "", fields)
+        if unknown := self._pad.keys() - fields:
+            raise ValueError(
+                f"pad_value names {', '.join(map(repr, sorted(unknown)))}, and samples have "
+                f"{', '.join(map(repr, sorted(fields))) or 'no fields'}"
+            )
+        return batch
+
+    def _collated(self, values: Sequence[Any], name: str, fields: set[str]) -> object:
+        """A field of all samples, or the samples.
+
+        Args:
+            name: of the field; "" where these are the samples.
+            fields: the names of all fields are put here.
+        """
+        first = values[0]
+        if isinstance(first, Mapping):
+            fields.update(map(str, first))
+            return {key: self._collated([value[key] for value in values], str(key), fields) for key in first}
+        if isinstance(first, tuple):
+            columns = [(str(k), some) for k, some in enumerate(zip(*values, strict=True))]
+            fields.update(k for k, _ in columns)
+            made: list[Any] = [self._collated(some, k, fields) for k, some in columns]
+            return type(first)(*made) if hasattr(first, "_fields") else made  # torch's default gives a list, too
+        arrays = _arrays(values)
+        return plain_collate(values) if arrays is None else self._filled(arrays, name)
+
+    def _filled(self, arrays: Sequence[Any], name: str) -> object:
+        """Arrays, or tensors, in a tensor that has room for each: [samples, longest, …]."""
+        dtypes, shapes = {array.dtype for array in arrays}, {tuple(array.shape) for array in arrays}
+        if len(dtypes) > 1:
+            raise ValueError(f"{_the(name)} of a batch are of {_listed(dtypes)}: one dtype is needed")
+        if len(shapes) == 1:
+            return plain_collate(arrays)
+        if len(set(map(len, shapes))) > 1:
+            raise ValueError(
+                f"{_the(name)} of a batch have the shapes {_listed(shapes)}: as many dimensions are needed"
+            )
+        pad = _checked(self._pad.get(name, self._default), name, arrays[0])
+        filled = _full((len(arrays), *map(max, zip(*shapes, strict=True))), pad, arrays[0])
+        for row, array in zip(filled, arrays, strict=True):
+            row[tuple(map(slice, array.shape))] = array
+        return torch.as_tensor(filled)
+
+
+def _arrays(values: Sequence[Any]) -> Sequence[Any] | None:
+    """The values as arrays of numbers, or tensors; None: they are something else."""
+    if _is_tensor(values[0]):
+        return values
+    is_list = type(values[0]) is list
+    if not is_list and type(values[0]) is not np.ndarray:
+        return None
+    try:
+        arrays = [np.asarray(value) for value in values]
+    except ValueError:  # lists within them that differ in length
+        return None
+    if is_list:  # one without numbers says nothing of their kind
+        dtypes = [array.dtype for array in arrays if array.size] or [np.dtype(np.int64)]
+        arrays = [array.astype(np.result_type(*dtypes), copy=False) for array in arrays]
+    return arrays if all(array.dtype.kind in "biufc" for array in arrays) else None
+
+
+def _full(shape: tuple[int, ...], pad: float, like: Any) -> Any:
+    return like.new_full(shape, pad) if _is_tensor(like) else np.full(shape, pad, like.dtype)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _checked(pad: float, name: str, like: Any) -> float:
+    """The number, where arrays of this kind can hold it: others would be wrapped around or cut off without a word.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if not _holds(str(like.dtype).removeprefix("torch."), pad):
+        raise ValueError(f"pad_value={pad} for {_the(name)}, which are of {like.dtype}: they cannot hold it")
+    return pad
+
+
+def _holds(dtype: str, pad: float) -> bool:
+    if dtype == "bool":
+        return pad in (0, 1)
+    if "int" not in dtype:
+        return True
+    bounds = np.iinfo(dtype)
+    return float(pad).is_integer() and bounds.min <= pad <= bounds.max
+
+
+def _the(name: str) -> str:
+    return f"the samples' fields {name!r}" if name else "the samples"
+
+
+def _listed(some: set[Any]) -> str:
+    return ", ".join(sorted(map(str, some))[:4])

@@ -1,0 +1,261 @@
+"""Operators that streams have by name: what comes of them, alone and in a loader, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tiktoken
+import tokenizers
+import torch
+from torch.utils.data import default_collate
+
+import headrace as hr
+
+TEXTS = ["abc", "", "b", "cab bac", "<|end|>", "ü"]
+
+
+def texts() -> hr.Stream:
+    return hr.from_map([{"text": text, "n": k} for k, text in enumerate(TEXTS)])
+
+
+def letters(text: str) -> list[int]:
+    return [ord(sign) for sign in text]
+
+
+def by_tiktoken() -> Any:
+    ranks = {bytes([k]): k for k in range(256)}
+    return tiktoken.Encoding("letters", pat_str=r".", mergeable_ranks=ranks, special_tokens={"<|end|>": 256})
+
+
+def by_tokenizers() -> Any:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"abc": 1, "cab": 2, "bac": 3, "?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+class Mapped:
+    """As transformers' tokenizers: called, it gives several fields."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": letters(text), "attention_mask": [1] * len(text)}
+
+
+TOKENIZERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
+    "function": (lambda: letters, [letters(text) for text in TEXTS]),
+    "mapping": (Mapped, [letters(text) for text in TEXTS]),
+    "array": (lambda: lambda text: np.array(letters(text), np.uint32), [letters(text) for text in TEXTS]),
+    "tiktoken": (by_tiktoken, [[*text.encode()] for text in TEXTS]),
+    "tokenizers": (by_tokenizers, [[1], [], [0], [2, 3], [0, 0, 0], [0]]),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
+def test_tokens_come_in_the_place_of_their_text(kind: str, workers: int, dtype: Any) -> None:
+    make, expected = TOKENIZERS[kind]
+    stream = texts().tokenize(make(), dtype=dtype)
+    with hr.DataLoader(stream, batch_size=None, num_workers=workers, collate_fn=as_it_is) as loader:
+        samples = list(loader)
+    assert [sample["input_ids"].tolist() for sample in samples] == expected
+    assert {sample["input_ids"].dtype for sample in samples} == {np.dtype(dtype)}
+    assert [sorted(sample) for sample in samples] == [["input_ids", "n"]] * len(TEXTS)
+
+
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
+def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
+    data = hr.from_map([("ab", 1), (b"\xc3\xbc", 2)]).tokenize(letters, 0, dtype="int32")
+    assert [(tokens.tolist(), n) for tokens, n in data] == [([97, 98], 1), ([252], 2)]
+    renamed = texts().tokenize(letters, into="ids").select("ids")
+    assert [sample["ids"].tolist() for sample in renamed] == [letters(text) for text in TEXTS]
+    assert [*next(iter(texts().tokenize(letters, into="text")))] == ["text", "n"]
+
+
+@pytest.mark.parametrize(
+    ("stream", "error", "match"),
+    [
+        (lambda: texts().tokenize(7), hr.OptionError, r"\.tokenize\(7\): a tokenizer is needed"),
+        (lambda: texts().tokenize(letters, dtype="int8"), hr.OptionError, "'int64', 'int32' or 'uint16'"),
+        (lambda: texts().tokenize(lambda text: [70000], dtype="uint16"), ValueError, "70000, which uint16 cannot hold"),
+        (lambda: texts().tokenize(lambda text: [-1], dtype="uint16"), ValueError, "uint16 cannot hold"),
+        (lambda: texts().tokenize(lambda text: text.split()), TypeError, "gave a list for a text"),
+        (lambda: texts().tokenize(letters, "n"), TypeError, "decoding to str: need a bytes-like object, int found"),
+        (lambda: texts().tokenize(letters, "body"), hr.FormatError, "no field 'body'"),
+        (lambda: texts().tokenize(letters, into="n"), ValueError, "has a field 'n' already"),
+        (lambda: hr.from_map([{"text": b"\xff"}]).tokenize(letters), UnicodeDecodeError, "utf-8"),
+        (lambda: texts().rename(txt="t"), hr.FormatError, "no field 'txt'"),
+        (lambda: texts().rename(text="n"), ValueError, "has a field 'n' already"),
+        (lambda: texts().rename(text="a", n="a"), hr.OptionError, "two fields would have one name"),
+        (lambda: texts().rename(), hr.OptionError, "give old names"),
+        (lambda: texts().skip(-1), hr.OptionError, r"\.skip\(-1\)"),
+        (lambda: texts().shard(2, 2), hr.OptionError, r"\.shard\(2, 2\): 0 <= index < count"),
+        (lambda: texts().filter(len).skip(1).batch(2).skip(1), hr.OptionError, r"behind \.batch"),
+        (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right behind \.batch"),
+        (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
+        (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "a plain function is needed"),
+        (lambda: numbers().padded_batch(0), hr.OptionError, "1 sample or more"),
+        (
+            lambda: numbers().bucket(int, [3, 3], batch_size=2),
+            hr.OptionError,
+            "greatest lengths are needed that ascend",
+        ),
+        (lambda: numbers().bucket(int, [3]), hr.OptionError, "one of batch_size= and batch_tokens= is needed"),
+        (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "one of batch_size= and"),
+        (lambda: numbers().bucket(int, [3], batch_tokens=0), hr.OptionError, "of 1 or more"),
+        (lambda: numbers().bucket(slow_sum, [3], batch_size=2), hr.OptionError, "a plain function is needed"),
+        (
+            lambda: numbers().bucket(int, [3], batch_tokens=8),
+            ValueError,
+            "has the length 9, and batch_tokens=8 is less",
+        ),
+    ],
+)
+def test_what_is_of_no_use_is_said(stream: Callable[[], hr.Stream], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        list(stream())
+
+
+def numbers(count: int = 10) -> hr.Stream:
+    return hr.from_map(range(count))
+
+
+async def slow_sum(samples: list[int]) -> int:
+    return sum(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_collated_by_what_stands_right_behind_it(workers: int) -> None:
+    stream = numbers().batch(4).collate(sum)
+    with hr.DataLoader(stream, num_workers=workers) as loader:
+        assert len(loader) == 3
+        assert list(loader) == list(stream) == [6, 22, 17]
+    with hr.DataLoader(stream.map(str), num_workers=workers) as loader:
+        assert list(loader) == ["6", "22", "17"]
+    with hr.DataLoader(stream.map(float).batch(2), num_workers=workers) as loader:  # it is made on the way
+        assert [batch.tolist() for batch in loader] == [[6.0, 22.0], [17.0]]
+    with hr.DataLoader(stream.take(2), num_workers=workers) as loader:
+        assert list(loader) == [6, 22]
+
+
+def test_lists_are_collated_where_something_else_has_put_samples_together() -> None:
+    lists = hr.from_map([[1, 2], [3], [4, 5, 6]])
+    with hr.DataLoader(lists.collate()) as loader:  # what comes are batches: the loader makes none of them
+        assert [batch.tolist() for batch in loader] == [[1, 2], [3], [4, 5, 6]]
+    assert list(lists.collate(sum)) == [3, 3, 15]
+    assert repr(lists.collate(sum)) == "FromMap(…).collate(sum)"
+
+
+def test_what_collates_is_said_once() -> None:
+    with pytest.raises(hr.OptionError, match=r"collate_fn=len and \.padded_batch\(2\): give one of them"):
+        hr.DataLoader(numbers().padded_batch(2), collate_fn=len)
+    with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.batch\(\): give one"):
+        hr.DataLoader(numbers().bucket(int, [3], batch_size=2), batch_size=3)
+
+
+def arrays() -> hr.Stream:
+    return hr.from_map([{"ids": np.arange(k % 7), "k": k} for k in range(50)])
+
+
+def test_batches_are_padded_to_their_longest() -> None:
+    with hr.DataLoader(arrays().padded_batch(8, pad_value={"ids": -1}, drop_last=True), num_workers=1) as loader:
+        batches = list(loader)
+        assert len(loader) == len(batches) == 6
+    for number, batch in enumerate(batches):
+        assert batch["k"].tolist() == list(range(8 * number, 8 * number + 8))
+        for ids, k in zip(batch["ids"].tolist(), batch["k"].tolist(), strict=True):
+            assert ids == [*range(k % 7), *[-1] * (6 - k % 7)]
+    alone = [batch["ids"] for batch in arrays().padded_batch(8, pad_value={"ids": -1}, drop_last=True)]
+    assert all(torch.equal(one, batch["ids"]) for one, batch in zip(alone, batches, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_tokens", [6, 20])
+def test_buckets_hold_what_is_about_as_long_within_their_tokens(workers: int, batch_tokens: int) -> None:
+    stream = arrays().shuffle(seed=3).bucket("ids", [2, 4], batch_tokens=batch_tokens)
+    with hr.DataLoader(stream, num_workers=workers) as loader:
+        batches = list(loader)
+    assert sorted(k for batch in batches for k in batch["k"].tolist()) == list(range(50))
+    for batch in batches:
+        lengths = [k % 7 for k in batch["k"].tolist()]
+        assert len({sum(length > edge for edge in (2, 4)) for length in lengths}) == 1
+        assert batch["ids"].shape == (len(lengths), max(lengths))
+        assert batch["ids"].numel() <= batch_tokens
+    with hr.DataLoader(stream.map(str), num_workers=workers) as loader:
+        assert list(loader) == [str(batch) for batch in batches]
+
+
+def test_ranks_make_as_many_steps_of_buckets() -> None:
+    stream = arrays().shuffle(seed=3).bucket("ids", [2, 4], batch_size=4).epoch(samples=8)
+    counts = []
+    for rank in range(2):
+        with hr.DataLoader(stream, rank=rank, world_size=2) as loader:
+            counts.append(len(list(loader)))
+    assert counts == [4, 4]
+    with pytest.raises(hr.OptionError, match="bucket"):
+        next(iter(hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), rank=0, world_size=2)))
+
+
+def test_a_part_of_the_samples_comes_by_its_number() -> None:
+    data = numbers(11)
+    parts = [list(data.shard(k, 3)) for k in range(3)]
+    assert parts == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
+    mixed = [list(data.shuffle(seed=1).shard(k, 3)) for k in range(3)]
+    assert sorted(n for part in mixed for n in part) == list(range(11))
+    assert list(data.skip(8)) == [8, 9, 10]
+    assert list(data.skip(12)) == []
+    assert list(data.skip(2).slice(1, None, 4).take(2)) == [3, 7]
+    assert [len(data.skip(8)), len(data.shard(1, 3)), len(data.slice(2, 100, 3))] == [3, 4, 3]
+    assert repr(data.skip(8).shard(0, 2)) == "FromMap(…).skip(8).shard(0, 2)"
+
+
+def test_a_stretch_of_many_numbers_is_no_list_of_them() -> None:
+    class Many(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 10**15
+
+        async def aget(self, index: int) -> int:
+            return index
+
+    assert list(Many().skip(10**14).slice(5, None, 3).take(3)) == [10**14 + 5, 10**14 + 8, 10**14 + 11]
+    assert list(Many().shard(7, 8).take(1)) == [7 * 10**15 // 8]
+
+
+def test_states_say_what_was_skipped() -> None:
+    with hr.DataLoader(numbers().skip(3), batch_size=2) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(numbers().skip(3), batch_size=2) as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == [[5, 6], [7, 8], [9]]
+    with hr.DataLoader(numbers().skip(2), batch_size=2) as loader, pytest.raises(hr.StateMismatchError):
+        loader.load_state_dict(state)
+
+
+def test_fields_have_other_names() -> None:
+    assert list(texts().rename(text="n", n="text"))[2] == {"n": "b", "text": 2}
+    assert [*next(iter(texts().rename(text="body")))] == ["body", "n"]
+
+
+def test_operators_can_be_iterated_in_any_loop_and_pickled() -> None:
+    stream = arrays().rename(ids="x").skip(5).bucket("x", [3], batch_size=4)
+
+    async def given() -> list[Any]:
+        return [batch async for batch in stream]
+
+    expected = [batch["k"].tolist() for batch in stream]
+    assert [batch["k"].tolist() for batch in asyncio.run(given())] == expected
+    assert [batch["k"].tolist() for batch in pickle.loads(pickle.dumps(stream))] == expected
+
+
+def test_collate_without_a_function_is_torchs_own() -> None:
+    with hr.DataLoader(arrays().skip(6).take(1).batch(1).collate()) as loader:
+        (batch,) = loader
+    assert torch.equal(batch["ids"], default_collate([{"ids": np.arange(6)}])["ids"])
