@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.datasets.clips import Clips
     from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.hdf5 import hdf5
+    from headrace.datasets.lerobot import lerobot
     from headrace.datasets.mixture import mix
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
@@ -85,6 +86,7 @@ _HOMES = {
         "text",
     ),
     "headrace.datasets.hdf5": ("hdf5",),
+    "headrace.datasets.lerobot": ("lerobot",),
     "headrace.datasets.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
@@ -182,6 +184,7 @@ __all__ = [
     "from_iterable",
     "from_map",
     "hdf5",
+    "lerobot",
     "merge_states",
     "mix",
     "packed",

@@ -19,7 +19,6 @@ from headrace.datasets.entries import check_listed
 from headrace.datasets.files import Facts
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, StoredSource, Traits, fingerprint_of
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
-from headrace.formats.limits import Limits
 from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of
 from headrace.formats.mp4.table import VideoTable
@@ -156,20 +155,9 @@ class VideoClips(AsyncDataset):
 
     async def _frames(self, reader: Reads) -> Ints:
         async def of(ordinal: int) -> int:
-            return self.clips.frames_of((await self._loaded(reader, ordinal))[0])
+            return self.clips.frames_of((await video_as_listed(reader, self.videos, ordinal))[0])
 
         return np.array(await for_each(len(self.urls), of), np.int64)
-
-    async def _loaded(self, reader: Reads, ordinal: int) -> Video:
-        """The frames of one of the videos.
-
-        Raises:
-            ObjectChangedError: it is another than was listed.
-        """
-        table, version = await self.videos.video(reader, ordinal)
-        if self.videos.place is None:  # else frames are read in the version that the index file names
-            check_listed(self.videos.urls, ordinal, version.size, version.etag)
-        return table, version
 
     async def aget(self, key: int) -> dict[str, object]:
         """Clip `key`, as it is before it is decoded: the bytes of its frames, and of those that these take.
@@ -191,27 +179,12 @@ class VideoClips(AsyncDataset):
 
     async def _get(self, reader: Reads, ordinal: int, number: int) -> dict[str, object]:
         url = self.urls[ordinal]
-        table, version = await self._loaded(reader, self._video_of(ordinal))
+        table, version = await video_as_listed(reader, self.videos, self._video_of(ordinal))
         try:
             start, chosen = self._chosen(table, ordinal, number)
-            pieces, spans = pieces_of(table, chosen)
+            pieces, bodies = await read_frames(reader, self.videos, url, (table, version), chosen)
         except ValueError as error:
             raise FormatError(f"clip {number} of {masked(url)}: {error}", url=url) from None
-        _check_bytes(url, pieces, self.videos.limits)
-
-        async def body(k: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-            begin, end = spans[k]
-            data = await reader.read(url, begin, end, version=version)
-            if len(data) < end - begin:
-                raise not_as_indexed(url, f"of bytes {begin} to {end} it has only {len(data)}")
-            return np.frombuffer(data, np.uint8)
-
-        try:
-            bodies = await for_each(len(spans), body)
-        except ObjectChangedError as error:
-            if self.videos.place is not None:
-                error.add_note(f"its tables are from {masked(self.videos.place)}: make it anew, or give index=None")
-            raise
         name = posixpath.basename(urlsplit(url).path).rpartition(".")[0]
         return {"__key__": f"{name}/{start}", "__url__": masked(url), PIECES: pieces, BODIES: bodies}
 
@@ -256,12 +229,50 @@ def _too_short(url: str, frames: int, clips: Clips) -> FormatError:
     )
 
 
-def _check_bytes(url: str, pieces: list[Piece], limits: Limits) -> None:
+async def video_as_listed(reader: Reads, videos: Videos, ordinal: int) -> Video:
+    """The frames of one of the videos.
+
+    Raises:
+        ObjectChangedError: it is another than was listed.
+    """
+    table, version = await videos.video(reader, ordinal)
+    if videos.place is None:  # else frames are read in the version that the index file names
+        check_listed(videos.urls, ordinal, version.size, version.etag)
+    return table, version
+
+
+async def read_frames(
+    reader: Reads, videos: Videos, url: str, video: Video, chosen: Ints
+) -> tuple[list[Piece], list[np.ndarray[tuple[int], np.dtype[np.uint8]]]]:
+    """What it takes to decode some frames of one of the videos: the pieces, and the bytes of their ranges.
+
+    Raises:
+        ValueError: one of them cannot be decoded.
+        LimitError: they are too many bytes.
+        ObjectChangedError: the video is another one than that whose tables were read.
+        StorageError: it could not be read.
+    """
+    table, version = video
+    pieces, spans = pieces_of(table, chosen)
     nbytes = sum(int(piece.size.sum()) for piece in pieces)
-    if nbytes > limits.member_bytes:
+    if nbytes > videos.limits.member_bytes:
         raise LimitError(
-            f"{masked(url)}: a clip takes {nbytes} bytes, over the limit of {limits.member_bytes}", url=url
+            f"{masked(url)}: a clip takes {nbytes} bytes, over the limit of {videos.limits.member_bytes}", url=url
         )
+
+    async def body(k: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        begin, end = spans[k]
+        data = await reader.read(url, begin, end, version=version)
+        if len(data) < end - begin:
+            raise not_as_indexed(url, f"of bytes {begin} to {end} it has only {len(data)}")
+        return np.frombuffer(data, np.uint8)
+
+    try:
+        return pieces, await for_each(len(spans), body)
+    except ObjectChangedError as error:
+        if videos.place is not None:
+            error.add_note(f"its tables are from {masked(videos.place)}: make it anew, or give index=None")
+        raise
 
 
 class ClipSource(StoredSource, KeySource):

@@ -29,6 +29,7 @@ Facts = tuple[tuple[str, str], ...]
 
 _WEB = ("http://", "https://")
 _ASKED_MOST = 1000  # of a longer list nobody asks of each whether it is a folder
+_LEROBOT = "meta/info.json"
 _PAGES = (b"<!doctype html", b"<html")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
@@ -159,13 +160,23 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
     if form is not None:
         return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
     if kinds.formats or len(kinds.others) != 1:
-        raise mixed(first.place, kinds)
+        raise _of_lerobot(first) if f"{first.folder}{_LEROBOT}" in first.urls else mixed(first.place, kinds)
     form, which = _by_bytes(urls[0], asks, asks(urls[0], SNIFFED_BYTES))
     if form is None:
         raise OptionError(
             f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}"
         )
     return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}")))
+
+
+def _of_lerobot(folder: Listing) -> OptionError:
+    """The error of a folder in LeRobot's layout, which `hr.stream` reads in parts."""
+    place = masked(folder.place).rstrip("/")
+    return OptionError(
+        f"{place} is a data set of LeRobot's layout, by its {_LEROBOT}: hr.lerobot({place!r}) gives its rows with the "
+        f"frames of their cameras, hr.stream('{place}/data/**/*.parquet') the rows alone, and "
+        f"hr.video('{place}/videos/**/*.mp4', hr.Clips(…)) clips of its videos"
+    )
 
 
 def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:

@@ -115,6 +115,25 @@ class VideoTable:
             raise ValueError(f"nothing is shown at {times[int(late[0])]} s: it is from {begin:.3f} to {end:.3f} s")
         return chosen
 
+    def nearest(self, times: Sequence[float], most_s: float) -> Ints:
+        """The frames that are shown from next to these times on, in seconds, by their numbers among those shown.
+
+        Raises:
+            ValueError: one begins further than `most_s` seconds away.
+        """
+        ticks = (np.array(times) - self.begin_s) * self.track.timescale
+        behind = np.clip(np.searchsorted(self.shown_ticks, ticks), 1, max(len(self) - 1, 1))
+        before = behind - 1
+        behind = np.minimum(behind, len(self) - 1)
+        is_before = ticks - self.shown_ticks[before] <= self.shown_ticks[behind] - ticks
+        chosen: Ints = np.where(is_before, before, behind)
+        off = np.flatnonzero(np.abs(self.shown_ticks[chosen] - ticks) > most_s * self.track.timescale)
+        if len(off):
+            at = int(off[0])
+            near = self.seconds(chosen[[at]])[0]
+            raise ValueError(f"no frame begins at {times[at]:.4f} s: the nearest one does at {near:.4f} s")
+        return chosen
+
     def seconds(self, chosen: Ints) -> NDArray[np.float64]:
         """The times of frames, by their numbers among those that are shown."""
         return self.shown_ticks[chosen] / self.track.timescale + self.begin_s

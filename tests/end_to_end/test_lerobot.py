@@ -1,0 +1,279 @@
+"""Data sets in LeRobot's layout: each row has the frames of its cameras at its time, whichever file they lie in."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from end_to_end import parquet, videos
+
+import headrace as hr
+from headrace.errors import FormatError, ObjectChangedError, OptionError
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+LENGTHS = (20, 30, 50)
+EPISODES = [(0, 0, 0.0), (1, 0, 20 / videos.RATE), (2, 1, 0.0)]
+"""Of version 3: the number of each, of its video, and when it begins there."""
+CAMERAS = ("observation.images.top", "observation.images.side")
+FILES = ("h264-open", "fragments-edit")  # of the first camera, and of the second
+ROWS = [(episode, k) for episode, length in enumerate(LENGTHS) for k in range(length)]
+
+
+def info(version: str, **changes: object) -> bytes:
+    features = {name: {"dtype": "video", "shape": [48, 64, 3]} for name in CAMERAS}
+    paths = {
+        "v3.0": ("videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"),
+        "v2.1": ("videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"),
+    }
+    said = {
+        "codebase_version": version,
+        "fps": videos.RATE,
+        "total_episodes": len(LENGTHS),
+        "chunks_size": 2,
+        "video_path": paths.get(version),
+        "features": {**features, "action": {"dtype": "float32", "shape": [2]}},
+    }
+    return json.dumps({**said, **changes}).encode()
+
+
+def rows_of(some: list[tuple[int, int]]) -> bytes:
+    types = {"timestamp": pa.float32(), "episode_index": pa.int64(), "frame_index": pa.int64(), "index": pa.int64()}
+    schema = pa.schema({**types, "task_index": pa.int64(), "action": pa.list_(pa.float32(), 2)})
+    rows = [
+        {
+            "timestamp": k / videos.RATE,
+            "episode_index": episode,
+            "frame_index": k,
+            "index": ROWS.index((episode, k)),
+            "task_index": episode % 2,
+            "action": [episode, k],
+        }
+        for episode, k in some
+    ]
+    return parquet.written(rows, schema, row_group_size=16)
+
+
+def version_3() -> dict[str, bytes]:
+    types = {"episode_index": pa.int64(), "length": pa.int64()}
+    rows: list[dict[str, Any]] = []
+    for (episode, file, begin), length in zip(EPISODES, LENGTHS, strict=True):
+        rows.append({"episode_index": episode, "length": length, "tasks": ["x"]})
+        for camera in CAMERAS:
+            at = {"chunk_index": 0, "file_index": file, "from_timestamp": begin}
+            rows[-1] |= {f"videos/{camera}/{name}": value for name, value in at.items()}
+            types |= {f"videos/{camera}/chunk_index": pa.int64(), f"videos/{camera}/file_index": pa.int64()}
+            types[f"videos/{camera}/from_timestamp"] = pa.float64()
+    tasks = [{"task_index": 0, "__index_level_0__": "push"}, {"task_index": 1, "__index_level_0__": "pull"}]
+    files = {
+        "meta/info.json": info("v3.0"),
+        "meta/tasks.parquet": parquet.written(
+            tasks, pa.schema({"task_index": pa.int64(), "__index_level_0__": pa.string()})
+        ),
+        "meta/episodes/chunk-000/file-000.parquet": parquet.written(
+            rows, pa.schema({**types, "tasks": pa.list_(pa.string())})
+        ),
+        "data/chunk-000/file-000.parquet": rows_of(ROWS[:60]),
+        "data/chunk-000/file-001.parquet": rows_of(ROWS[60:]),
+        "README.md": b"# data",
+    }
+    for camera, name in zip(CAMERAS, FILES, strict=True):
+        for number in (0, 1):
+            files[f"videos/{camera}/chunk-000/file-{number:03}.mp4"] = video(name, number)
+    return files
+
+
+def version_2() -> dict[str, bytes]:
+    lines = [{"episode_index": episode, "tasks": ["x"], "length": length} for episode, length in enumerate(LENGTHS)]
+    tasks = [{"task_index": 0, "task": "push"}, {"task_index": 1, "task": "pull"}]
+    files = {
+        "meta/info.json": info("v2.1"),
+        "meta/tasks.jsonl": "\n".join(map(json.dumps, tasks)).encode(),
+        "meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode(),
+    }
+    for episode, length in enumerate(LENGTHS):
+        chunk = f"chunk-{episode // 2:03}"
+        files[f"data/{chunk}/episode_{episode:06}.parquet"] = rows_of([(episode, k) for k in range(length)])
+        for camera, name in zip(CAMERAS, FILES, strict=True):
+            files[f"videos/{chunk}/{camera}/episode_{episode:06}.mp4"] = video(name, episode)
+    return files
+
+
+@functools.cache  # the encoder does not always write the same
+def video(name: str, number: int) -> bytes:
+    """The file of that number: each has other pictures."""
+    how = videos.HOW[name]
+    return videos.written(**how, pictures=lambda k: videos.picture(k + 100 * number))
+
+
+def put(files: dict[str, bytes], place: str = "") -> str:
+    place = place or f"memory://robot{len(files)}"  # of each version another
+    for name, body in files.items():
+        memory.put(f"{place}/{name}", body)
+    return place
+
+
+def frame_of(camera: int, episode: int, k: int, version: str) -> Any:
+    """The frame of a row, by FFmpeg from the beginning of its file."""
+    number, first = (episode, 0) if version == "v2.1" else (EPISODES[episode][1], 20 if episode == 1 else 0)
+    key = camera, number
+    if key not in _whole:
+        _whole[key] = videos.decoded(video(FILES[camera], number))[1]
+    return _whole[key][first + k]
+
+
+_whole: dict[tuple[int, int], Any] = {}
+LAYOUTS = {"v3.0": version_3, "v2.1": version_2}
+
+
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str) -> None:
+    data = hr.lerobot(put(LAYOUTS[version]()), decoder="pyav")
+    assert len(data) == len(ROWS)
+    assert f"layout: LeRobot's, {version}: 3 episodes, 30 rows a second" in data.describe()
+    with hr.DataLoader(data.shuffle("global", seed=1), batch_size=10, num_workers=2) as loader:
+        seen = []
+        for batch in loader:
+            for n, index in enumerate(batch["index"].tolist()):
+                episode, k = ROWS[index]
+                assert batch["action"][n].tolist() == [episode, k]
+                assert batch["task"][n] == ("push", "pull")[episode % 2]
+                for camera, name in enumerate(CAMERAS):
+                    np.testing.assert_array_equal(batch[name][n].numpy(), frame_of(camera, episode, k, version))
+                seen.append(index)
+    assert sorted(seen) == list(range(len(ROWS)))
+    assert seen != sorted(seen)
+
+
+@pytest.mark.parametrize("version", LAYOUTS)
+def test_frames_at_offsets_stay_within_the_episode(version: str) -> None:
+    step = 1 / videos.RATE
+    place = put(LAYOUTS[version]())
+    offsets = [-2 * step, 0, 3 * step]
+    data = hr.lerobot(place, cameras=CAMERAS[:1], offsets=offsets, size=(24, 32), decoder="pyav")
+    plain = hr.lerobot(place, cameras=CAMERAS[:1], size=(24, 32), decoder="pyav")
+    for index in (0, 1, 19, 20, 21, 48, 49, 50, 99):
+        episode, k = ROWS[index]
+        sample = data[index]
+        assert sample[CAMERAS[0]].shape == (3, 3, 24, 32)
+        assert CAMERAS[1] not in sample
+        inside = [min(max(k + by, 0), LENGTHS[episode] - 1) for by in (-2, 0, 3)]
+        for frame, there in zip(sample[CAMERAS[0]], inside, strict=True):
+            np.testing.assert_array_equal(frame, plain[ROWS.index((episode, there))][CAMERAS[0]])
+
+
+def test_state_is_exact_and_ranks_share_the_rows() -> None:
+    data = hr.lerobot(put(version_3()), cameras=CAMERAS[1:], decoder="pyav").shuffle("global", seed=3)
+    with hr.DataLoader(data, batch_size=8, num_workers=0) as loader:
+        whole = [batch["index"].tolist() for batch in loader]
+    with hr.DataLoader(data, batch_size=8, num_workers=1) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(data, batch_size=8, num_workers=1) as loader:
+        loader.load_state_dict(state)
+        assert [batch["index"].tolist() for batch in loader] == whole[1:]
+    ranks = []
+    for rank in range(2):
+        with hr.DataLoader(data, batch_size=8, num_workers=0, rank=rank, world_size=2) as loader:
+            ranks += [index for batch in loader for index in batch["index"].tolist()]
+    assert sorted(ranks) == list(range(len(ROWS)))
+
+
+def test_rows_alone_read_no_video() -> None:
+    with FaultServer() as server:
+        urls = [server.add(f"bucket/robot/{name}", body) for name, body in version_3().items()]
+        options = {"endpoint": server.url, "skip_signature": True}
+        data = hr.lerobot("s3://bucket/robot", cameras=(), storage_options=options)
+        assert [sample["action"].tolist() for sample in data] == [[episode, k] for episode, k in ROWS]
+        assert data[0]["task"] == "push"
+        assert not [request for request in server.log if ".mp4" in request.target]
+        assert len(urls) == 10
+
+
+def test_hub_is_read_at_the_commit_that_was_listed() -> None:
+    commit, files = "a" * 40, version_3()
+    with FaultServer() as hub:
+        hub.add("api/datasets/o/n/revision/main", json.dumps({"sha": commit}).encode())
+        page = [{"type": "file", "path": name, "size": len(body)} for name, body in files.items()]
+        hub.add(f"api/datasets/o/n/tree/{commit}", json.dumps(page).encode())
+        for name, body in files.items():
+            hub.add(f"datasets/o/n/resolve/{commit}/{name}", body)
+        data = hr.lerobot("hf://datasets/o/n", decoder="pyav", storage_options={"endpoint": hub.url, "token": False})
+        assert f"revision: hf://datasets/o/n@{commit}/" in data.describe()
+        np.testing.assert_array_equal(data[25][CAMERAS[0]], frame_of(0, 1, 5, "v3.0"))
+        assert not [request for request in hub.log if "resolve/main" in request.target]
+
+
+def test_stream_says_what_it_is_and_what_reads_it() -> None:
+    for files in (version_3(), version_2()):
+        place = put(files)
+        with pytest.raises(OptionError, match=r"LeRobot's layout.*hr\.lerobot\('memory://robot\d+'\).*hr\.video\("):
+            hr.stream(place)
+
+
+def changed(name: str, body: bytes | None, place: str, files: dict[str, bytes]) -> str:
+    return put({**{key: value for key, value in files.items() if key != name}, **({name: body} if body else {})}, place)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "error", "why"),
+    [
+        ("meta/info.json", None, OptionError, "no data set of LeRobot's layout"),
+        ("meta/info.json", b"{", FormatError, "info.json is damaged"),
+        ("meta/info.json", info("v1.6"), OptionError, "version 'v1.6'"),
+        ("meta/info.json", info("v2.1", fps="x"), FormatError, "no fps"),
+        ("meta/info.json", info("v2.1", total_episodes=4), FormatError, "3 episodes, and meta/info.json says 4"),
+        ("meta/info.json", info("v2.1", video_path="videos/{video_key.__class__}"), FormatError, "is not there"),
+        ("meta/episodes.jsonl", None, FormatError, "0 episodes"),
+        ("meta/episodes.jsonl", b'{"episode_index": 0}', FormatError, "lacks what is needed of it: 'length'"),
+        ("meta/episodes.jsonl", b'{"episode_index": 0, "length": 0}', FormatError, "has 0 rows"),
+        (f"videos/chunk-000/{CAMERAS[0]}/episode_000001.mp4", None, FormatError, "video of episode 1 .*000001.mp4"),
+    ],
+)
+def test_layout_that_is_damaged_is_an_error_that_names_it(
+    name: str, body: bytes | None, error: type[Exception], why: str, request: pytest.FixtureRequest
+) -> None:
+    place = changed(name, body, f"memory://damaged{abs(hash(request.node.name))}", version_2())
+    with pytest.raises(error, match=why):
+        hr.lerobot(place, decoder="pyav")
+
+
+def test_video_that_is_not_of_its_rows_is_an_error_and_no_other_frame() -> None:
+    files = version_2()
+    slow = videos.HOW["mpeg4"]
+    short = {f"videos/chunk-000/{CAMERAS[0]}/episode_000001.mp4": videos.written(10, **slow)}
+    data = hr.lerobot(put({**files, **short}, "memory://short"), cameras=CAMERAS[:1], decoder="pyav")
+    assert data[20][CAMERAS[0]].shape == (3, *videos.SIZE)
+    with pytest.raises(
+        FormatError, match=r"episode_000001\.mp4 has not the frames of row 10 .*no frame begins at 0\.3333"
+    ):
+        data[30]
+    off = hr.lerobot(put(files, "memory://off"), cameras=CAMERAS[:1], offsets=[0.01], decoder="pyav")
+    with pytest.raises(FormatError, match="no frame begins at"):
+        off[3]
+
+
+def test_video_that_changed_since_it_was_listed_is_an_error() -> None:
+    place = put(version_2(), "memory://changes")
+    data = hr.lerobot(place, cameras=CAMERAS[:1], decoder="pyav")
+    memory.put(f"{place}/videos/chunk-000/{CAMERAS[0]}/episode_000000.mp4", video(FILES[0], 7))
+    with pytest.raises(ObjectChangedError, match="listed"):
+        data[0]
+
+
+def test_wrong_use_is_an_option_error() -> None:
+    place = put(version_2())
+    with pytest.raises(OptionError, match=r"no such videos; its are: observation\.images\.top"):
+        hr.lerobot(place, cameras=["wrist"], decoder="pyav")
+    with pytest.raises(OptionError, match=r"offsets=\[\]"):
+        hr.lerobot(place, offsets=[], decoder="pyav")
+    with pytest.raises(OptionError, match="decoder='opencv'"):
+        hr.lerobot(place, decoder="opencv")
+    with pytest.raises(OptionError, match="size="):
+        hr.lerobot(place, size=(0, 1), decoder="pyav")
