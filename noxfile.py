@@ -88,6 +88,7 @@ def foreign(session: nox.Session) -> None:
         ".[test]",
         "litdata",
         "polars",
+        "megatron-core",
         "megatron-energon",
         "zstd",
         "pyarrow",
