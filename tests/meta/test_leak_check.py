@@ -30,10 +30,12 @@ for memory, _, of_torch in kept:
 """
 
 
-def makers(command: list[str], env: dict[str, str]) -> Iterator[Callable[[], list[str]]]:
+def makers(command: list[str], env: dict[str, str], *, ends_at_once: bool = False) -> Iterator[Callable[[], list[str]]]:
     process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
+    if ends_at_once:  # until it has, what it started is a grandchild of ours, and taken for one
+        assert process.wait() == 0
 
     def make() -> list[str]:
         print(file=process.stdin, flush=True)
@@ -52,7 +54,9 @@ def makers(command: list[str], env: dict[str, str]) -> Iterator[Callable[[], lis
 def makers_elsewhere(**marks: str) -> Iterator[Callable[[], list[str]]]:
     in_background = 'exec 3<&0; "$0" -c "$1" <&3 &'  # the shell ends at once: what it has started is no child of ours
     command = ["sh", "-c", in_background, sys.executable, MAKES_NAMES]
-    yield from makers(command, {name: value for name, value in os.environ.items() if name != ours.MARK} | marks)
+    yield from makers(
+        command, {name: value for name, value in os.environ.items() if name != ours.MARK} | marks, ends_at_once=True
+    )
 
 
 @pytest.fixture(scope="module")
