@@ -259,6 +259,17 @@ def test_video_that_is_not_of_its_rows_is_an_error_and_no_other_frame() -> None:
         off[3]
 
 
+def test_row_beyond_its_episode_is_an_error() -> None:
+    lines = [{"episode_index": episode, "length": length} for episode, length in enumerate((5, 30, 50))]
+    episodes = {"meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode()}
+    data = hr.lerobot(put({**version_2(), **episodes}, "memory://beyond"), cameras=CAMERAS[:1], decoder="pyav")
+    np.testing.assert_array_equal(data[4][CAMERAS[0]], frame_of(0, 0, 4, "v2.1"))
+    with pytest.raises(
+        FormatError, match=r"row 5 of .*_000000\.parquet, at 0\.1667 s, lies beyond its episode, 0"
+    ):
+        data[5]
+
+
 def test_video_that_changed_since_it_was_listed_is_an_error() -> None:
     place = put(version_2(), "memory://changes")
     data = hr.lerobot(place, cameras=CAMERAS[:1], decoder="pyav")

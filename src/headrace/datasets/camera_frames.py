@@ -78,7 +78,10 @@ class CameraFrames:
         episode = None if number is None else self.episodes.get(number)
         if episode is None or at is None:
             raise FormatError(f"{where} is of episode {number}, {at} s: nothing is known of that", url=row["__url__"])
-        times = np.clip(float(at) + np.array(self.offsets), 0, (episode.length - 1) / self.fps)
+        last = (episode.length - 1) / self.fps
+        if not -_OFF_S <= at <= last + _OFF_S:  # or another row's frame would be given
+            raise FormatError(f"{where}, at {at:.4f} s, lies beyond its episode, {number}", url=row["__url__"])
+        times = np.clip(float(at) + np.array(self.offsets), 0, last)
 
         async def of(camera: int) -> tuple[str, list[Piece], list[Any]]:
             ordinal, begin = episode.videos[camera]
