@@ -34,3 +34,10 @@ def test_import_leaves_heavy_libraries_alone(probes: list[dict]) -> None:
 
 def test_import_costs_less_than_150_ms_of_cpu(probes: list[dict]) -> None:
     assert statistics.median(probe["cpu_s"] for probe in probes) < 0.150
+
+
+def test_loaders_import_no_format_before_one_is_needed() -> None:
+    probe = "import sys, headrace.loader; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=50)
+    formats = {f"headrace.formats.{name}" for name in ("registry", "parquet", "mds", "litdata", "zip", "mp4", "arrow")}
+    assert formats.isdisjoint(done.stdout.split())
