@@ -264,9 +264,7 @@ def test_row_beyond_its_episode_is_an_error() -> None:
     episodes = {"meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode()}
     data = hr.lerobot(put({**version_2(), **episodes}, "memory://beyond"), cameras=CAMERAS[:1], decoder="pyav")
     np.testing.assert_array_equal(data[4][CAMERAS[0]], frame_of(0, 0, 4, "v2.1"))
-    with pytest.raises(
-        FormatError, match=r"row 5 of .*_000000\.parquet, at 0\.1667 s, lies beyond its episode, 0"
-    ):
+    with pytest.raises(FormatError, match=r"row 5 of .*_000000\.parquet, at 0\.1667 s, lies beyond its episode, 0"):
         data[5]
 
 
