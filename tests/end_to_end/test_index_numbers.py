@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.tars import Fields, put_index, put_shards, tar
+from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
 
 COUNTS = (7, 0, 1, 12, 5)
 TOTAL = sum(COUNTS)
@@ -109,6 +110,22 @@ def test_a_map_applies_to_samples_by_number(data: hr.Stream) -> None:
     assert data.map(as_numbers).map(double)[8] == 16
     with pytest.raises(TypeError, match="number"):
         data.shuffle()[0]
+
+
+def test_only_the_fields_that_are_named_are_read_of_a_sample() -> None:
+    archive = tar(numbered_samples(0, 12, 700))
+    with FaultServer() as server:
+        url = f"{server.url}/one.tar"
+        server.objects["one.tar"] = archive
+        memory.put("memory://indexes/one.hri", index_file([(url, index_of_archive(url, archive))]))
+        data = hr.stream(url, index="memory://indexes/one.hri")
+        both, one = data.select("bin", "cls")[9], data.select("cls")[9]
+        assert both == {**one, "bin": both["bin"]}
+        assert int(one["cls"]) == data.to_tuple("cls").map(lambda fields: int(fields[0]))[9] == 9
+        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+    lengths = [int(stop) + 1 - int(start) for start, stop in ranges]
+    assert lengths[0] > len(both["bin"])
+    assert lengths[1:] == [len(one["cls"])] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,8 +152,8 @@ class IndexedShards(AsyncDataset):
     async def aclose(self) -> None:
         await self.index.aclose()
 
-    async def aget(self, key: int) -> dict[str, object]:
-        """Sample `key` of all: a dict with `__key__`, `__url__` and its fields as bytes.
+    async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
+        """Sample `key` of all: a dict with `__key__`, `__url__` and its fields as bytes, or those that are wanted.
 
         Outside a loader, those who ask at the same time on one event loop share their connections.
 
@@ -164,7 +164,7 @@ class IndexedShards(AsyncDataset):
         """
         async with self._readers.use():
             await self.aopen()
-            return await self.get(self.number(key), None)
+            return await self.get(self.number(key), wanted)
 
     def number(self, key: int) -> int:
         """The number of sample `key`, which counts from the end where it is negative; the index is open.
@@ -321,6 +321,9 @@ class IndexedShardSource(_Sharded, KeySource):
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return by_number or by_key or (self.data.has_members and not self.is_compressed)
+
+    async def aget(self, key: Any, wanted: Wanted | None = None) -> object:
+        return await self.data.aget(key, wanted)
 
     def divides(self) -> bool:
         return not self.is_compressed

@@ -225,8 +225,8 @@ class SampleSource(ABC):
         """The keys of the samples."""
         raise TypeError(f"{self.name} has no keys; shards need an index for that")
 
-    async def aget(self, key: object) -> object:  # noqa: ARG002
-        """The sample with this key."""
+    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
+        """The sample with this key; fields that are not wanted may be missing."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
