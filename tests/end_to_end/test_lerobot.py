@@ -119,22 +119,28 @@ def put(files: dict[str, bytes], place: str = "") -> str:
     return place
 
 
-def frame_of(camera: int, episode: int, k: int, version: str) -> Any:
+def frame_of(camera: int, episode: int, k: int, version: str, decoder: str = "pyav") -> Any:
     """The frame of a row, by FFmpeg from the beginning of its file."""
     number, first = (episode, 0) if version == "v2.1" else (EPISODES[episode][1], 20 if episode == 1 else 0)
-    key = camera, number
-    if key not in _whole:
-        _whole[key] = videos.decoded(video(FILES[camera], number))[1]
-    return _whole[key][first + k]
+    return whole(camera, number, decoder)[first + k]
 
 
-_whole: dict[tuple[int, int], Any] = {}
+@functools.cache
+def whole(camera: int, number: int, decoder: str) -> Any:
+    """All frames of a file."""
+    decode = videos.decoded if decoder == "pyav" else videos.by_torchcodec
+    return decode(video(FILES[camera], number))[1]
+
+
 LAYOUTS = {"v3.0": version_3, "v2.1": version_2}
 
 
+@pytest.mark.parametrize("decoder", ["pyav", "torchcodec"])
 @pytest.mark.parametrize("version", LAYOUTS)
-def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str) -> None:
-    data = hr.lerobot(put(LAYOUTS[version]()), decoder="pyav")
+def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str, decoder: str) -> None:
+    if decoder == "torchcodec":
+        videos.torchcodec()
+    data = hr.lerobot(put(LAYOUTS[version]()), decoder=decoder)
     assert len(data) == len(ROWS)
     assert f"layout: LeRobot's, {version}: 3 episodes, 30 rows a second" in data.describe()
     with hr.DataLoader(data.shuffle("global", seed=1), batch_size=10, num_workers=2) as loader:
@@ -145,7 +151,9 @@ def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str) -> N
                 assert batch["action"][n].tolist() == [episode, k]
                 assert batch["task"][n] == ("push", "pull")[episode % 2]
                 for camera, name in enumerate(CAMERAS):
-                    np.testing.assert_array_equal(batch[name][n].numpy(), frame_of(camera, episode, k, version))
+                    np.testing.assert_array_equal(
+                        batch[name][n].numpy(), frame_of(camera, episode, k, version, decoder)
+                    )
                 seen.append(index)
     assert sorted(seen) == list(range(len(ROWS)))
     assert seen != sorted(seen)
