@@ -9,15 +9,15 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 from end_to_end.arrows import of_table
+from one_object import OneObject
 
+from fuzz.blocks import check_blocks
 from fuzz.dice import Dice, edited
-from fuzz.parquet import TABLE, URL, One
+from fuzz.parquet import LIMITS, TABLE, URL
 from headrace.errors import FormatError
 from headrace.formats.arrow.format import ARROW
-from headrace.formats.format import Block, ShardEntry
-from headrace.formats.limits import Limits
+from headrace.formats.format import ShardEntry
 
-LIMITS = Limits(member_bytes=20_000, fields=40, unpacked_free_bytes=200_000, unpacked_ratio=20)
 WORDS = TABLE.append_column("words", pa.array(["a", "b", None, "a", "b"]).dictionary_encode())
 FILES = [
     of_table(TABLE, rows=2),
@@ -47,25 +47,11 @@ def check(data: bytes) -> None:
             changed[at : at + 4] = struct.pack("<i", number)
         file = bytes(changed)
     try:
-        rows = asyncio.run(ARROW.index(One(file, 2**16), ShardEntry(URL), LIMITS)).rows  # type: ignore[arg-type]
+        reads = OneObject(file, most_bytes=max(2**16, len(file)))
+        rows = asyncio.run(ARROW.index(reads, ShardEntry(URL), LIMITS)).rows
     except FormatError as error:
         if URL not in str(error):
             raise
         return
-    assert rows.about is not None
-    assert int((rows.offset + rows.size).max(initial=0)) <= len(file)
     assert (np.diff(rows.offset) >= 0).all(), "members lie one behind the other"
-    for block, about in enumerate(rows.about):
-        members = range(int(rows.starts[block]), int(rows.starts[block + 1]))
-        names = tuple(rows.fields[int(rows.field[k])] for k in members)
-        bodies = [file[int(rows.offset[k]) : int(rows.offset[k] + rows.size[k])] for k in members]
-        try:
-            samples = ARROW.open_block(Block("u", names, LIMITS, about), bodies)
-            assert len(samples) == int((rows.block == block).sum())
-        except (ValueError, FormatError, MemoryError):
-            continue
-        for row in range(len(samples)):
-            try:
-                assert isinstance(samples[row], dict)
-            except ValueError:
-                continue
+    check_blocks(ARROW, rows, file, LIMITS)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
-import pickle
 from collections.abc import Iterator
 
 from fuzz.dice import Dice
+from fuzz.scanned import PIECES, scanned
 from headrace.formats.delimited import CSV, TSV, Csv
 from headrace.formats.format import Block
 from headrace.formats.limits import Limits
 
 LIMITS = Limits(member_bytes=300, header_bytes=200, fields=20)
-PIECES = (512, 1, 7, 64, 10**6)
+URL = "memory://fuzz/records"
 FORMS = (CSV, TSV, Csv(delimiter=";", quote="'"), Csv(quote=None), Csv(header=False, columns=("a", "b")))
-
-Record = tuple[bytes, int, int, str]
 
 
 def seeds() -> Iterator[bytes]:
@@ -43,18 +41,17 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     dice = Dice(data)
     piece, form, text = dice.one_of(PIECES), dice.one_of(FORMS), dice.rest()
-    whole = scan(form, text, max(len(text), 1))
-    assert scan(form, text, piece) == whole, "in pieces"
-    found, error = whole
-    bodies = [text[at : at + size] for _, at, size, _ in found]
+    found, members, error = whole = scanned(form.scanner(URL, LIMITS), text, max(len(text), 1))
+    assert scanned(form.scanner(URL, LIMITS), text, piece) == whole, "in pieces"
+    bodies = [text[at : at + size] for _, at, size in found]
     opened: list[dict[str, object] | None] = []
-    for (_, _, _, member), body in zip(found, bodies, strict=True):
+    for member, body in zip(members, bodies, strict=True):
         try:
             opened += form.open_block(Block("u", (member,), LIMITS), [body])
         except ValueError:
             opened.append(None)
     if found:
-        many = form.open_many(Block("u", (found[0][3],), LIMITS), bodies)
+        many = form.open_many(Block("u", (members[0],), LIMITS), bodies)
         assert len(many) == len(opened) or not many
         assert all(one is None or one == alone for one, alone in zip(many, opened, strict=False))
         if None not in opened:
@@ -67,22 +64,6 @@ def check(data: bytes) -> None:
     assert len(expected) == len(found)
     for one, row in zip(opened, expected, strict=True):
         assert one is None or list(one.values()) == row
-
-
-def scan(form: Csv, text: bytes, piece: int) -> tuple[list[Record], tuple[str, str] | None]:
-    scanner, found, start = form.scanner("memory://fuzz/records", LIMITS), list[Record](), 0
-    while not scanner.done:
-        stop = min(start + piece, len(text))
-        if start == 0:
-            stop = min(max(stop, 512), len(text))  # an engine's first piece has as many
-        low = scanner.low
-        rows = scanner.feed(memoryview(text)[start:stop], start, stop == len(text))
-        places = zip(rows.keys.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
-        found += [(key, at, size, rows.fields[0]) for key, at, size in places]
-        assert not len(rows) or int(rows.offset.min()) >= low
-        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
-    error = scanner.error
-    return found, None if error is None else (type(error).__name__, str(error))
 
 
 def plain(form: Csv, data: bytes) -> list[list[str]] | None:

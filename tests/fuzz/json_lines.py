@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator
 
 from fuzz.dice import Dice
+from fuzz.scanned import MARK, PIECES, Found, scanned
 from headrace.formats.format import Block
 from headrace.formats.json_lines import JSON_LINES, LineScanner
 from headrace.formats.limits import Limits
 
 LIMITS = Limits(member_bytes=300)
 URL = "memory://fuzz/lines"
-PIECES = (512, 1, 7, 64, 10**6)
-MARK = b"\xef\xbb\xbf"
-
-Found = list[tuple[bytes, int, int]]
 
 
 def seeds() -> Iterator[bytes]:
@@ -39,10 +35,9 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     dice = Dice(data)
     piece, text = dice.one_of(PIECES), dice.rest()
-    whole = scan(text, max(len(text), 1))
-    pieces = scan(text, max(piece, 1) if len(text) < 512 else max(piece, 64))
-    assert pieces == whole, "in pieces"
-    found, error = whole
+    found, _, error = whole = scanned(LineScanner(URL, LIMITS), text, max(len(text), 1))
+    piece = piece if len(text) < 512 else max(piece, 64)
+    assert scanned(LineScanner(URL, LIMITS), text, piece) == whole, "in pieces"
     expected = plain(text)
     if error is None:
         assert found == expected
@@ -56,21 +51,6 @@ def check(data: bytes) -> None:
             assert not any(JSON_LINES.open_many(Block("u", ("line",), LIMITS), [text[at : at + size]]))
             continue
         assert sample == json.loads(text[at : at + size]) or sample != sample
-
-
-def scan(text: bytes, piece: int) -> tuple[Found, tuple[str, str] | None]:
-    scanner, found, start = LineScanner(URL, LIMITS), Found(), 0
-    while not scanner.done:
-        stop = min(start + piece, len(text))
-        if start == 0:
-            stop = min(max(stop, 512), len(text))  # an engine's first piece has as many
-        low = scanner.low
-        rows = scanner.feed(memoryview(text)[start:stop], start, stop == len(text))
-        found += zip(rows.keys.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
-        assert not len(rows) or int(rows.offset.min()) >= low
-        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
-    error = scanner.error
-    return found, None if error is None else (type(error).__name__, str(error))
 
 
 def plain(text: bytes) -> Found:

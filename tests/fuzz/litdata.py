@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from end_to_end import litdata
+from one_object import OneObject
 
 from fuzz.dice import Dice, edited
-from fuzz.mds import One
 from headrace.errors import FormatError, OptionError
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
@@ -80,7 +80,7 @@ def check(data: bytes) -> None:
 def _check_chunk(entry: ShardEntry, shard: bytes) -> None:
     assert entry.url.startswith("memory://fuzz/")
     try:
-        rows = asyncio.run(LITDATA.index(One(shard), entry, LIMITS)).rows  # type: ignore[arg-type]
+        rows = asyncio.run(LITDATA.index(OneObject(shard, most_bytes=2**16), entry, LIMITS)).rows
     except FormatError as error:
         _assert_named(error, entry.url)
         return

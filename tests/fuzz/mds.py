@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 from end_to_end import mds
+from one_object import OneObject
 
 from fuzz.dice import Dice, edited
 from headrace.errors import FormatError
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.mds.format import MDS
-from headrace.protocols import Span
 
 LIMITS = Limits(
     member_bytes=4000, header_bytes=2000, pixels=400, unpacked_free_bytes=10_000, unpacked_ratio=20, window_bytes=2**20
@@ -74,19 +74,6 @@ def seeds() -> Iterator[bytes]:
                 yield bytes([k, which]) + more
 
 
-class One:
-    """Reads of one object, which never give more memory than it has bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        assert len(target) <= max(2**16, LIMITS.member_bytes + LIMITS.header_bytes), "memory for what it claims"
-        part = self._data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self._data), None)
-
-
 def check(data: bytes) -> None:
     dice = Dice(data)
     files, which = FOLDERS[dice.number(255) % len(FOLDERS)], dice.number(255) % 3
@@ -106,7 +93,7 @@ def check(data: bytes) -> None:
     for entry in entries:
         assert entry.url.startswith("memory://fuzz/")
         try:
-            index = asyncio.run(MDS.index(One(shard), entry, LIMITS))  # type: ignore[arg-type]
+            index = asyncio.run(MDS.index(OneObject(shard, most_bytes=2**16), entry, LIMITS))
         except FormatError as error:
             _assert_named(error, entry.url)
             continue

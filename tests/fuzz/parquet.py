@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 import pyarrow as pa
 from end_to_end.parquet import of_table
+from one_object import OneObject
 
+from fuzz.blocks import check_blocks
 from fuzz.dice import Dice, edited
 from headrace.errors import FormatError
-from headrace.formats.format import Block, ShardEntry
+from headrace.formats.format import ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.format import PARQUET
 from headrace.formats.parquet.thrift import ThriftReader
-from headrace.protocols import Span
 
 LIMITS = Limits(member_bytes=20_000, fields=40, unpacked_free_bytes=200_000, unpacked_ratio=20)
 URL = "memory://fuzz/0.parquet"
@@ -47,19 +47,6 @@ def seeds() -> Iterator[bytes]:
                 yield bytes([k, which]) + more
 
 
-class One:
-    """Reads of one object, which never give more memory than it has bytes, or than `least`."""
-
-    def __init__(self, data: bytes, least: int = 16) -> None:
-        self._data, self._least = data, least
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        assert len(target) <= max(self._least, len(self._data)), "memory for what it claims"
-        part = self._data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self._data), None)
-
-
 def _assert_named(error: FormatError) -> None:
     assert URL in str(error)
 
@@ -80,28 +67,11 @@ def check(data: bytes) -> None:
         body, _ = edited(body, dice, 1)
         file = (body + bytes(len(file)))[: len(file) - 8 - length] + file[-8 - length :]
     try:
-        PARQUET.index(One(file), ShardEntry(URL), LIMITS).send(None)  # type: ignore[arg-type]
+        PARQUET.index(OneObject(file, most_bytes=max(16, len(file))), ShardEntry(URL), LIMITS).send(None)
         raise AssertionError("it waits for something")
     except StopIteration as done:
         index = done.value
     except FormatError as error:
         _assert_named(error)
         return
-    rows = index.rows
-    assert rows.block is not None
-    assert rows.about is not None
-    assert int((rows.offset + rows.size).max(initial=0)) <= len(file)
-    for block, about in enumerate(rows.about):
-        members = range(int(rows.starts[block]), int(rows.starts[block + 1]))
-        names = tuple(rows.fields[int(rows.field[k])] for k in members)
-        bodies = [file[int(rows.offset[k]) : int(rows.offset[k] + rows.size[k])] for k in members]
-        try:
-            samples = PARQUET.open_block(Block("u", names, LIMITS, about), bodies)
-            assert len(samples) == int((rows.block == block).sum())
-        except (ValueError, FormatError, MemoryError):
-            continue
-        for row in range(len(samples)):
-            try:
-                assert isinstance(samples[row], dict)
-            except ValueError:  # text that is none
-                continue
+    check_blocks(PARQUET, index.rows, file, LIMITS)

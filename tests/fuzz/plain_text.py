@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 from collections.abc import Iterator
 from typing import get_args
 
 from fuzz.dice import Dice
+from fuzz.scanned import MARK, PIECES, Found, scanned
 from headrace.formats.limits import Limits
 from headrace.formats.plain_text import By, TextScanner
 
 LIMITS = Limits(member_bytes=300)
-PIECES = (512, 1, 7, 64, 10**6)
+URL = "memory://fuzz/text"
 BYS: tuple[By, ...] = get_args(By)
 BLANK = b" \t\r\v\f"
-MARK = b"\xef\xbb\xbf"
-
-Found = list[tuple[bytes, int, int]]
 
 
 def seeds() -> Iterator[bytes]:
@@ -30,27 +27,11 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     dice = Dice(data)
     piece, by, text = dice.one_of(PIECES), dice.one_of(BYS), dice.rest()
-    whole = scan(by, text, max(len(text), 1))
-    pieces = scan(by, text, piece)
-    found, error = whole
-    assert pieces == whole
+    found, _, error = whole = scanned(TextScanner(URL, by, LIMITS), text, max(len(text), 1))
+    assert scanned(TextScanner(URL, by, LIMITS), text, piece) == whole, "in pieces"
     expected = plain(by, text)
     assert found == expected[: len(found)]
     assert error is not None or len(found) == len(expected)
-
-
-def scan(by: By, text: bytes, piece: int) -> tuple[Found, str | None]:
-    scanner, found, start = TextScanner("memory://fuzz/text", by, LIMITS), Found(), 0
-    while not scanner.done:
-        stop = min(start + piece, len(text))
-        if start == 0:
-            stop = min(max(stop, 512), len(text))  # an engine's first piece has as many
-        low = scanner.low
-        rows = scanner.feed(memoryview(text)[start:stop], start, stop == len(text))
-        found += zip(rows.keys.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
-        assert not len(rows) or int(rows.offset.min()) >= low
-        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
-    return found, None if scanner.error is None else str(scanner.error)
 
 
 def plain(by: By, text: bytes) -> Found:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import os
 import re
 import resource
@@ -21,12 +22,15 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from fuzz.targets import NAMES, target
+
 SECONDS = int(os.environ.get("HEADRACE_FUZZ_SECONDS", "600"))
 FOLDER = Path(__file__).parents[2] / ".fuzz"
 LONGEST_S = 1.0
 STUCK_S = 30  # by the clock, which other programs share
 MOST_BYTES = 256 * 2**20
-NAMES = ("tar_reader", "indexes", "decoders", "columns", "decompression")
 
 
 def main() -> int:
@@ -69,10 +73,8 @@ def _fuzz(name: str, seconds: int) -> None:
 
     with atheris.instrument_imports(include=["headrace"]):
         check = _check_of(name)
-    from fuzz.targets import TARGETS
-
     folder = FOLDER / name
-    for seed in TARGETS[name].seeds():
+    for seed in target(name).seeds():
         check(seed)  # also: what is loaded on first use counts for no input
         (folder / "corpus" / hashlib.sha1(seed).hexdigest()).write_bytes(seed)
     # no limit on all memory: atheris keeps some of every input; ours is on each of them
@@ -83,13 +85,9 @@ def _fuzz(name: str, seconds: int) -> None:
 
 
 def _check_of(name: str) -> Callable[[bytes], None]:
-    import torch  # noqa: F401  # an import takes longer than an input may
-
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from fuzz.targets import TARGETS
-
+    importlib.import_module("torch")  # which takes longer than an input may
     warnings.simplefilter("ignore")
-    return TARGETS[name].check
+    return target(name).check
 
 
 def _bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:

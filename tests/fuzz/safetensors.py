@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterator
 
 import torch
+from one_object import OneObject
 
 from fuzz.dice import Dice, edited
-from fuzz.mds import One
 from headrace.errors import FormatError
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
@@ -39,7 +39,7 @@ def check(data: bytes) -> None:
     form = SafeTensors(rows=bool(dice.number(255) % 2))
     file, _ = edited(WHOLE, dice, 1 + dice.number(3))
     try:
-        rows = asyncio.run(form.index(One(file), ShardEntry(URL), LIMITS)).rows  # type: ignore[arg-type]
+        rows = asyncio.run(form.index(OneObject(file, most_bytes=2**16), ShardEntry(URL), LIMITS)).rows
         samples = form.open_block(Block("u", rows.fields, LIMITS), [file])
     except (FormatError, ValueError):
         return

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from fuzz.dice import changed
-from fuzz.targets import TARGETS
+from fuzz.targets import NAMES, target
 
 CHANGED = {
     "tar_reader": 2000,
@@ -32,16 +33,21 @@ CHANGED = {
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of odd files that it reads all the same
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", NAMES)
 def test_reader_keeps_its_promises_when_its_input_is_changed(name: str) -> None:
-    target, source = TARGETS[name], random.Random(name)
-    seeds = list(target.seeds())
+    check, source = target(name).check, random.Random(name)
+    seeds = list(target(name).seeds())
     for seed in seeds:
-        target.check(seed)
+        check(seed)
     for number in range(CHANGED[name]):
         data = changed(source.choice(seeds), source)
         try:
-            target.check(data)
+            check(data)
         except Exception as error:
             error.add_note(f"change {number} of target {name}: {data!r}")
             raise
+
+
+def test_every_module_with_seeds_is_a_target() -> None:
+    modules = Path(__file__).parent.glob("*.py")
+    assert {path.stem for path in modules if "\ndef seeds()" in path.read_text()} == set(NAMES) == CHANGED.keys()

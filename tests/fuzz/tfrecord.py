@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import struct
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ import numpy as np
 from end_to_end import tfrecords
 
 from fuzz.dice import Dice
+from fuzz.scanned import PIECES, scanned
 from headrace.formats.format import Block
 from headrace.formats.limits import Limits
 from headrace.formats.tfrecord.examples import sample_of
@@ -18,7 +18,6 @@ from headrace.formats.tfrecord.scanner import RecordScanner
 
 LIMITS = Limits(member_bytes=300, fields=8)
 URL = "memory://fuzz/records"
-PIECES = (512, 1, 7, 64, 10**6)
 SAMPLE = {"b": b"x", "f": np.arange(3, dtype=np.float32), "i": np.arange(-3, 30), "l": [b"", b"a"]}
 
 
@@ -39,8 +38,9 @@ def check(data: bytes) -> None:
         _check_example(dice.rest())
         return
     piece, whole = dice.one_of(PIECES), dice.rest()
-    found, error = scan(whole, max(len(whole), 1))
-    assert scan(whole, piece) == (found, error), "in pieces"
+    at_once = scanned(RecordScanner(URL, LIMITS), whole, max(len(whole), 1), first=0)
+    assert scanned(RecordScanner(URL, LIMITS), whole, piece, first=0) == at_once, "in pieces"
+    found, error = [(at, size) for _, at, size in at_once[0]], at_once[-1]
     expected = plain(whole)
     assert found == expected
     assert (error is None) == (sum(found[-1:] and found[-1]) == len(whole) if found else not whole)
@@ -50,18 +50,6 @@ def check(data: bytes) -> None:
         except ValueError:
             continue
         assert tfrecords.masked(whole[at + 12 : at + size - 4]) == whole[at + size - 4 : at + size]
-
-
-def scan(data: bytes, piece: int) -> tuple[list[tuple[int, int]], str | None]:
-    scanner, found, start = RecordScanner(URL, LIMITS), list[tuple[int, int]](), 0
-    while not scanner.done:
-        stop = min(start + piece, len(data))
-        low = scanner.low
-        rows = scanner.feed(memoryview(data)[start:stop], start, stop == len(data))
-        found += zip(rows.offset.tolist(), rows.size.tolist(), strict=True)
-        assert not len(rows) or int(rows.offset.min()) >= low
-        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
-    return found, None if scanner.error is None else str(scanner.error)
 
 
 def plain(data: bytes) -> list[tuple[int, int]]:

@@ -7,8 +7,9 @@ import io
 import zipfile
 from collections.abc import Iterator
 
+from one_object import OneObject
+
 from fuzz.dice import Dice, edited
-from fuzz.mds import One
 from headrace.errors import FormatError
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import Limits
@@ -40,7 +41,7 @@ def check(data: bytes) -> None:
     dice = Dice(data)
     archive, _ = edited(ARCHIVES[dice.number(255) % len(ARCHIVES)], dice, 1 + dice.number(3))
     try:
-        rows = asyncio.run(ZIP.index(One(archive), ShardEntry(URL), LIMITS)).rows  # type: ignore[arg-type]
+        rows = asyncio.run(ZIP.index(OneObject(archive, most_bytes=2**16), ShardEntry(URL), LIMITS)).rows
     except FormatError as error:
         _assert_named(error)
         return

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from end_to_end import litdata, mds
+from one_object import OneObject
 
 import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, OptionError
@@ -22,28 +23,14 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.format import LITDATA, LitData
 from headrace.formats.litdata.nested import nested_value
 from headrace.formats.litdata.trees import tree_of
-from headrace.protocols import Span
 from headrace.testing.decoders import same
 
 URL = "memory://litdata/index.json"
 LEAF = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
 
 
-class One:
-    """Reads of one object."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.reads = data, 0
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        self.reads += 1
-        part = self.data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self.data), "v1")
-
-
 def indexed(data: bytes, entry: ShardEntry, limits: Limits = DEFAULTS) -> ShardIndex:
-    return asyncio.run(LITDATA.index(One(data), entry, limits))  # type: ignore[arg-type]
+    return asyncio.run(LITDATA.index(OneObject(data), entry, limits))
 
 
 def entry_of(files: dict[str, bytes], limits: Limits = DEFAULTS) -> ShardEntry:
@@ -298,6 +285,6 @@ def test_catalogues_of_one_name_are_told_apart() -> None:
 
 
 def test_sample_is_got_by_its_own_bytes_alone() -> None:
-    reads = One(WHOLE["chunk-0-0.bin"])
-    index = asyncio.run(LITDATA.index(reads, entry_of(WHOLE), DEFAULTS))  # type: ignore[arg-type]
+    reads = OneObject(WHOLE["chunk-0-0.bin"])
+    index = asyncio.run(LITDATA.index(reads, entry_of(WHOLE), DEFAULTS))
     assert (reads.reads, index.rows.size.tolist()) == (1, [16 + n for n in range(10)])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from end_to_end import mds
+from one_object import OneObject
 
 import headrace as hr
 from headrace.formats.format import Block, ShardEntry
@@ -18,7 +19,6 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.mds.encodings import columns_of, described, sample_of
 from headrace.formats.mds.format import MDS
-from headrace.protocols import Span
 from headrace.testing.decoders import same
 
 LOW = Limits(member_bytes=2000, header_bytes=600, pixels=100, unpacked_free_bytes=4000, unpacked_ratio=2)
@@ -26,21 +26,8 @@ PICTURES = mds.pictures()
 URL = "memory://mds/shard.00000.mds"
 
 
-class One:
-    """Reads of one object."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.reads = data, 0
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        self.reads += 1
-        part = self.data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self.data), "v1")
-
-
 def indexed(data: bytes, entry: ShardEntry | None = None, limits: Limits = LOW) -> ShardIndex:
-    return asyncio.run(MDS.index(One(data), entry or ShardEntry(URL), limits))  # type: ignore[arg-type]
+    return asyncio.run(MDS.index(OneObject(data), entry or ShardEntry(URL), limits))
 
 
 def samples_of(data: bytes, index: ShardIndex) -> list[Any]:
@@ -136,8 +123,8 @@ WHOLE = mds.shard({"x": "int", "s": "str"}, [{"x": n, "s": "a" * n} for n in ran
 
 
 def test_shard_alone_says_what_its_columns_are_in_one_read() -> None:
-    reads = One(WHOLE)
-    index = asyncio.run(MDS.index(reads, ShardEntry(URL), LOW))  # type: ignore[arg-type]
+    reads = OneObject(WHOLE)
+    index = asyncio.run(MDS.index(reads, ShardEntry(URL), LOW))
     assert (reads.reads, len(index.rows), index.size, index.etag) == (1, 5, len(WHOLE), "v1")
     assert index.rows.keys.tolist() == [b"0", b"1", b"2", b"3", b"4"]
     assert samples_of(WHOLE, index)[3] == {"x": 3, "s": "aaa"}

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from end_to_end.parquet import of_table
-from fuzz.parquet import One
+from one_object import OneObject
 
 import headrace as hr
 from headrace.errors import LimitError
@@ -71,7 +71,9 @@ def test_long_values_that_are_repeated_are_held_once_where_others_are_not(codec:
     texts = ["x" * 60_000] * 1200 + [f"another text {k}" for k in range(1500)]
     table = pa.table({"text": texts})
     body = of_table(table, dictionary_pagesize_limit=62_000, compression=codec, data_page_size=4096)
-    rows = asyncio.run(PARQUET.index(One(body), ShardEntry("memory://expansion"), DEFAULTS)).rows  # type: ignore[arg-type]
+    rows = asyncio.run(
+        PARQUET.index(OneObject(body, most_bytes=max(16, len(body))), ShardEntry("memory://expansion"), DEFAULTS)
+    ).rows
     place = slice(int(rows.offset[0]), int(rows.offset[0] + rows.size[0]))
     samples: Any = PARQUET.open_block(Block("u", ("text",), DEFAULTS, (rows.about or ())[0]), [body[place]])
     assert samples.nbytes < 10_000_000, "72 MB, were each held by itself"

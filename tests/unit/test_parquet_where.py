@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from end_to_end.parquet import of_table
+from one_object import OneObject
 
 import headrace as hr
 from headrace.errors import FormatError, OptionError, StateMismatchError
@@ -22,7 +23,6 @@ from headrace.fetch.stores import memory
 from headrace.formats.format import Block, ShardEntry
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.parquet.format import Parquet
-from headrace.protocols import Span
 from headrace.rows import Rows
 from headrace.testing import FaultServer
 
@@ -72,21 +72,9 @@ def drawn_term(dice: random.Random, names: Sequence[str]) -> tuple[str, str, Any
     return name, dice.choice(("==", "!=") if name == "bool" else ORDERED), dice.choice(values)
 
 
-class One:
-    """Reads of one object."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read_into(self, url: str, start: int, target: memoryview, **more: Any) -> Span:
-        part = self._data[start : start + len(target)]
-        target[: len(part)] = part
-        return Span(start, start + len(part), len(self._data), None)
-
-
 def indexed(form: Parquet, data: bytes, url: str = "memory://where/0.parquet") -> Rows:
     try:
-        form.index(One(data), ShardEntry(url), DEFAULTS).send(None)  # type: ignore[arg-type]
+        form.index(OneObject(data), ShardEntry(url), DEFAULTS).send(None)
     except StopIteration as done:
         rows: Rows = done.value.rows
         return rows

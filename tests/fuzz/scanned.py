@@ -1,0 +1,45 @@
+"""What scanners of lines find in a text, whole and in pieces."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+from headrace.formats.format import Scanner
+
+PIECES = (512, 1, 7, 64, 10**6)
+"""Sizes of pieces to choose from."""
+
+MARK = b"\xef\xbb\xbf"
+"""What UTF-8 may begin with."""
+
+Found = list[tuple[bytes, int, int]]
+"""Of each line, or whatever there is: its key, where it lies and its size."""
+
+
+def scanned(
+    scanner: Scanner, text: bytes, piece: int, *, first: int = 512
+) -> tuple[Found, Sequence[str], tuple[str, str] | None]:
+    """What is found piece by piece, the field of each, and the type and the text of the error that ends it.
+
+    The scanner goes from one process to another between any two pieces.
+
+    Args:
+        scanner: a fresh one.
+        text: all of it.
+        piece: how many bytes come at once.
+        first: how many come first, where those are more; an engine's first piece is never shorter.
+    """
+    found, fields, start = Found(), list[str](), 0
+    while not scanner.done:
+        stop = min(start + piece, len(text))
+        if start == 0:
+            stop = min(max(stop, first), len(text))
+        low = scanner.low
+        rows = scanner.feed(memoryview(text)[start:stop], start, stop == len(text))
+        found += zip(rows.keys.tolist(), rows.offset.tolist(), rows.size.tolist(), strict=True)
+        fields += [rows.fields[number] for number in rows.field.tolist()]
+        assert not len(rows) or int(rows.offset.min()) >= low
+        start, scanner = stop, pickle.loads(pickle.dumps(scanner))
+    error = scanner.error
+    return found, fields, None if error is None else (type(error).__name__, str(error))
