@@ -166,62 +166,41 @@ def _tfrecords(numbers: Sequence[int]) -> bytes:
     return tfrecords.file_of([{"n": np.array([n]), "text": [b"x" * 70]} for n in numbers])
 
 
-def _zip(shards: Shards, packing: str) -> dict[str, bytes]:
-    files = {}
-    for k, shard in enumerate(shards):
-        with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
-            for n in shard:
-                archive.writestr(f"{n:04}.cls", str(n))
-                archive.writestr(f"{n:04}.bin", bytes(40 * n))
-        files[f"{k:02}.zip"] = out.getvalue()
-    return files
+def _zip(numbers: Sequence[int]) -> bytes:
+    with zipfile.ZipFile(out := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        for n in numbers:
+            archive.writestr(f"{n:04}.cls", str(n))
+            archive.writestr(f"{n:04}.bin", bytes(40 * n))
+    return out.getvalue()
 
 
-def _hdf5(shards: Shards, packing: str) -> dict[str, bytes]:
-    files = {}
-    for k, shard in enumerate(shards):
-        with h5py.File(out := io.BytesIO(), "w") as file:
-            file.create_dataset("n", data=np.array(shard, np.int64))
-            file.create_dataset(
-                "x", data=np.zeros((len(shard), 50)), chunks=(3, 50), compression="gzip", maxshape=(None, 50)
-            )
-        files[f"{k:02}.h5"] = out.getvalue()
-    return files
+def _hdf5(numbers: Sequence[int]) -> bytes:
+    with h5py.File(out := io.BytesIO(), "w") as file:
+        file.create_dataset("n", data=np.array(numbers, np.int64))
+        file.create_dataset(
+            "x", data=np.zeros((len(numbers), 50)), chunks=(3, 50), compression="gzip", maxshape=(None, 50)
+        )
+    return out.getvalue()
 
 
-def _npz(shards: Shards, packing: str) -> dict[str, bytes]:
-    files = {}
-    for k, shard in enumerate(shards):
-        np.savez(out := io.BytesIO(), n=np.array(shard, np.int64), x=np.zeros((len(shard), 50)))
-        files[f"{k:02}.npz"] = out.getvalue()
-    return files
+def _npz(numbers: Sequence[int]) -> bytes:
+    np.savez(out := io.BytesIO(), n=np.array(numbers, np.int64), x=np.zeros((len(numbers), 50)))
+    return out.getvalue()
 
 
-def _safetensors(shards: Shards, packing: str) -> dict[str, bytes]:
-    files = {}
-    for k, shard in enumerate(shards):
-        body, more = np.array(shard, np.int64).tobytes(), np.zeros((len(shard), 50), np.float32).tobytes()
-        header = {
-            "n": {"dtype": "I64", "shape": [len(shard)], "data_offsets": [0, len(body)]},
-            "x": {"dtype": "F32", "shape": [len(shard), 50], "data_offsets": [len(body), len(body + more)]},
-        }
-        said = json.dumps(header).encode()
-        files[f"{k:02}.safetensors"] = struct.pack("<Q", len(said)) + said + body + more
-    return files
+def _safetensors(numbers: Sequence[int]) -> bytes:
+    body, more = np.array(numbers, np.int64).tobytes(), np.zeros((len(numbers), 50), np.float32).tobytes()
+    header = {
+        "n": {"dtype": "I64", "shape": [len(numbers)], "data_offsets": [0, len(body)]},
+        "x": {"dtype": "F32", "shape": [len(numbers), 50], "data_offsets": [len(body), len(body + more)]},
+    }
+    said = json.dumps(header).encode()
+    return struct.pack("<Q", len(said)) + said + body + more
 
 
-def _rows_of_arrays(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
-    del index
-    return hr.arrays(urls, storage_options=storage_options)
-
-
-def _rows_of_tensors(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
-    return hr.stream(urls, format=SafeTensors(rows=True), index=index, storage_options=storage_options)
-
-
-def _rows(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
-    del index  # it has its own
-    return hr.hdf5(urls, storage_options=storage_options)
+def _with_own_index(made: Callable[..., hr.Stream]) -> Callable[..., hr.Stream]:
+    """A function that takes no `index=`, called as those that do."""
+    return lambda urls, *, index, **options: made(urls, **options)
 
 
 def _megatron(shards: Shards, packing: str) -> dict[str, bytes]:
@@ -230,11 +209,6 @@ def _megatron(shards: Shards, packing: str) -> dict[str, bytes]:
         tokens = np.repeat(np.array(shard, np.uint16), _WINDOW)
         files[f"{k:02}.bin"], files[f"{k:02}.idx"] = token_files.megatron([[tokens]])
     return files
-
-
-def _windows(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
-    del index  # it has none
-    return hr.tokens(urls, window=_WINDOW, storage_options=storage_options)
 
 
 def _videos(shards: Shards, packing: str, **mux: str) -> dict[str, bytes]:
@@ -249,10 +223,6 @@ def _videos(shards: Shards, packing: str, **mux: str) -> dict[str, bytes]:
 
 def _fragmented(shards: Shards, packing: str) -> dict[str, bytes]:
     return _videos(shards, packing, movflags="frag_keyframe+empty_moov")
-
-
-def _frames(urls: Sequence[str], *, index: str | None, storage_options: Mapping[str, object]) -> hr.Stream:
-    return hr.video(urls, hr.Clips(frames=1), decoder="pyav", index=index, storage_options=storage_options)
 
 
 def _level(sample: Mapping[str, Any]) -> int:
@@ -289,7 +259,7 @@ KINDS = (
     Kind(
         "CSV",
         of_bytes(".csv", _records),
-        lambda sample: int(sample["n"]),
+        _n,
         cannot={**WHOLE_ONLY, (PLAIN, "damage told"): NOBODY_SEES},
     ),
     Kind(
@@ -301,7 +271,7 @@ KINDS = (
     Kind("TFRecord", of_bytes(".tfrecord", _tfrecords), lambda sample: int(sample["n"][0]), cannot=WHOLE_ONLY),
     Kind(
         "zip",
-        _zip,
+        of_bytes(".zip", _zip),
         lambda sample: int(sample["cls"]),
         packings=(PLAIN,),
         absent="its members are compressed, each by itself, and not the archive",
@@ -314,16 +284,16 @@ KINDS = (
         given=lambda urls: [url for url in urls if url.endswith(".bin")],
         packings=(PLAIN,),
         absent="windows lie where arithmetic says, which holds for plain files alone",
-        open=_windows,
+        open=_with_own_index(partial(hr.tokens, window=_WINDOW)),
     ),
     Kind(
         "HDF5",
-        _hdf5,
+        of_bytes(".h5", _hdf5),
         _n,
         packings=(PLAIN,),
         absent="its chunks are compressed, each by itself, and not the file",
         index="auto",
-        open=_rows,
+        open=_with_own_index(hr.hdf5),
     ),
     *(
         Kind(
@@ -332,7 +302,7 @@ KINDS = (
             _level,
             packings=(PLAIN,),
             absent=absent,
-            open=_frames,
+            open=partial(hr.video, clips=hr.Clips(frames=1), decoder="pyav"),
         )
         for name, write, absent in (
             ("MP4 (clips)", _videos, "its frames are compressed, by one another, and not the file"),
@@ -341,21 +311,21 @@ KINDS = (
     ),
     Kind(
         "npz (rows)",
-        _npz,
+        of_bytes(".npz", _npz),
         _n,
         packings=(PLAIN,),
         absent="its arrays are compressed, each by itself, and not the file",
         index="auto",
-        open=_rows_of_arrays,
+        open=_with_own_index(hr.arrays),
     ),
     Kind(
         "safetensors (rows)",
-        _safetensors,
+        of_bytes(".safetensors", _safetensors),
         _n,
         packings=(PLAIN,),
         absent="no library packs it",
         index="auto",
-        open=_rows_of_tensors,
+        open=partial(hr.stream, format=SafeTensors(rows=True)),
     ),
     Kind(
         "MDS",
