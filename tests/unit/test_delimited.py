@@ -91,6 +91,8 @@ def test_values_are_what_types_make_of_them() -> None:
     (b"a,b\n1,\0\n", hr.DecodeError, "sample '2' .* NUL"),
     (b"a,b\n1,\xfc\n", hr.DecodeError, "sample '2' .*utf-8"),
     (b"a,b\n1,2\r3,4\r\n", hr.DecodeError, "sample '2' .* a line ends in a field without quotes"),
+    (b"a,b\n1,2\n3,4\r\r", hr.DecodeError, "sample '3' .* a line ends in a field without quotes"),
+    (b"a,b\n3,4\r\r\n1,2\n", hr.DecodeError, "sample '2' .* a line ends in a field without quotes"),
     (b'a,b\n1,2\n3,"4\n5,6\n', hr.FormatError, "line 3, byte 8"),
     (b'a,"b\n1,2\n', hr.FormatError, "line 1, byte 0"),
     (b"a,b\r1,2\r", hr.FormatError, "a line ends in a field without quotes .*line 1"),
