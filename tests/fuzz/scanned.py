@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 
+from headrace.errors import LimitError
 from headrace.formats.format import Scanner
 
 PIECES = (512, 1, 7, 64, 10**6)
@@ -21,6 +22,8 @@ def scanned(
     scanner: Scanner, text: bytes, piece: int, *, first: int = 512
 ) -> tuple[Found, Sequence[str], tuple[str, str] | None]:
     """What is found piece by piece, the field of each, and the type and the text of the error that ends it.
+
+    Of a limit that is passed the text is no more than where.
 
     The scanner goes from one process to another between any two pieces.
 
@@ -42,4 +45,9 @@ def scanned(
         assert not len(rows) or int(rows.offset.min()) >= low
         start, scanner = stop, pickle.loads(pickle.dumps(scanner))
     error = scanner.error
-    return found, fields, None if error is None else (type(error).__name__, str(error))
+    if error is None:
+        return found, fields, None
+    text_of = str(error)
+    if isinstance(error, LimitError):  # how much too long something is depends on how much of it has come
+        text_of = text_of[text_of.index(" (") :]
+    return found, fields, (type(error).__name__, text_of)
