@@ -12,9 +12,10 @@ Names are imported when they are first used: `import headrace` pays for neither 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.datasets.iterating import Loads, made_by
+from headrace.datasets.packing import Packing, packed_by
 
 __version__: str  # asked for when it is first used: that reads files
 
@@ -236,4 +237,11 @@ def _single_samples(stream: Stream) -> Loads:
     return single_samples(stream)
 
 
+def _packed(data: Any, packing: Packing) -> object:
+    from headrace.datasets.pack import packed_stream  # it is seldom needed
+
+    return packed_stream(data, packing)
+
+
 made_by(_single_samples)
+packed_by(_packed)

@@ -156,6 +156,18 @@ def has_odd_key(key: str) -> bool:
     return int(key) % 2 == 1
 
 
+def documents() -> Any:
+    return hr.from_map([{"input_ids": np.full(number, number)} for number in range(TOTAL)])
+
+
+def token_documents(places: Places) -> Any:
+    return hr.tokens(places.tokens, "uint16", 100, eos=7, documents="separate", tail="short")
+
+
+def summed(sequence: dict[str, Any]) -> list[int]:
+    return [int(values.sum()) for values in sequence.values()]
+
+
 class Drawing:
     """A sampler that gives other numbers each time: only the trainer knows which."""
 
@@ -229,6 +241,10 @@ CASES: dict[str, Case] = {
     "a mixture whose shares change": Case(
         lambda p: hr.mix({"a": Numbers(), "b": AtOnce()}, lambda step: {"a": 1 + step, "b": 1}, step=5)
     ),
+    "packed": Case(
+        lambda p: documents().shuffle().pack(4, lengths=range(TOTAL), method="best_fit").map(summed), after=3
+    ),
+    "packed tokens": Case(lambda p: token_documents(p).pack(5, tokens="tokens").shuffle().map(summed), after=1),
     "filtered": Case(lambda p: Numbers().shuffle().filter(lambda n: n % 3)),
     "filtered and resumed": Case(lambda p: Lines().filter(lambda n: n % 3), after=2),
     "many of one": Case(lambda p: Numbers().flat_map(lambda n: [n] * (n % 4)).map(with_noise), after=3),

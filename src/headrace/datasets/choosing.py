@@ -45,6 +45,10 @@ class SelectIndices(PassOperator):
         chosen: Any = getattr(self.chooses, "args", (None,))[0]
         return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
 
+    @property
+    def is_constant(self) -> bool:
+        return self.is_fixed
+
     def count(self, count: int) -> int:
         """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
 

@@ -225,6 +225,10 @@ class MixedSource(SampleSource):
     def has_store(self) -> bool:
         return True
 
+    @property
+    def draws(self) -> bool:
+        return True
+
     def count(self) -> int:
         return self._mixed.layout.count
 

@@ -98,6 +98,8 @@ def _check_source(name: str, pipeline: Pipeline) -> None:
             f"the samples of source {name!r} have no numbers: make an index of its shards (headrace index URL…); what "
             "comes of an iterator cannot be mixed"
         )
+    if not pipeline.source.keeps_numbers:
+        raise OptionError(f"source {name!r} packs shuffled documents: put its .shuffle() behind .pack()")
     if pipeline.group is not None:
         raise OptionError(f"source {name!r} makes batches: put .batch() behind hr.mix")
     if not pipeline.keeps_count:

@@ -254,6 +254,11 @@ class PassOperator(OrderOperator):
         """Whether it gives the same order each time that it is asked."""
         return True
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it gives the same of the same samples in each pass."""
+        return False
+
     def seed_or(self, loaders: int) -> int:
         """The seed of what it draws: its own, or else the loader's."""
         return loaders
@@ -338,6 +343,10 @@ class Take(PassOperator):
 
     @property
     def is_bound(self) -> bool:
+        return True
+
+    @property
+    def is_constant(self) -> bool:
         return True
 
     def count(self, count: int) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.datasets.adding import counted
 from headrace.datasets.operators import Shuffle
 from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.source import HasKeys
 from headrace.errors import OptionError
 from headrace.plan import (
     EpochOrder,
@@ -144,6 +145,10 @@ class Planning:
     def locate(self, order: Order, positions: Ints) -> Places:
         """Where the samples at some positions lie in the source."""
         return self._own.locate(order, positions)
+
+    def keys(self, keys: Sequence[object]) -> HasKeys:
+        """What is asked for by these numbers, of samples with these keys."""
+        return self._own.keys(keys)
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""

@@ -29,6 +29,9 @@ from headrace.types import Ints
 KeepsKey = Callable[[str], object]
 """Says of a sample's key whether it is wanted."""
 
+Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
+"""Gets, of samples with these numbers, what they would be if they had the tokens [starts, stops) alone."""
+
 Wanted = tuple[frozenset[str], ...]
 """Of each of these sets of fields at least one is wanted, if a sample has any."""
 
@@ -106,6 +109,12 @@ class EpochIO(Protocol):
     def iterated(self, data: IteratedData) -> Producer:
         """As an iterator gives them."""
         ...
+
+
+class HasKeys(Protocol):
+    """Has a key for each number."""
+
+    def __getitem__(self, number: int, /) -> object: ...
 
 
 class KeyedData(Protocol):
@@ -202,6 +211,30 @@ class SampleSource(ABC):
     @property
     def opens(self) -> Opens | None:
         """What is opened and closed on the engine's loop, if anything is."""
+        return None
+
+    @property
+    def keeps_numbers(self) -> bool:
+        """Whether a number is that of the same sample in each epoch, where samples have numbers."""
+        return True
+
+    @property
+    def draws(self) -> bool:
+        """Whether it decides itself in each pass which of its samples come."""
+        return False
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether it is known of each sample how many tokens it has, before it is read."""
+        return False
+
+    def lengths(self) -> Ints:
+        """How many tokens each sample has."""
+        raise TypeError(f"{self.name} does not know how long its samples are before they are read")
+
+    @property
+    def parts(self) -> Parts | None:
+        """What gets parts of samples, without the rest of these; None: there is nothing that does."""
         return None
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
@@ -334,6 +367,10 @@ class SourceOrders:
     def described(self) -> list[str]:
         """What makes it, as a state names it."""
         return []
+
+    def keys(self, keys: Sequence[object]) -> HasKeys:
+        """What is asked for by the numbers that it gives, where the source's samples have these keys."""
+        return keys
 
     def locate(self, order: Order, positions: Ints) -> Places:
         """Where the samples at some positions lie in the source."""

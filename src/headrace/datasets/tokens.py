@@ -17,17 +17,20 @@ from headrace.datasets.guessing import Facts, names_at
 from headrace.datasets.operators import EachSample
 from headrace.datasets.patterns import is_pattern
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
-from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
+from headrace.datasets.source import KeepsKey, Parts, SampleSource, SourceOrders, Wanted, fingerprint_of
 from headrace.datasets.stream import Stream
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, masked
 from headrace.formats.compression.decompressor import kind_of
+from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tokens.layouts import Chunk, litdata_listed, split_path, token_dtype
 from headrace.formats.tokens.opener import TokenFormat, TokenOpener
+from headrace.formats.tokens.windows import rows_of
 from headrace.indexes.index import Index
 from headrace.indexes.of_tokens import TokenFiles, TokenSettings, TokenTable, bin_of
 from headrace.producers.members import Members
+from headrace.protocols import Reads
 from headrace.reading import found
 from headrace.running import running_reader
 from headrace.tasks import Step
@@ -194,6 +197,47 @@ class TokenShards(IndexedShards):
         bodies = await bodies_at(reader, Where(url, shard, False, self.limits), places, [None] * len(places))
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
 
+    def lengths(self) -> Ints:
+        """How many tokens each sample has."""
+        len(self)  # opens them
+        places = [table.places(np.arange(table.count)) for table in self.files.tables]
+        return np.concatenate([ends - begins for begins, ends in places])
+
+    async def parts(self, numbers: Ints, starts: Ints, stops: Ints) -> list[dict[str, object]]:
+        """Of samples with these numbers what they were with the tokens [starts, stops) alone.
+
+        Parts that touch are read at once, and so are those that lie near one another.
+        """
+        async with self._readers.use() as reader:
+            await self.aopen()
+            shards = np.searchsorted(self.index.starts, numbers, side="right") - 1
+            samples: list[dict[str, object]] = [{} for _ in numbers]
+            for shard in np.unique(shards).tolist():
+                these = np.flatnonzero(shards == shard)
+                rows = numbers[these] - self.index.starts[shard]
+                begins = self.table(shard).places(rows)[0]
+                bodies = await self._tokens(reader, shard, begins + starts[these], begins + stops[these])
+                url, field = masked(self.urls[shard]), self.table(shard).file.dtype.str
+                for k, row, body in zip(these.tolist(), rows.tolist(), bodies, strict=True):
+                    samples[k] = {"__key__": str(row), "__url__": url, field: body}
+        return samples
+
+    async def _tokens(self, reader: Reads, ordinal: int, begins: Ints, ends: Ints) -> list[memoryview]:
+        """The tokens [begins, ends) of a file."""
+        table = self.table(ordinal)
+        order = np.argsort(begins, kind="stable")
+        reach = np.maximum.accumulate(ends[order])
+        firsts = np.flatnonzero(np.append(True, begins[order][1:] > reach[:-1]))  # of what touches
+        starts, stops = begins[order][firsts], reach[np.append(firsts[1:], len(order)) - 1]
+        rows = rows_of(table.file, firsts, starts, stops)
+        where = Where(self.urls[ordinal], ShardIndex(rows, None, table.file.size, table.file.etag), False, self.limits)
+        places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
+        bodies = [memoryview(body) for body in await bodies_at(reader, where, places, [None] * len(places))]
+        group = np.searchsorted(starts, begins, side="right") - 1
+        itemsize = table.file.dtype.itemsize
+        low, high = (begins - starts[group]) * itemsize, (ends - starts[group]) * itemsize
+        return [bodies[k][a:b] for k, a, b in zip(group.tolist(), low.tolist(), high.tolist(), strict=True)]
+
 
 class TokenSource(IndexedShardSource):
     """Windows of tokens: got one by one, or read in ranges."""
@@ -207,6 +251,17 @@ class TokenSource(IndexedShardSource):
     @property
     def text(self) -> str:
         return super().text.replace("stream(", "tokens(", 1)
+
+    @property
+    def has_lengths(self) -> bool:
+        return self.data.files.settings.documents in ("samples", "separate")
+
+    def lengths(self) -> Ints:
+        return self.data.lengths()
+
+    @property
+    def parts(self) -> Parts | None:
+        return self.data.parts
 
     def fingerprint(self) -> str:
         return fingerprint_of((*self.urls, self.data.files.settings.text))

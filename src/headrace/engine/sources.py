@@ -147,6 +147,7 @@ class _EpochIO:
             raise OptionError(f"{name} has {len(data)} samples, but its keys() are {len(keys)}")
         assert order is not None
         assert planning is not None
+        by_number = planning.keys(keys)
 
         def some(start: int, stop: int) -> tuple[list[int], list[int]]:
             positions = steps.positions(start, stop)
@@ -156,7 +157,7 @@ class _EpochIO:
 
         def keys_of(start: int, stop: int) -> tuple[list[object], Sequence[int]]:
             positions, numbers = some_ahead.at(start, stop)
-            return [keys[k] for k in numbers], positions
+            return [by_number[k] for k in numbers], positions
 
         return KeyProducer(
             steps.count,

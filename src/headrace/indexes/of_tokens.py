@@ -83,18 +83,21 @@ class TokenTable:
 
     def shard(self, chosen: Ints) -> ShardIndex:
         """Where some samples lie, by their numbers."""
-        file, windows, documents = self.file, self.windows, self.documents
-        if self.separate is not None:
-            rows = rows_of(file, chosen, *self.separate.places(chosen))
-        elif windows is None:
-            assert documents is not None
-            rows = rows_of(file, chosen, documents[chosen], documents[chosen + 1])
-        elif documents is None:
-            rows = rows_of(file, chosen, windows.begins(chosen), windows.ends(chosen, file.count))
+        file, places = self.file, self.places(chosen)
+        if self.windows is None or self.documents is None:
+            rows = rows_of(file, chosen, *places)
         else:
-            begins, ends = windows.begins(chosen), windows.ends(chosen, file.count)
-            rows = rows_with_documents(file, chosen, begins, ends, documents)
+            rows = rows_with_documents(file, chosen, *places, self.documents)
         return ShardIndex(rows, None, file.size, file.etag)
+
+    def places(self, chosen: Ints) -> tuple[Ints, Ints]:
+        """(where they begin, where they end) in the file, in tokens."""
+        if self.separate is not None:
+            return self.separate.places(chosen)
+        if self.windows is not None:
+            return self.windows.begins(chosen), self.windows.ends(chosen, self.file.count)
+        assert self.documents is not None
+        return self.documents[chosen], self.documents[chosen + 1]
 
 
 class TokenFiles:

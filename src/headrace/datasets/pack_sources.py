@@ -1,0 +1,155 @@
+"""Packed sequences as a data set: how their documents are got."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.pack_orders import PackedKey, PackOrders
+from headrace.datasets.pack_spec import PackSpec
+from headrace.datasets.pack_step import Piece
+from headrace.datasets.planning import Planning
+from headrace.datasets.source import EpochIO, KeepsKey, Parts, SampleSource, SourceOrders, Traits
+from headrace.functions import is_async
+from headrace.indexes.index import for_each
+from headrace.plan.packs import Pieces
+from headrace.producer import Producer
+from headrace.tasks import Step
+
+
+class PackDataset(AsyncDataset):
+    """The documents of sequences, by the numbers of these; a step in the workers makes sequences of them.
+
+    Args:
+        spec: how documents become sequences.
+    """
+
+    def __init__(self, spec: PackSpec) -> None:
+        self.spec = spec
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"spec": self.spec}
+
+    def __sample_source__(self) -> SampleSource:
+        return PackSource(self)
+
+    def __len__(self) -> int:
+        return self.spec.count
+
+    async def aget(self, key: int) -> list[Piece]:
+        """What sequence `key` is made of.
+
+        Raises:
+            IndexError: there are fewer sequences.
+            TypeError: documents are shuffled: it is another one in each epoch.
+        """
+        if self.spec.is_shuffled:
+            raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
+        return await self.read(self.spec.pieces(range(self.spec.count)[key]))
+
+    async def aget_key(self, key: PackedKey) -> list[Piece]:
+        """The same of a sequence of shuffled documents."""
+        return await self.read(key.pieces)
+
+    async def read(self, pieces: Pieces) -> list[Piece]:
+        """These parts of documents."""
+        source, keys, steps = self._source, self._keys, self._async_steps
+        numbers, starts, stops = (some.tolist() for some in pieces)
+        if self._parts is not None:
+            samples = await self._parts(*pieces)
+            return [Piece(*one, None) for one in zip(numbers, samples, starts, stops, strict=True)]
+        wholes = self.spec.lengths[pieces.documents].tolist()
+
+        async def get(k: int) -> Piece:
+            number = numbers[k]
+            try:
+                sample = await source.aget(number if keys is None else keys[number])
+                for step in steps:
+                    sample = await step.fn(sample)
+            except Exception as error:
+                error.add_note(f"document {number}")
+                raise
+            return Piece(number, sample, starts[k], stops[k], wholes[k])
+
+        return await for_each(len(numbers), get)
+
+    async def aopen(self) -> None:
+        if self._source.opens is not None:
+            await self._source.opens.aopen()
+
+    async def aclose(self) -> None:
+        if self._source.opens is not None:
+            await self._source.opens.aclose()
+
+    @property
+    def _source(self) -> SampleSource:
+        return self.spec.pipeline.source
+
+    @cached_property
+    def _async_steps(self) -> list[Step]:
+        return [step for step in self.spec.pipeline.steps if is_async(step.fn)]
+
+    @cached_property
+    def _parts(self) -> Parts | None:
+        """What gets parts of documents, where nothing is done to whole ones, and their lengths need no check."""
+        is_plain = all(step.is_implied for step in self.spec.pipeline.steps)
+        return self._source.parts if is_plain and self.spec.given is None else None
+
+    @cached_property
+    def _keys(self) -> Sequence[object] | None:
+        """The keys of documents; None: their numbers are what they are got by."""
+        traits = self._source.traits
+        return None if traits.sharded or traits.by_number else self._source.keys()
+
+
+class PackSource(KeySource):
+    """Packed sequences: got one by one."""
+
+    traits = Traits(numbered=True, by_number=True)
+
+    def __init__(self, data: PackDataset) -> None:
+        super().__init__(data)
+        self.data: PackDataset = data
+
+    @property
+    def name(self) -> str:
+        return "pack"
+
+    @property
+    def text(self) -> str:
+        spec = self.data.spec
+        return f"{spec.stream!r}.{spec.described}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return self._documents.facts
+
+    @property
+    def has_count(self) -> bool:
+        return self._documents.has_count
+
+    @property
+    def keeps_numbers(self) -> bool:
+        return not self.data.spec.is_shuffled
+
+    @property
+    def storage_options(self) -> Mapping[str, object] | None:
+        return self._documents.storage_options
+
+    @property
+    def has_store(self) -> bool:
+        return self._documents.has_store
+
+    @property
+    def _documents(self) -> SampleSource:
+        return self.data.spec.pipeline.source
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
+        assert not keeps, "no index is asked for keys of sequences"
+        spec = self.data.spec
+        return PackOrders(self, spec, Planning(spec.pipeline, seed), seed)
+
+    def open(self, io: EpochIO) -> Producer:
+        data = self.data
+        return io.keys(data, data.aget_key if data.spec.is_shuffled else data.aget, None)

@@ -1,0 +1,128 @@
+"""From documents to a sequence of tokens, in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.types import Ints
+
+Tokens = NDArray[Any]
+
+
+class Piece(NamedTuple):
+    """A part of a document, as it has come.
+
+    Attributes:
+        number: of the document.
+        sample: the document; or nothing but the part of it, where `whole` is None.
+        start, stop: the tokens that are wanted.
+        whole: how many tokens the document is said to have.
+    """
+
+    number: int
+    sample: Any
+    start: int
+    stop: int
+    whole: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackStep:
+    """Makes a sequence of the parts of documents.
+
+    Attributes:
+        length: tokens of a sequence.
+        tokens: the field that has them.
+        fields: others that have a value for each token.
+        pads: what fills the end of each of these.
+        has_ids: whether sequences say which document each token is of, and where it stands there.
+        steps: what is done to each document before, with names.
+    """
+
+    length: int
+    tokens: str
+    fields: tuple[str, ...]
+    pads: Mapping[str, float]
+    has_ids: bool
+    steps: tuple[tuple[str, Callable[[Any], Any]], ...]
+
+    def __call__(self, pieces: Sequence[Piece]) -> dict[str, Tokens]:
+        """The sequence: arrays of `length`."""
+        parts: dict[str, list[Tokens]] = {name: [] for name in (self.tokens, *self.fields)}
+        for piece in pieces:
+            try:
+                self._take(piece, parts)
+            except Exception as error:
+                error.add_note(f"document {piece.number}")
+                raise
+        made = {name: self._joined(name, some) for name, some in parts.items()}
+        if self.has_ids:
+            sizes = np.array([piece.stop - piece.start for piece in pieces], np.int64)
+            made |= self._ids(sizes)
+        return made
+
+    def _take(self, piece: Piece, parts: dict[str, list[Tokens]]) -> None:
+        """Do to a document what is to be done, and take the part of it that is wanted."""
+        sample = piece.sample
+        for name, function in self.steps:
+            try:
+                sample = function(sample)
+            except Exception as error:
+                error.add_note(f"stage: {name}")
+                raise
+        whole = piece.whole
+        shift = piece.start if whole is None else 0
+        count = piece.stop - piece.start if whole is None else whole
+        for name, some in parts.items():
+            values = self._values(sample, name)
+            if len(values) != count:
+                what = "has" if whole is not None else "was cut to"
+                raise ValueError(
+                    f"field {name!r} of document {piece.number} has {len(values)} values, and the document {what} "
+                    f"{count} tokens by the lengths that it was packed by: these are of other data, or a step before "
+                    ".pack() changes how many there are"
+                )
+            some.append(values[piece.start - shift : piece.stop - shift])
+
+    def _values(self, sample: Any, name: str) -> Tokens:
+        if not hasattr(sample, "keys") or name not in sample:
+            have = ", ".join(map(str, sample)) if hasattr(sample, "keys") else f"it is a {type(sample).__name__}"
+            argument = f"tokens={name!r}" if name == self.tokens else f"fields={self.fields!r}"
+            raise KeyError(f".pack({argument}): a document has no field {name!r}; it has: {have}")
+        values, kinds = np.asarray(sample[name]), "iu" if name == self.tokens else "iufb"
+        if values.ndim != 1 or values.dtype.kind not in kinds:
+            kind = "whole numbers" if name == self.tokens else "numbers"
+            raise TypeError(
+                f"field {name!r} is an array of {values.dtype} of shape {values.shape}: {kind} in one dimension are "
+                "needed"
+            )
+        return values
+
+    def _joined(self, name: str, parts: Sequence[Tokens]) -> Tokens:
+        dtype = parts[0].dtype
+        for part in parts:
+            if part.dtype != dtype:
+                raise TypeError(f"field {name!r} is of {dtype} in one document, and of {part.dtype} in another")
+        try:
+            joined = np.full(self.length, self.pads.get(name, 0), dtype)
+        except (OverflowError, ValueError) as error:
+            error.add_note(f".pack(pad_value=…): field {name!r} is of {dtype}")
+            raise
+        np.concatenate(parts, out=joined[: sum(map(len, parts))])
+        return joined
+
+    def _ids(self, sizes: Ints) -> dict[str, Tokens]:
+        """Which of its documents each token is of, and how far it is from that one's first token in the sequence."""
+        left = self.length - int(sizes.sum())
+        ids, firsts = np.arange(len(sizes)), np.cumsum(sizes) - sizes
+        if left:
+            ids, sizes, firsts = np.append(ids, -1), np.append(sizes, left), np.append(firsts, self.length - left)
+        return {
+            "document_ids": np.repeat(ids, sizes).astype(np.int32),
+            "position_ids": (np.arange(self.length) - np.repeat(firsts, sizes)).astype(np.int32),
+        }

@@ -1,0 +1,204 @@
+"""Which parts of which documents make each sequence of a fixed length: arithmetic over the documents' lengths.
+
+Documents are called by their positions in the order in which they are packed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan.permutation import permutation
+from headrace.types import Ints
+
+
+class Pieces(NamedTuple):
+    """What a sequence is made of, one behind the other: tokens [starts, stops) of these documents."""
+
+    documents: Ints
+    starts: Ints
+    stops: Ints
+
+
+class PackPlan(Protocol):
+    """The sequences of one pass over the documents.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    count: int
+
+    def pieces(self, sequence: int) -> Pieces:
+        """What a sequence is made of."""
+        ...
+
+
+class ConcatPlan:
+    """Documents one behind the other, cut every `size` tokens; the last sequence may have fewer.
+
+    It takes 8 bytes of memory for each document.
+
+    Args:
+        lengths: of the documents.
+        size: tokens of a sequence.
+    """
+
+    def __init__(self, lengths: Ints, size: int) -> None:
+        self._size = size
+        self._edges = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=self._edges[1:])
+        self.count = sequences(int(self._edges[-1]), size)
+
+    def pieces(self, sequence: int) -> Pieces:
+        begin = sequence * self._size
+        end = min(begin + self._size, int(self._edges[-1]))
+        first = int(self._edges.searchsorted(begin, side="right")) - 1
+        stop = int(self._edges.searchsorted(end, side="left"))
+        begins, ends = self._edges[first:stop], self._edges[first + 1 : stop + 1]
+        starts, stops = np.maximum(begin - begins, 0), np.minimum(ends, end) - begins
+        some = np.flatnonzero(stops > starts)  # documents may be empty
+        return Pieces(some + first, starts[some], stops[some])
+
+
+class BestFitPlan:
+    """Whole documents, put together so that little room is left; those longer than a sequence are cut first.
+
+    How many sequences there are, and which lengths go together, follows from how many documents have which length: it
+    is the same in any order of the documents. Which of the documents of a length goes where follows from their order:
+    the first one goes into the first sequence that has room for one of that length. So a sequence has documents that
+    are about as far in their order as it is among the sequences.
+
+    It takes some 20 bytes of memory for each document, and thrice as much while it is made.
+
+    Args:
+        lengths: of the documents.
+        size: tokens of a sequence.
+        bins: what goes together, of documents of these lengths.
+        key: what the order of the sequences is drawn from: else the longest documents came first.
+    """
+
+    def __init__(self, lengths: Ints, size: int, bins: Bins, key: int) -> None:
+        self._size, self.count = size, bins.count
+        counts = -(-lengths // size)
+        narrow = np.int32 if len(lengths) + counts.sum() < 2**31 else np.int64
+        self._documents = np.repeat(np.arange(len(lengths), dtype=narrow), counts)
+        firsts = np.cumsum(counts) - counts
+        self._numbers = (np.arange(len(self._documents)) - np.repeat(firsts, counts)).astype(np.int32)
+        left = lengths[self._documents] - self._numbers.astype(np.int64) * size
+        self._lengths = np.minimum(left, size).astype(np.int32)
+        slots, self._firsts = bins.slots(permutation(np.arange(self.count), self.count, key))
+        self._pieces = np.empty(len(slots), narrow)
+        self._pieces[_by_length(slots, size)] = _by_length(self._lengths, size)
+
+    def pieces(self, sequence: int) -> Pieces:
+        chosen = self._pieces[self._firsts[sequence] : self._firsts[sequence + 1]]
+        starts = self._numbers[chosen].astype(np.int64) * self._size
+        return Pieces(self._documents[chosen].astype(np.int64), starts, starts + self._lengths[chosen])
+
+
+class Bins:
+    """Which lengths go together in a sequence, and how many such sequences there are.
+
+    Best fit, the longest first: each length goes where the least room is left of where it fits. Equal lengths, and
+    equal rooms, are dealt with at once, so that it takes time by the number of different lengths, and not of documents.
+
+    Args:
+        lengths: of the documents; longer ones than `size` are cut into pieces of `size` tokens, and what is left.
+        size: tokens of a sequence.
+
+    Attributes:
+        count: how many sequences there are.
+    """
+
+    def __init__(self, lengths: Ints, size: int) -> None:
+        have = np.bincount(lengths % size, minlength=size + 1) if len(lengths) else np.zeros(size + 1, np.int64)
+        have[0], have[size] = 0, int((lengths // size).sum())
+        self._rooms: dict[int, list[tuple[_Filled | None, int]]] = {}  # (what such a sequence has, how many there are)
+        self._sizes: list[int] = []  # of the rooms, ascending
+        done: list[tuple[_Filled | None, int]] = []
+        for length in np.flatnonzero(have)[::-1].tolist():
+            self._fill(length, int(have[length]), size)
+            done += self._rooms.pop(0, [])
+            if self._sizes and not self._sizes[0]:
+                self._sizes.pop(0)
+        for room in self._sizes:
+            done += self._rooms[room]
+        self._rooms, self._sizes = {}, []
+        patterns = [_listed(filled) for filled, _ in done]
+        self._counts = np.array([count for _, count in done], np.int64)
+        self._sizes_of = np.array([len(pattern) for pattern in patterns], np.int64)
+        self._flat = np.array([length for pattern in patterns for length in pattern], np.int32)
+        self.count = int(self._counts.sum())
+
+    def slots(self, order: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """(the lengths that go into each sequence, where each one's begin, and where the last one's end).
+
+        Args:
+            order: which of the sequences, that lie here by what they have, comes first, second, …
+        """
+        pattern = np.repeat(np.arange(len(self._counts)), self._counts)[order]
+        counts = self._sizes_of[pattern]
+        firsts = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(counts, out=firsts[1:])
+        begins = np.cumsum(self._sizes_of) - self._sizes_of
+        places = np.arange(firsts[-1]) + np.repeat(begins[pattern] - firsts[:-1], counts)
+        return self._flat[places], firsts
+
+    def _fill(self, length: int, count: int, size: int) -> None:
+        """Put `count` documents of a length where the least room is left; into new sequences where there is none."""
+        while count:
+            at = bisect_left(self._sizes, length)
+            if at == len(self._sizes):
+                self._add(size, None, -(-count // (size // length)))
+                continue
+            room = self._sizes[at]
+            filled, some = self._rooms[room].pop()
+            if not self._rooms[room]:
+                del self._rooms[room], self._sizes[at]
+            each = room // length  # what one has got of them is where the next one fits best
+            full = min(some, count // each)
+            if full:
+                self._add(room - each * length, _Filled(filled, length, each), full)
+                count -= full * each
+            elif count:
+                self._add(room - count * length, _Filled(filled, length, count), 1)
+                count, full = 0, 1
+            if some > full:
+                self._add(room, filled, some - full)
+
+    def _add(self, room: int, filled: _Filled | None, count: int) -> None:
+        if room not in self._rooms:
+            self._rooms[room] = []
+            insort(self._sizes, room)
+        self._rooms[room].append((filled, count))
+
+
+class _Filled(NamedTuple):
+    """What a sequence has: some of a length, besides what it had before."""
+
+    before: _Filled | None
+    length: int
+    times: int
+
+
+def _listed(filled: _Filled | None) -> list[int]:
+    lengths: list[int] = []
+    while filled is not None:
+        lengths += [filled.length] * filled.times
+        filled = filled.before
+    return lengths[::-1]
+
+
+def _by_length(lengths: NDArray[np.int32], size: int) -> Ints:
+    """Which come first by their lengths; of equal ones those that were first."""
+    keys = lengths.astype(np.uint16) if size < 2**16 else lengths  # numbers of 16 bits are sorted in linear time
+    return np.asarray(np.argsort(keys, kind="stable"), np.int64)
+
+
+def sequences(tokens: int, size: int) -> int:
+    """How many sequences of `size` tokens so many tokens fill, the last one perhaps in part."""
+    return -(-tokens // size)

@@ -1,0 +1,494 @@
+"""Documents packed into sequences: as plain Python packs them, on any ranks, with any workers, resumed anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.token_files import megatron
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.errors import OptionError, StateMismatchError
+from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "40"))
+EOS = 7
+Row = tuple[Any, ...]
+
+
+def document(number: int, length: int) -> dict[str, Any]:
+    """One whose tokens say which it is, and where they stand in it."""
+    tokens = 1000 * (number + 1) + np.arange(length, dtype=np.int32)
+    return {"input_ids": tokens, "weight": tokens / 8, "number": number}
+
+
+class Documents(hr.AsyncDataset):
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        return document(key, self.lengths[key])
+
+
+def documents(lengths: Sequence[int]) -> Any:
+    return Documents(list(lengths))
+
+
+def rows(batch: dict[str, Any]) -> list[Row]:
+    """The sequences of a batch, as plain values."""
+    return list(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
+
+
+def epochs(data: Any, count: int = 1, **options: Any) -> list[list[Any]]:
+    """The samples of some epochs, one by one."""
+    with hr.DataLoader(data, **{"batch_size": None, "num_workers": 0, **options}) as loader:
+        return [list(loader) for _ in range(count)]
+
+
+def concatenated(order: Sequence[int], lengths: Sequence[int], length: int) -> list[dict[str, list[Any]]]:
+    """What the documents in this order become, by hand."""
+    flat = [(number, at) for number in order for at in range(lengths[number])]
+    sequences = []
+    for begin in range(0, len(flat), length):
+        part = flat[begin : begin + length]
+        numbers = [number for number, _ in part]
+        ids, positions = [], []
+        for k, number in enumerate(numbers):
+            is_new = k == 0 or numbers[k - 1] != number
+            ids.append((ids[-1] + 1 if ids else 0) if is_new else ids[-1])
+            positions.append(0 if is_new else positions[-1] + 1)
+        rest = length - len(part)
+        sequences.append(
+            {
+                "input_ids": [1000 * (number + 1) + at for number, at in part] + [0] * rest,
+                "document_ids": ids + [-1] * rest,
+                "position_ids": positions + list(range(rest)),
+            }
+        )
+    return sequences
+
+
+def plain(sequences: Sequence[dict[str, Any]]) -> list[dict[str, list[Any]]]:
+    return [{name: values.tolist() for name, values in one.items()} for one in sequences]
+
+
+LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=12)
+BARE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.timeout(300)  # each example is four epochs
+@BARE
+@given(lengths=LENGTHS, length=st.integers(1, 12), by=st.sampled_from([None, "global"]))
+def test_concatenated_documents_come_in_the_order_of_the_epoch(lengths: list[int], length: int, by: Any) -> None:
+    data = documents(lengths) if by is None else documents(lengths).shuffle(by)
+    packed = data.pack(length, lengths=lengths)
+    assert len(packed) == -(-sum(lengths) // length)
+    orders = epochs(data.map(lambda sample: sample["number"]), 2)
+    for order, found in zip(orders, epochs(packed, 2), strict=True):
+        assert plain(found) == concatenated(order, lengths, length)
+        for one in found:
+            assert {str(values.dtype) for values in one.values()} == {"torch.int32"}
+
+
+@pytest.mark.timeout(300)  # each example is four epochs
+@BARE
+@given(lengths=LENGTHS, length=st.integers(1, 12), is_shuffled=st.booleans())
+def test_best_fit_gives_each_document_once_and_whole(lengths: list[int], length: int, is_shuffled: bool) -> None:
+    data = documents(lengths).shuffle() if is_shuffled else documents(lengths)
+    packed = data.pack(length, lengths=lengths, method="best_fit")
+    for found in epochs(packed, 2):
+        assert len(found) == len(packed)
+        come = []
+        for one in plain(found):
+            filled = one["document_ids"].index(-1) if -1 in one["document_ids"] else length
+            tokens, ids, positions = (one[name][:filled] for name in ("input_ids", "document_ids", "position_ids"))
+            assert one["input_ids"][filled:] == [0] * (length - filled)
+            assert one["document_ids"][filled:] == [-1] * (length - filled)
+            assert one["position_ids"][filled:] == list(range(length - filled))
+            for number in range(max(ids) + 1):
+                of_it = [k for k, other in enumerate(ids) if other == number]
+                assert of_it == list(range(of_it[0], of_it[-1] + 1))
+                assert [positions[k] for k in of_it] == list(range(len(of_it)))
+                come.append((tokens[of_it[0]], len(of_it)))
+        whole = [
+            (1000 * (number + 1) + start, min(length, size - start))
+            for number, size in enumerate(lengths)
+            for start in range(0, size, length)
+        ]
+        assert sorted(come) == sorted(whole)
+
+
+def test_documents_go_together_with_others_in_each_epoch_where_they_are_shuffled() -> None:
+    lengths = np.random.default_rng(1).integers(1, 30, 60).tolist()
+    first, second = (
+        {tuple(one["input_ids"].tolist()) for one in found}
+        for found in epochs(documents(lengths).shuffle().pack(32, lengths=lengths, method="best_fit"), 2)
+    )
+    assert len(first & second) < len(first) // 2
+    first, second = (
+        [one["input_ids"].tolist() for one in found]
+        for found in epochs(documents(lengths).pack(32, lengths=lengths, method="best_fit").shuffle(), 2)
+    )
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+def test_what_has_a_value_for_each_token_rides_along() -> None:
+    data = documents([3, 4]).map(lambda one: {**one, "labels": one["input_ids"].astype(np.int64)})
+    data = data.pack(5, lengths=[3, 4], fields=["weight", "labels"], pad_value={"input_ids": 9, "labels": -100})
+    first, second = data
+    assert first["weight"].tolist() == [125.0, 125.125, 125.25, 250.0, 250.125]
+    assert second["weight"].tolist() == [250.25, 250.375, 0, 0, 0]
+    assert second["input_ids"].tolist() == [2002, 2003, 9, 9, 9]
+    assert second["labels"].tolist() == [2002, 2003, -100, -100, -100]
+    assert set(first) == {"input_ids", "weight", "labels", "document_ids", "position_ids"}
+
+
+def test_ids_are_left_out_where_they_are_not_wanted() -> None:
+    (one,) = documents([3]).pack(4, lengths=[3], document_ids=False, pad_value=5)
+    assert {name: values.tolist() for name, values in one.items()} == {"input_ids": [1000, 1001, 1002, 5]}
+
+
+async def later(sample: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {**sample, "input_ids": sample["input_ids"] + 1}
+
+
+def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "input_ids": (sample["input_ids"] * 2).tolist()}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_steps_before_are_done_to_documents_and_those_behind_to_sequences(num_workers: int) -> None:
+    lengths = [5, 2, 9, 4]
+    data = documents(lengths).map(later).map(doubled).pack(4, lengths=lengths)
+    data = data.map(lambda one: {"sum": int(one["input_ids"].sum())}).batch(2)
+    flat = [2 * (1000 * (number + 1) + at + 1) for number, length in enumerate(lengths) for at in range(length)]
+    sums = [sum(flat[at : at + 4]) for at in range(0, len(flat), 4)]
+    (batches,) = epochs(data, num_workers=num_workers)
+    assert [batch["sum"].tolist() for batch in batches] == [sums[0:2], sums[2:4], sums[4:]]
+
+
+# Files of tokens.
+
+
+def stored(kind: str, lengths: Sequence[int], server: FaultServer | None = None) -> Any:
+    """The same documents in two files."""
+    made = [document(number, length)["input_ids"] % 50_000 for number, length in enumerate(lengths)]
+    half, files = len(made) // 2, []
+    for k, some in enumerate((made[:half], made[half:])):
+        name = f"pack/{kind}{k}.bin"
+        if kind == "megatron":
+            bodies = dict(zip((name, name.replace(".bin", ".idx")), megatron([[one] for one in some]), strict=True))
+        else:
+            bodies = {name: np.concatenate([np.append(one, EOS) for one in some]).astype("uint16").tobytes()}
+        for each, body in bodies.items():
+            if server is None:
+                memory.put(f"memory://{each}", body)
+            else:
+                server.add(each, body)
+        files.append(f"memory://{name}" if server is None else f"{server.url}/{name}")
+    if kind == "megatron":
+        return hr.tokens(files, documents="samples")
+    return hr.tokens(files, "uint16", 1000, eos=EOS, documents="separate", tail="short")
+
+
+@pytest.mark.parametrize("kind", ["megatron", "eos"])
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("by", [None, "auto", "global", "shards", "within"])
+def test_files_of_tokens_give_what_the_same_documents_in_memory_give(kind: str, method: Any, by: Any) -> None:
+    lengths = np.random.default_rng(2).integers(1, 90, 40).tolist()
+    data = stored(kind, lengths)
+    last = [EOS] if kind == "eos" else []
+    inside = [[*(document(number, length)["input_ids"] % 50_000), *last] for number, length in enumerate(lengths)]
+    texts = hr.from_map([{"tokens": np.array(one, np.uint16)} for one in inside])
+    if by is not None:
+        data = data.shuffle(by)
+        (found,) = epochs(data)
+        numbers = {tuple(one): number for number, one in enumerate(inside)}
+        order = [numbers[tuple(one["tokens"].tolist())] for one in found]
+        texts = texts.sample(order)
+    packed = data.pack(64, tokens="tokens", method=method)
+    if by is not None and method == "best_fit":
+        found, known = epochs(packed)[0], sum(map(len, inside))
+        assert sum((one["document_ids"] >= 0).sum() for one in found) == known
+        assert len(found) == len(packed) <= -(-known // 64) + 1
+        return
+    wanted = texts.pack(64, tokens="tokens", method=method, lengths=list(map(len, inside)))
+    assert plain(epochs(packed)[0]) == plain(epochs(wanted)[0])
+    if by is None:
+        assert packed[3]["tokens"].tolist() == list(packed)[3]["tokens"].tolist()
+
+
+def test_of_long_documents_just_the_parts_of_a_sequence_are_read() -> None:
+    with FaultServer() as server:
+        data = stored("megatron", [70_000, 3, 4, 60_000], server).pack(1000, tokens="tokens")
+        assert len(data) == 131
+        before = len(server.requests_for("pack/megatron0.bin"))
+        assert data[20]["tokens"].tolist() == (np.arange(21_000, 22_000) % 50_000).tolist()
+        ranges = [one.headers["range"] for one in server.requests_for("pack/megatron0.bin")[before:]]
+        assert "bytes=40000-41999" in ranges
+        assert all(int(b) - int(a) < 20_000 for a, b in (one[6:].split("-") for one in ranges))
+
+
+# Ranks, workers and states.
+
+
+def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
+    """(what, data that are made anew each time, options)."""
+    lengths = [rng.choice([0, 1, 3, 9, 20, 41]) for _ in range(rng.randint(5, 60))] + [30]
+    kind, method = rng.choice(["map", "megatron", "eos", "mix"]), rng.choice(["concat", "best_fit"])
+    before, behind = rng.choice([None, "auto", "global"]), rng.choice(["", "shuffle", "repeat", "take", "epoch"])
+    length, size = rng.choice([4, 16, 33]), rng.choice([4, 6, 12])
+    tail = rng.choice(["short", "drop", "pad", "carry"])
+    if kind in ("megatron", "eos"):
+        lengths = [max(1, one) for one in lengths]
+    if kind == "mix":
+        before = None
+    options = {"global_batch_size": size, "tail": tail, "num_workers": 0}
+
+    def make() -> Any:
+        data = documents(lengths) if kind in ("map", "mix") else stored(kind, lengths)
+        if before is not None and (kind != "map" or before == "auto"):
+            data = data.shuffle(before)
+        known: dict[str, Any] = {"lengths": lengths} if kind in ("map", "mix") else {"tokens": "tokens"}
+        data = data.pack(length, method=method, **known)
+        if kind == "mix":
+            data = hr.mix({"a": data.shuffle(), "b": data}, {"a": 2, "b": 1}, until="all")
+            data = data.map(lambda one: {k: v for k, v in one.items() if k != "__source__"})
+        ways = {
+            "": lambda: data,
+            "shuffle": lambda: data.shuffle(),
+            "repeat": lambda: data.repeat(2),
+            "take": lambda: data.take(40),
+            "epoch": lambda: data.shuffle().epoch(samples=37),
+        }
+        return ways[behind]()
+
+    return f"{kind} {lengths}, {before}, {method} {length}, {behind}; {options}", make, options
+
+
+def world(stack: ExitStack, make: Callable[[], Any], size: int, state: Any, **options: Any) -> list[Any]:
+    loaders = [
+        stack.enter_context(hr.DataLoader(make(), rank=rank, world_size=size, timeout=30, **options))
+        for rank in range(size)
+    ]
+    if state is not None:
+        for loader in loaders:
+            loader.load_state_dict(state)
+    return loaders
+
+
+def steps_of(loaders: Sequence[Any], most: int | None = None) -> list[list[Row]]:
+    """The global batches: of each step the ranks' batches, one behind the other."""
+    iterators, steps = [iter(loader) for loader in loaders], list[list[Row]]()
+    while most is None or len(steps) < most:
+        batches = [next(iterator, None) for iterator in iterators]
+        if batches[0] is None:
+            assert batches == [None] * len(batches)
+            break
+        steps.append([row for batch in batches for row in rows(batch)])
+    return steps
+
+
+def elastic_run(number: int) -> int:
+    """One run through several worlds, compared with that of a single rank; how many resumes it had."""
+    rng = random.Random(f"packed {number}")
+    told, make, options = drawn(rng)
+    with ExitStack() as stack:
+        alone = world(stack, make, 1, None, **options)
+        expected = [steps_of(alone) for _ in range(2)]
+    got: list[list[list[Row]]] = [[], []]
+    state, epoch, resumes, worlds = None, 0, 0, list[int]()
+    while epoch < 2:
+        left = len(expected[epoch]) - len(got[epoch])
+        near_end = left <= 2 and options["tail"] == "short"  # what is left may be too little for many ranks
+        count = 1 if near_end else rng.choice([1, 2, 3, 4])
+        worlds.append(count)
+        most = None if near_end or rng.random() < 0.2 else rng.randint(0, max(0, left - 2))
+        with ExitStack() as stack:
+            loaders = world(stack, make, count, state, **options)
+            resumes += state is not None
+            got[epoch] += steps_of(loaders, most)
+            states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+            assert all(one == states[0] for one in states), f"{told}; {worlds}: ranks differ"
+            assert len(json.dumps(states[0])) < 1000
+            state = states[0]
+            if most is None:
+                epoch += 1
+    for wanted, found in zip(expected, got, strict=True):
+        same = len(wanted) - 2 if options["tail"] == "short" else len(wanted)  # the last steps are shared by all ranks
+        assert found[:same] == wanted[:same], f"{told}; {worlds}"
+        flat = [sorted(row for step in some for row in step) for some in (wanted, found)]
+        assert flat[0] == flat[1], f"{told}; {worlds}"
+    return resumes
+
+
+@pytest.mark.timeout(300)
+def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
+    resumes, number = 0, 0
+    while resumes < RESUMES:
+        resumes += elastic_run(number)
+        number += 1
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_workers_make_the_same_of_shuffled_documents(method: Any) -> None:
+    lengths = np.random.default_rng(4).integers(0, 50, 80).tolist()
+    data = documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
+    alone = [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4)]
+    assert [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4, num_workers=2)] == alone
+
+
+def test_sources_of_a_mixture_are_packed_so_that_weights_are_shares_of_tokens() -> None:
+    long, short = [200] * 10, [3] * 900
+    parts = {
+        "long": documents(long).pack(32, lengths=long).shuffle(),
+        "short": documents(short).pack(32, lengths=short).shuffle(),
+    }
+    with hr.DataLoader(hr.mix(parts, {"long": 0.5, "short": 0.5}), batch_size=20, num_workers=0) as loader:
+        batch = next(iter(loader))
+    assert batch["input_ids"].shape == (20, 32)
+    assert batch["__source__"].count("long") == 10
+    with pytest.raises(OptionError, match=r"source 'long' packs shuffled documents: put its \.shuffle\(\) behind"):
+        hr.mix({"long": documents(long).shuffle().pack(32, lengths=long)})
+
+
+# What cannot be packed.
+
+
+def test_states_of_other_documents_lengths_and_ways_are_refused() -> None:
+    lengths = [5, 2, 9, 4, 30]
+
+    def loader(data: Any) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=2, num_workers=0)
+
+    first = documents(lengths).shuffle()
+    with loader(first.pack(8, lengths=lengths)) as made:
+        next(iter(made))
+        state = made.state_dict()
+    others = [
+        documents([2, 5, 9, 4, 30]).shuffle().pack(8, lengths=[2, 5, 9, 4, 30]),
+        first.pack(9, lengths=lengths),
+        first.pack(8, lengths=lengths, method="best_fit"),
+        documents(lengths).pack(8, lengths=lengths).shuffle(),
+        documents(lengths).pack(8, lengths=lengths),
+        first,
+    ]
+    for other in others:
+        with loader(other) as made, pytest.raises(StateMismatchError):
+            made.load_state_dict(state)
+
+
+def test_state_of_other_documents_of_the_same_lengths_is_refused() -> None:
+    data = documents([4] * 6)
+    with hr.DataLoader(data.sample([0, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0) as made:
+        next(iter(made))
+        state = made.state_dict()
+    with hr.DataLoader(data.sample([5, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0) as made:
+        with pytest.raises(StateMismatchError):
+            made.load_state_dict(state)
+
+
+def first_of(data: Any) -> Any:
+    return next(iter(data))
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_documents_that_are_not_as_long_as_was_said_are_an_error(method: Any) -> None:
+    data = documents([3, 5]).pack(8, lengths=[3, 4], method=method)
+    with pytest.raises(ValueError, match="'input_ids' of document 1 has 5 values, and the document has 4 tokens by"):
+        first_of(data)
+    data = stored("megatron", [3, 5]).pack(8, tokens="tokens", lengths=[4, 4], method=method)
+    with pytest.raises(ValueError, match="'tokens' of document 0 has 3 values, and the document has 4 tokens by"):
+        first_of(data)
+    data = stored("megatron", [3, 5]).map(lambda one: {"tokens": one["tokens"][1:]}).pack(8, tokens="tokens")
+    with pytest.raises(ValueError, match=r"or a step before \.pack\(\) changes how many there are"):
+        first_of(data)
+    masks = documents([3]).map(lambda one: {**one, "weight": one["weight"][:2]}).pack(8, lengths=[3], fields=["weight"])
+    with pytest.raises(ValueError, match="'weight' of document 0 has 2 values"):
+        first_of(masks)
+    with pytest.raises(OptionError, match=r"lengths=…\): there are 3 of them, and 2 documents"):
+        len(documents([3, 5]).pack(8, lengths=[3, 5, 1]))
+
+
+def test_documents_without_such_tokens_are_an_error() -> None:
+    with pytest.raises(KeyError, match=r"a document has no field 'ids'; it has: input_ids, weight, number"):
+        first_of(documents([3]).pack(4, lengths=[3], tokens="ids"))
+    with pytest.raises(KeyError, match=r"fields=\('mask',\)\): a document has no field 'mask'"):
+        first_of(documents([3]).pack(4, lengths=[3], fields="mask"))
+    with pytest.raises(KeyError, match="it is a list"):
+        first_of(hr.from_map([[1, 2]]).pack(4, lengths=[2]))
+    with pytest.raises(TypeError, match=r"'weight' is an array of float64 of shape \(3,\): whole numbers"):
+        first_of(documents([3]).pack(4, lengths=[3], tokens="weight"))
+    some = hr.from_map([{"input_ids": np.arange(2, dtype=dtype)} for dtype in ("int32", "uint16")])
+    with pytest.raises(TypeError, match="'input_ids' is of int32 in one document, and of uint16 in another"):
+        first_of(some.pack(4, lengths=[2, 2]))
+    with pytest.raises((OverflowError, ValueError)) as caught:
+        first_of(stored("megatron", [3, 5]).pack(90, tokens="tokens", pad_value=-100))
+    assert any(".pack(pad_value=…): field 'tokens' is of uint16" in note for note in caught.value.__notes__)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no lengths": (lambda data: data.pack(8), r"must be known before it is read, .*give lengths=, a number for each"),
+    "length": (lambda data: data.pack(0, lengths=[1]), "a sequence has 1 token or more"),
+    "method": (lambda data: data.pack(8, lengths=[1], method="first_fit"), "'concat' or 'best_fit' is meant"),
+    "shape": (lambda data: data.pack(8, lengths=[[1]]), r"not an array of int64 of shape \(1, 1\)"),
+    "floats": (lambda data: data.pack(8, lengths=[1.5]), r"a whole number for each document is needed"),
+    "negative": (lambda data: data.pack(8, lengths=[4, -1]), "document 1 has -1 tokens; 0 or more are meant"),
+    "twice": (lambda data: data.pack(8, lengths=[1], fields=["a", "a"]), "each field is named once"),
+    "ids": (lambda data: data.pack(8, lengths=[1], fields="document_ids"), "none of them is called as"),
+    "pads": (lambda data: data.pack(8, lengths=[1], pad_value={"b": 1}), "field 'b' is none of input_ids"),
+    "batch": (lambda data: data.batch(2).pack(8, lengths=[1]), r"put \.batch\(\) behind \.pack\(\)"),
+    "filter": (lambda data: data.filter(bool).pack(8, lengths=[1]), r"how many documents come is known only once"),
+    "flat_map": (lambda data: data.flat_map(list).pack(8, lengths=[1]), r"how many documents come is known only once"),
+    "repeat": (lambda data: data.repeat(2).pack(8, lengths=[1]), r"behind \.repeat\(2\): put it in front"),
+    "epoch": (lambda data: data.epoch(samples=3).pack(8, lengths=[1]), "put it in front of that"),
+    "drawn": (lambda data: data.sample(weights=[1, 2]).pack(8, lengths=[1]), r"each epoch would have other documents"),
+    "taken": (lambda data: data.shuffle().take(1).pack(8, lengths=[1]), r"put \.take\(1\) behind \.pack\(\), or"),
+    "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), "is an async function behind a plain one"),
+    "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its sources, and mix"),
+    "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "others in each epoch"),
+    "iterated": (lambda data: hr.from_iterable([1]).pack(8, lengths=[1]), "have no numbers before they are read"),
+    "windows": (lambda data: hr.tokens("memory://a.bin", "uint16", 8).pack(8), r"hr\.tokens\(url, documents='samples'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_known_beforehand_is_refused_by_name(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises(OptionError, match=message):
+        make(documents([3, 5]))
+
+
+def test_sequences_of_shuffled_documents_have_no_numbers_of_their_own() -> None:
+    with pytest.raises(TypeError, match="is shuffled: sequences of it are others in each epoch"):
+        documents([3, 5]).shuffle().pack(4, lengths=[3, 5])[0]
+
+
+def test_some_documents_in_an_order_that_is_given_are_packed() -> None:
+    lengths = [3, 5, 2, 6]
+    data = documents(lengths).sample([3, 0, 3]).take(2).pack(5, lengths=lengths)
+    assert plain(list(data)) == concatenated([3, 0], lengths, 5)
+    assert functools.reduce(lambda total, one: total + len(one["input_ids"]), data, 0) == 10
+
+
+def test_no_documents_make_no_sequences() -> None:
+    for method in ("concat", "best_fit"):
+        assert epochs(documents([0, 0]).pack(4, lengths=[0, 0], method=method)) == [[]]  # type: ignore[arg-type]
