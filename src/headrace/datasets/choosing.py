@@ -26,6 +26,7 @@ class SelectIndices(PassOperator):
         chooses: gives the numbers, for the number of all samples.
     """
 
+    is_constant = True
     name: str
     chooses: Callable[[int], Iterable[int]]
 
@@ -44,10 +45,6 @@ class SelectIndices(PassOperator):
     def is_fixed(self) -> bool:
         chosen: Any = getattr(self.chooses, "args", (None,))[0]
         return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
-
-    @property
-    def is_constant(self) -> bool:
-        return self.is_fixed
 
     def count(self, count: int) -> int:
         """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.

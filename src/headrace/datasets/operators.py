@@ -235,14 +235,12 @@ class OrderOperator(Operator):
         """Whether it says itself how many samples it leaves at most."""
         return False
 
-    @abstractmethod
-    def count(self, count: int) -> int: ...
-
 
 class PassOperator(OrderOperator):
     """Makes another order of one, in each pass over the samples."""
 
     __slots__ = ()
+    is_constant = False  # whether it gives the same of the same samples in each pass, where it is fixed
 
     @property
     def needs_numbers(self) -> bool:
@@ -253,11 +251,6 @@ class PassOperator(OrderOperator):
     def is_fixed(self) -> bool:
         """Whether it gives the same order each time that it is asked."""
         return True
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether it gives the same of the same samples in each pass."""
-        return False
 
     def seed_or(self, loaders: int) -> int:
         """The seed of what it draws: its own, or else the loader's."""
@@ -331,6 +324,7 @@ class Shuffle(PassOperator):
 class Take(PassOperator):
     """The first `samples` only."""
 
+    is_constant = True
     samples: int
 
     @property
@@ -343,10 +337,6 @@ class Take(PassOperator):
 
     @property
     def is_bound(self) -> bool:
-        return True
-
-    @property
-    def is_constant(self) -> bool:
         return True
 
     def count(self, count: int) -> int:

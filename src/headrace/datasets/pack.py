@@ -97,7 +97,9 @@ def _check(pipeline: Pipeline, call: str) -> None:
         )
     if order.passes is not None:
         raise OptionError(f"{call} behind .{order.passes.text}: put it in front of that")
-    drawn = next((one for one in order.one_pass if one is not order.shuffle and not one.is_constant), None)
+    drawn = next(
+        (one for one in order.one_pass if one is not order.shuffle and not (one.is_constant and one.is_fixed)), None
+    )
     if drawn is not None or (order.shuffle is not None and len(order.one_pass) > 1):
         one = drawn or next(one for one in order.one_pass if one is not order.shuffle)
         raise OptionError(

@@ -8,7 +8,7 @@ from functools import cached_property
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.pack_orders import PackedKey, PackOrders
 from headrace.datasets.pack_spec import PackSpec
-from headrace.datasets.pack_step import Piece
+from headrace.datasets.pack_step import DocumentPart
 from headrace.datasets.planning import Planning
 from headrace.datasets.source import EpochIO, KeepsKey, Parts, SampleSource, SourceOrders, Traits
 from headrace.functions import is_async
@@ -37,7 +37,7 @@ class PackDataset(AsyncDataset):
     def __len__(self) -> int:
         return self.spec.count
 
-    async def aget(self, key: int) -> list[Piece]:
+    async def aget(self, key: int) -> list[DocumentPart]:
         """What sequence `key` is made of.
 
         Raises:
@@ -48,20 +48,20 @@ class PackDataset(AsyncDataset):
             raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
         return await self.read(self.spec.pieces(range(self.spec.count)[key]))
 
-    async def aget_key(self, key: PackedKey) -> list[Piece]:
+    async def aget_key(self, key: PackedKey) -> list[DocumentPart]:
         """The same of a sequence of shuffled documents."""
         return await self.read(key.pieces)
 
-    async def read(self, pieces: Pieces) -> list[Piece]:
+    async def read(self, pieces: Pieces) -> list[DocumentPart]:
         """These parts of documents."""
         source, keys, steps = self._source, self._keys, self._async_steps
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:
             samples = await self._parts(*pieces)
-            return [Piece(*one, None) for one in zip(numbers, samples, starts, stops, strict=True)]
+            return [DocumentPart(*one, None) for one in zip(numbers, samples, starts, stops, strict=True)]
         wholes = self.spec.lengths[pieces.documents].tolist()
 
-        async def get(k: int) -> Piece:
+        async def get(k: int) -> DocumentPart:
             number = numbers[k]
             try:
                 sample = await source.aget(number if keys is None else keys[number])
@@ -70,7 +70,7 @@ class PackDataset(AsyncDataset):
             except Exception as error:
                 error.add_note(f"document {number}")
                 raise
-            return Piece(number, sample, starts[k], stops[k], wholes[k])
+            return DocumentPart(number, sample, starts[k], stops[k], wholes[k])
 
         return await for_each(len(numbers), get)
 

@@ -14,7 +14,7 @@ from headrace.types import Ints
 Tokens = NDArray[Any]
 
 
-class Piece(NamedTuple):
+class DocumentPart(NamedTuple):
     """A part of a document, as it has come.
 
     Attributes:
@@ -51,7 +51,7 @@ class PackStep:
     has_ids: bool
     steps: tuple[tuple[str, Callable[[Any], Any]], ...]
 
-    def __call__(self, pieces: Sequence[Piece]) -> dict[str, Tokens]:
+    def __call__(self, pieces: Sequence[DocumentPart]) -> dict[str, Tokens]:
         """The sequence: arrays of `length`."""
         parts: dict[str, list[Tokens]] = {name: [] for name in (self.tokens, *self.fields)}
         for piece in pieces:
@@ -66,7 +66,7 @@ class PackStep:
             made |= self._ids(sizes)
         return made
 
-    def _take(self, piece: Piece, parts: dict[str, list[Tokens]]) -> None:
+    def _take(self, piece: DocumentPart, parts: dict[str, list[Tokens]]) -> None:
         """Do to a document what is to be done, and take the part of it that is wanted."""
         sample = piece.sample
         for name, function in self.steps:
