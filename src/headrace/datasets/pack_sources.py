@@ -54,7 +54,7 @@ class PackDataset(AsyncDataset):
 
     async def read(self, pieces: Pieces) -> list[DocumentPart]:
         """These parts of documents."""
-        source, keys, steps = self._source, self._keys, self._async_steps
+        source, keys, steps, wanted = self._source, self._keys, self._async_steps, self.spec.pipeline.wanted
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:
             samples = await self._parts(*pieces)
@@ -64,7 +64,7 @@ class PackDataset(AsyncDataset):
         async def get(k: int) -> DocumentPart:
             number = numbers[k]
             try:
-                sample = await source.aget(number if keys is None else keys[number])
+                sample = await source.aget(number if keys is None else keys[number], wanted)
                 for step in steps:
                     sample = await step.fn(sample)
             except Exception as error:
