@@ -348,10 +348,13 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         number += 1
 
 
-@pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_workers_make_the_same_of_shuffled_documents(method: Any) -> None:
-    lengths = np.random.default_rng(4).integers(0, 50, 80).tolist()
-    data = documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
+@pytest.mark.parametrize(("kind", "method"), [("map", "concat"), ("map", "best_fit"), ("megatron", "best_fit")])
+def test_workers_make_the_same_of_shuffled_documents(kind: str, method: Any) -> None:
+    lengths = np.random.default_rng(4).integers(1, 50, 80).tolist()
+    if kind == "map":
+        data = documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
+    else:
+        data = stored(kind, lengths).shuffle().pack(64, tokens="tokens", method=method)
     alone = [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4)]
     assert [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4, num_workers=2)] == alone
 
