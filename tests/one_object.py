@@ -37,7 +37,8 @@ class OneObject(Reads):
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
     ) -> Span:
         self.reads += 1
-        assert self.most_bytes is None or len(target) <= self.most_bytes, "memory for what it claims"
+        assert self.most_bytes is None or len(target) <= max(self.most_bytes, -start), "memory for what it claims"
+        start = max(0, len(self.data) + start) if start < 0 else start
         part = self.data[start : start + len(target)]
         target[: len(part)] = part
         return Span(start, start + len(part), len(self.data), "v1")

@@ -164,7 +164,8 @@ class StorageError(StageError):
 
     Attributes:
         reason: what happened, in words; the error's text also has the address, the range and the attempts.
-        start, stop: the byte range that was asked for; None where the whole object was.
+        start, stop: the byte range that was asked for; None where the whole object was. A negative start: so many of
+            the last bytes.
         attempts: how many requests were made for it.
         status: the HTTP status that was seen last, if any.
         retry_after_s: how many seconds the store wants to be left alone, if it said so.
@@ -184,7 +185,9 @@ class StorageError(StageError):
         batch: int | None = None,
     ) -> None:
         text, where = message, masked(url)
-        if start is not None or stop is not None:
+        if start is not None and start < 0:
+            where += f", the last {-start} bytes"
+        elif start is not None or stop is not None:
             where += f", bytes {start or 0} to {'the end' if stop is None else stop}"
         tries = f"{attempts} attempt{'' if attempts == 1 else 's'}"
         if url:

@@ -58,7 +58,10 @@ class Reads(Protocol):
     async def read_into(
         self, url: str, start: int, target: memoryview, *, etag: str | None = None, rest: Any = None
     ) -> Span:
-        """Fill `target` with the object's bytes from `start` on; shorter only where the object ends."""
+        """Fill `target` with the object's bytes from `start` on; shorter only where the object ends.
+
+        A negative `start` is so many bytes before the end; of a shorter object all bytes come.
+        """
         ...
 
 

@@ -94,7 +94,8 @@ class Store(Protocol):
 
     A store answers or raises; it neither retries nor checks lengths: the reader does both, once for all stores. One
     that has a true `is_local` is not asked a second time because it is late, and nothing of it is cached. Those that
-    have the same `host`, a text, share what that host takes: requests at once, their pace, and further attempts.
+    have the same `host`, a text, share what that host takes: requests at once, their pace, and further attempts. One
+    that has a true `gives_ends` takes a negative `start`, without a `stop`, for so many of the last bytes.
     """
 
     async def get(

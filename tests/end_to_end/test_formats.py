@@ -317,7 +317,7 @@ def test_groups_of_rows_are_read_by_the_columns_that_are_wanted_and_about_once()
     with FaultServer() as server:
         data = hr.stream(server.add("a.parquet", body))
         assert len(data) == 600
-        assert [request.headers["range"].partition("=")[0] for request in server.log] == ["bytes"] * 2, "its two ends"
+        assert [request.headers["range"].partition("=")[0] for request in server.log] == ["bytes"], "its end"
         for stream, most in ((data, 1.2), (data.shuffle(window=200), 3), (data.select("n"), 0.1)):
             with hr.DataLoader(stream, batch_size=32, collate_fn=list) as loader:
                 assert sorted(sample["n"] for batch in loader for sample in batch) == list(range(600))

@@ -97,6 +97,73 @@ async def test_range_is_byte_exact_after_a_passing_fault(
 
 
 @on_a_loop
+@pytest.mark.parametrize("data", [BODY, SMALL], ids=["long", "short"])
+@pytest.mark.parametrize("count", [5000, 300_000], ids=["little", "much"])
+@pytest.mark.parametrize("fault", [fault for fault, _ in PASSING if fault != "ignore_range"])
+async def test_end_is_byte_exact_after_a_passing_fault(
+    server: FaultServer, fault: str, count: int, data: bytes
+) -> None:
+    url = server.add(f"end-{count}-{fault}-{len(data)}", data, fault)
+    target = memoryview(bytearray(count))
+    async with reader_with() as reader:
+        span = await reader.read_into(url, -count, target)
+        assert (span.start, span.stop, span.size) == (max(0, len(data) - count), len(data), len(data))
+        assert target[: span.stop - span.start] == data[-count:]
+        assert (reader.meter.in_flight, reader.meter.errors) == (0, 0)
+
+
+@on_a_loop
+async def test_end_is_one_request(server: FaultServer) -> None:
+    url, empty = server.add("end", BODY), server.add("empty-end", b"")
+    target = memoryview(bytearray(1000))
+    async with reader_with() as reader:
+        span = await reader.read_into(url, -900, target)
+        assert (span.start, span.stop, span.size) == (len(BODY) - 900, len(BODY), len(BODY))
+        assert target[:900] == BODY[-900:]
+        assert [request.range for request in server.requests_for("end")] == ["bytes=-900"]
+        with pytest.raises(ObjectChangedError):
+            await reader.read_into(url, -900, target, etag='"other"')
+        span = await reader.read_into(empty, -900, target)
+        assert (span.start, span.stop, span.size) == (0, 0, 0)
+        with pytest.raises(OptionError, match="start=-1001"):
+            await reader.read_into(url, -1001, target)
+        with pytest.raises(ObjectMissingError, match=r"nobody.*the last 900 bytes"):
+            await reader.read_into(f"{server.url}/nobody", -900, target)
+
+
+@on_a_loop
+@pytest.mark.parametrize("fault", ["ignore_range", "status:code=416", "status:code=400", "status:code=501"])
+async def test_end_is_read_from_servers_that_know_no_ends(server: FaultServer, fault: str) -> None:
+    urls = [
+        server.add(f"no-ends-{fault}-{k}", BODY, f"{fault}{',' if ':' in fault else ':'}range==-") for k in range(3)
+    ]
+    async with reader_with() as reader:
+        for url in urls:
+            target = memoryview(bytearray(1000))
+            span = await reader.read_into(url, -1000, target)
+            assert (span.start, span.stop, span.size) == (len(BODY) - 1000, len(BODY), len(BODY))
+            assert target == BODY[-1000:]
+    ends = [
+        request
+        for request in server.log
+        if request.name.startswith(f"no-ends-{fault}") and "=-" in (request.range or "")
+    ]
+    assert {request.name for request in ends} == {f"no-ends-{fault}-0"}, "the others are not asked so"
+
+
+@on_a_loop
+async def test_end_of_an_object_behind_a_server_without_ranges_is_refused(server: FaultServer) -> None:
+    url, short = server.add("never-ranges", BODY, "ignore_range"), server.add("short-never", SMALL, "ignore_range")
+    target = memoryview(bytearray(1000))
+    async with reader_with() as reader:
+        with pytest.raises(BadResponseError, match="ignores byte ranges"):
+            await reader.read_into(url, -1000, target)
+    async with reader_with() as reader:
+        span = await reader.read_into(short, -1000, target)
+        assert (span.start, target) == (len(SMALL) - 1000, SMALL[-1000:])
+
+
+@on_a_loop
 @pytest.mark.parametrize("kind", ["slowdown", "s500", "reset_pre", "close_body", "reset_body", "stall", "hang"])
 async def test_whole_object_is_byte_exact_after_a_passing_fault(server: FaultServer, kind: str) -> None:
     url = server.add(f"all-{kind}", BODY, "close_body:times=1,at=500_000", f"{kind}:times=1")

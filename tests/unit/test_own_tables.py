@@ -91,6 +91,7 @@ class Far:
     async def read_into(self, url: str, start: int, target: memoryview, *, etag: str | None, **more: Any) -> Span:
         assert etag in (None, self.etag), "it is another object"
         self.count += 1
+        start = max(0, len(self.data) + start) if start < 0 else start
         part = self.data[start : start + len(target)]
         target[: len(part)] = part
         return Span(start, start + len(part), len(self.data), self.etag)
@@ -117,26 +118,26 @@ def kept_in(cache: Path) -> Path:
 
 def test_footer_is_read_once_by_all_processes_of_a_machine(cache: Path) -> None:
     first, second = (of_table(pa.table({"n": range(count)})) for count in (5, 7))
-    assert count_of(Far(first, '"a"')) == (5, 2)
+    assert count_of(Far(first, '"a"')) == (5, 1)
     assert count_of(Far(first, '"a"')) == (5, 0)
-    assert count_of(Far(second, '"b"'), {"endpoint": "https://other"}) == (7, 2), "it lies elsewhere"
+    assert count_of(Far(second, '"b"'), {"endpoint": "https://other"}) == (7, 1), "it lies elsewhere"
     assert not [*cache.glob("*.part")]
 
 
 def test_footer_is_read_again_when_what_is_kept_is_old_or_damaged(cache: Path) -> None:
     first, second = (of_table(pa.table({"n": range(count)})) for count in (5, 7))
-    assert count_of(Far(first, '"a"')) == (5, 2)
+    assert count_of(Far(first, '"a"')) == (5, 1)
     kept = kept_in(cache)
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-40] + b"x" + whole[-39:])
-    assert count_of(Far(first, '"a"')) == (5, 2)
+    assert count_of(Far(first, '"a"')) == (5, 1)
     assert kept.read_bytes() == whole
     os.utime(kept, (time.time() - 700,) * 2)
-    assert count_of(Far(second, '"b"')) == (7, 2)
+    assert count_of(Far(second, '"b"')) == (7, 1)
     assert count_of(Far(second, '"b"')) == (7, 0)
 
 
 def test_footer_of_an_object_without_a_version_is_not_kept(cache: Path) -> None:
     for etag in (None, 'W/"a"'):
-        assert count_of(Far(of_table(pa.table({"n": range(3)})), etag)) == (3, 2)
+        assert count_of(Far(of_table(pa.table({"n": range(3)})), etag)) == (3, 1)
         assert not [*cache.glob("*.table")]

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from headrace.errors import (
+    BadResponseError,
     ChecksumError,
     LoaderClosedError,
     ObjectChangedError,
     ObjectMissingError,
     OptionError,
+    StorageError,
     masked,
     not_as_known,
     not_as_listed,
@@ -26,7 +28,7 @@ from headrace.fetch.policy.attempts import Attempts
 from headrace.fetch.policy.range_request import RangeRequest
 from headrace.fetch.rest import Rest
 from headrace.fetch.stores.addresses import Stores, split
-from headrace.fetch.stores.registry import is_local
+from headrace.fetch.stores.registry import gives_ends, host_of, is_local
 from headrace.options import FetchOptions
 from headrace.protocols import Check, Span, Version
 from headrace.running import running_charge
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _ANY_VERSION = Version()
+_NO_ENDS = (400, 416, 501)  # what servers answer that know ranges, and none of these
 
 
 class Reader:
@@ -79,6 +82,7 @@ class Reader:
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
         self._gather = Coalescer(self._fetch, self.options, self.meter)
         self._cache = _cache(self.options, storage_options)
+        self._without_ends: set[str | int] = set()  # hosts that know ranges, and not by the end
         self._closed = False
 
     def count_call(self, name: str, seconds: float) -> None:
@@ -149,7 +153,8 @@ class Reader:
     ) -> Span:
         """Fill `target` with the object's bytes from `start` on, fewer where it ends before; the span says which.
 
-        A `start` at or beyond the end gives an empty span at the end. What `target` holds after an error is undefined.
+        A `start` at or beyond the end gives an empty span at the end. A negative one is so many bytes before the end,
+        or all of a shorter object, by one request to most stores. What `target` holds after an error is undefined.
 
         Args:
             etag: the version the bytes must be of; of an earlier span of the same object.
@@ -162,9 +167,9 @@ class Reader:
             ChecksumError: the bytes were wrong both times.
             StorageError: the read failed for good.
         """
-        if start < 0 or not target.nbytes:
+        if not target.nbytes or -start > target.nbytes:
             raise OptionError(f"start={start} and a target of {target.nbytes} bytes: both must be in range")
-        stop = start + target.nbytes
+        stop = start + target.nbytes if start >= 0 else None
         cache = self._cache_for(url)
         found = None if cache is None else await self._kept(cache, url, start, stop, etag, check)
         if found is not None:
@@ -172,7 +177,13 @@ class Reader:
             return found.span
         for _ in range(1 if check is None else 2):
             request = RangeRequest(url, start, stop, target=target, etag=etag, rest=rest)
-            await self._fetch(request)
+            if start < 0 and (begins := await self._fetch_end(request)) is not None:
+                if not begins.size:
+                    return begins
+                start, target = max(0, begins.size + start), target[: min(begins.size, -start)]
+                return await self.read_into(url, start, target, etag=etag or begins.etag, check=check, rest=rest)
+            if start >= 0:
+                await self._fetch(request)
             if check is None or check(request.data()):
                 span = request.span()
                 if cache is not None:
@@ -244,6 +255,29 @@ class Reader:
     def _fetch(self, request: RangeRequest) -> Awaitable[None]:
         store, path = self._stores.of(request.url)
         return self._attempts.fetch(store, path, request)
+
+    async def _fetch_end(self, request: RangeRequest) -> Span | None:
+        """Fetch the last bytes of an object, in a range that is none of its own.
+
+        Returns:
+            None where they came; else what is known of the object, of which some other range may be asked for.
+        """
+        store = self._stores.of(request.url)[0]
+        if gives_ends(store) and host_of(store) not in self._without_ends:
+            try:
+                await self._fetch(request)
+                span = request.span()
+                if span.start < span.stop:
+                    return None
+                self._without_ends |= {host_of(store)} if span.size else set()
+                return span
+            except StorageError as error:
+                if not isinstance(error, BadResponseError) and error.status not in _NO_ENDS:
+                    raise
+                self._without_ends.add(host_of(store))
+        first = RangeRequest(request.url, 0, 1, target=memoryview(bytearray(1)), etag=request.etag)
+        await self._fetch(first)
+        return first.span()
 
     def _cache_for(self, url: str) -> Cache | None:
         """The cache, where reading from it is faster than reading from the store."""

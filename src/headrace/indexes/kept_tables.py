@@ -90,7 +90,8 @@ def load(place: Path) -> Kept:
         numbers = [number for number in map(as_number, (start, asked, stop, size)) if number is not None]
         if len(numbers) < 4:
             return {}
-        span = Span(numbers[0], numbers[2], numbers[3], as_text(etag))
+        begin = numbers[0] if numbers[0] >= 0 else max(0, numbers[3] + numbers[0])
+        span = Span(begin, numbers[2], numbers[3], as_text(etag))
         kept[numbers[0], numbers[1]] = span, rest[at : at + span.stop - span.start]
         at += span.stop - span.start
     return kept
@@ -102,7 +103,7 @@ def save(place: Path, kept: Kept) -> None:
     is_known = len({span.etag for span in spans}) == 1 and spans[0].etag and not spans[0].etag.startswith("W/")
     if not is_known or sum(span.stop - span.start for span in spans) > _MOST_BYTES:
         return
-    head = [[span.start, asked, span.stop, span.size, span.etag] for (_, asked), (span, _) in kept.items()]
+    head = [[start, asked, span.stop, span.size, span.etag] for (start, asked), (span, _) in kept.items()]
     body = b"".join([json.dumps(head).encode(), b"\n", *(data for _, data in kept.values())])
     with suppress(OSError):
         part = part_beside(place)

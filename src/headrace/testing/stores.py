@@ -91,6 +91,16 @@ class StoreContract:
         assert self._get("long.bin")[1] == LONG
         assert self._get("long.bin", 1001, 2_500_003)[1] == LONG[1001:2_500_003]
 
+    def test_negative_start_gives_the_last_bytes_where_the_store_says_so(self) -> None:
+        if not self._with_store(_gives_ends):
+            return
+        self.put("end.bin", BODY)
+        for count in (1, 10, len(BODY), len(BODY) + 100):
+            answer, body = self._get("end.bin", -count, None)
+            begin = max(0, len(BODY) - count)
+            assert (answer.start, answer.stop, answer.size) == (begin, len(BODY), len(BODY))
+            assert body == BODY[begin:]
+
     def test_missing_object_is_an_error_that_names_it(self) -> None:
         for start, stop in ((None, None), (0, 10)):
             assert "no-such.bin" in self._refusal(ObjectMissingError, "no-such.bin", start, stop)
@@ -206,6 +216,10 @@ class StoreContract:
                 await store.aclose()
 
         return asyncio.run(run())
+
+
+async def _gives_ends(store: Store) -> bool:
+    return bool(getattr(store, "gives_ends", False))
 
 
 async def _read(

@@ -23,6 +23,7 @@ class RangeRequest(Watched):
     """One range: every answer is checked against it, and continues it at the byte reached.
 
     Args:
+        start: where it begins; negative, without a stop: so many bytes before the end.
         target: where the bytes go; None: into memory of its own, see `result`.
         etag: the version that the bytes must be of.
         charge: called once, with the number of bytes that come, and awaited.
@@ -38,7 +39,7 @@ class RangeRequest(Watched):
     """
 
     __slots__ = (
-        "_buffer", "_first", "_is_open", "_most", "_pieces", "_room",
+        "_back", "_buffer", "_first", "_is_open", "_most", "_pieces", "_room",
         "asked_stop", "charge", "etag", "in_order", "is_inside", "ranged", "rest", "size", "skipped",
         "start", "stop", "url",
     )  # fmt: skip
@@ -55,7 +56,8 @@ class RangeRequest(Watched):
         most: int | None = None,
         rest: Rest | None = None,
     ) -> None:
-        super().__init__(start or 0)
+        super().__init__(max(start or 0, 0))
+        self._back = max(-(start or 0), 0)  # how many of the last bytes are meant, until it is known which these are
         self.rest, self.in_order, self.skipped = rest, False, 0
         self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
         self._most = most
@@ -64,7 +66,7 @@ class RangeRequest(Watched):
         self.size: int | None = None
         self.is_inside = True
         self._is_open = False
-        self._first = start or 0
+        self._first = self.position
         self._pieces: list[Buffer] = []
         self._buffer: io.BytesIO | None = None
         # numpy copies without the GIL; a slice assignment to the memoryview would hold it.
@@ -72,6 +74,8 @@ class RangeRequest(Watched):
 
     @property
     def asked_start(self) -> int | None:
+        if self._back:
+            return -self._back
         return self.position if self.ranged or self.position else None
 
     @property
@@ -95,8 +99,13 @@ class RangeRequest(Watched):
             kind = ObjectChangedError if self.if_match is None else BadResponseError
             raise kind(f"the object's size was {self.size}, now it is {size}", url=self.url)
         first, last = self.position, self.asked_stop
-        if size is not None:
+        if self._back:
+            if size is None:
+                raise BadResponseError("the answer does not say how long the object is", url=self.url)
+            first = size if answer.start == size else max(0, size - self._back)  # or that alone, and no bytes
+        elif size is not None:
             first = min(first, size)
+        if size is not None:
             last = size if last is None else max(first, min(last, size))
         self._is_open = answer.stop is None and size is None
         if answer.start != first or not (self._is_open or answer.stop == last or (last is None and size is None)):
@@ -105,6 +114,8 @@ class RangeRequest(Watched):
                 f"{'?' if size is None else size}, the answer is {answer.start} to {answer.stop}",
                 url=self.url,
             )
+        if self._back:
+            self.start, self._first, self._back = first, first, 0
         self.etag, self.in_order = self.etag or etag, answer.in_order
         self.size = size if self.size is None else self.size
         self.position, self.asked_stop = first, answer.stop if last is None else last

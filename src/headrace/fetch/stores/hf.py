@@ -41,6 +41,8 @@ class HuggingFaceStore:
         endpoint: the hub's address.
     """
 
+    gives_ends = True
+
     def __init__(
         self,
         storage_options: Mapping[str, object],

@@ -25,7 +25,7 @@ OpenFile = Callable[[str | None], tuple[int, int, str]]
 class LocalStore:
     """Files of this machine; the path is the file's."""
 
-    is_local = True
+    is_local = gives_ends = True
 
     def __init__(self) -> None:
         self._threads = Threads("headrace-files", _THREADS)
@@ -68,7 +68,7 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
     """The range that there is, the file's size and version, and all of the range if it is short."""
     descriptor, size, etag = opened(if_match)
     try:
-        first = min(start, size)
+        first = max(0, size + start) if start < 0 else min(start, size)
         last = size if stop is None else max(first, min(stop, size))
         return first, last, size, etag, _pread(descriptor, last - first, first) if last - first <= _PIECE_BYTES else b""
     finally:

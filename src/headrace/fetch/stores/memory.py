@@ -32,7 +32,7 @@ def _path(url: str) -> str:
 class MemoryStore:
     """What was `put` in this process."""
 
-    is_local = True
+    is_local = gives_ends = True
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
@@ -44,7 +44,7 @@ class MemoryStore:
         data, etag = _objects[path]
         if if_match is not None and if_match != etag:
             raise ObjectChangedError(f"the object changed: its ETag was {if_match}, now {etag}", url=url)
-        first = min(start or 0, len(data))
+        first = max(0, len(data) + start) if start is not None and start < 0 else min(start or 0, len(data))
         last = len(data) if stop is None else max(first, min(stop, len(data)))
         return Answer(first, last, len(data), etag, _one(memoryview(data)[first:last]))
 

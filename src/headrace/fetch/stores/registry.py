@@ -25,6 +25,11 @@ def is_local(store: Store) -> bool:
     return bool(getattr(store, "is_local", False))
 
 
+def gives_ends(store: Store) -> bool:
+    """Whether a store gives an object's last bytes without being told where they begin."""
+    return bool(getattr(store, "gives_ends", False))
+
+
 def host_of(store: Store) -> str | int:
     """Who bears what a store is asked: the stores of one host share its limits; one without a host has its own."""
     return getattr(store, "host", None) or id(store)

@@ -42,6 +42,8 @@ class S3Store:
         clock: monotonic seconds.
     """
 
+    gives_ends = True
+
     def __init__(
         self,
         root: str,

@@ -42,10 +42,22 @@ class _WantedAnswer:
         self.name, self.start, self.stop, self.if_match = name, start, stop, if_match
         self.fields: dict[str, str] = {}
         if start is not None or stop is not None:
-            self.fields["Range"] = f"bytes={start or 0}-{'' if stop is None else stop - 1}"
+            begin, end = start or 0, "" if stop is None else stop - 1
+            self.fields["Range"] = f"bytes={begin}" if begin < 0 else f"bytes={begin}-{end}"
         # RFC 9110 §13.1.1: a weak validator never matches; the answer's ETag is compared all the same.
         if if_match is not None and not if_match.startswith("W/"):
             self.fields["If-Match"] = if_match
+
+    def begin(self, size: int | None) -> int:
+        """Where the range begins in an object of `size` bytes; None: nobody says how many.
+
+        Raises:
+            ValueError: that must be known.
+        """
+        start = self.start or 0
+        if start < 0 and size is None:
+            raise ValueError("it does not say how long the object is")
+        return start if start >= 0 else max(0, start + (size or 0))
 
     def end(self, size: int) -> int:
         """Where the range ends in an object of `size` bytes."""
@@ -181,6 +193,8 @@ class WebStore:
         headers: go with each request, but to no other origin.
     """
 
+    gives_ends = True
+
     def __init__(
         self,
         base: str,
@@ -257,9 +271,10 @@ def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
     if start is None or stop is None or head.headers.get("content-type", "").lower().startswith("multipart/"):
         raise ValueError("it is no single range")
     asked_stop = wanted.stop if size is None else wanted.end(size)
-    if not wanted.fields or (start, stop) != (wanted.start or 0, asked_stop):
+    begin = wanted.begin(size)
+    if not wanted.fields or (start, stop) != (begin, asked_stop):
         raise ValueError(
-            f"asked for bytes {wanted.start or 0} to {'the end' if wanted.stop is None else wanted.stop}, "
+            f"asked for bytes {begin} to {'the end' if wanted.stop is None else wanted.stop}, "
             f"it has {start} to {stop} of {'unknown' if size is None else size}"
         )
     if head.length not in (None, stop - start):
@@ -276,7 +291,8 @@ async def _whole(
         is_beyond: the server has said that what was asked for is none.
     """
     etag = _checked(head, wanted)
-    start, size = wanted.start or 0, head.length
+    size = head.length
+    start = wanted.begin(size)
     if size is None and not head.is_chunked:
         raise ValueError("nothing tells where its body ends: a cut would not be noticed")
     body = Body(connection, head, wanted.name)
@@ -288,6 +304,9 @@ async def _whole(
             body.cut(0)
             return Answer(size, size, size, etag, body)
         # Without that word, what is too short may be something else, such as a page of a proxy's.
+        if wanted.start is not None and wanted.start < 0 and start > _SKIPPED_BYTES:
+            body.cut(0)
+            return Answer(size or 0, size, size, etag, body)  # a range with a begin may be given all the same
         if start > _SKIPPED_BYTES or await body.skip(start) < start or size == start:
             raise ValueError(
                 "the server ignores byte ranges, and gave the whole of something; from such a server, Python's "
@@ -305,7 +324,7 @@ async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> 
     with suppress(ValueError):
         size = content_range(head.headers.get("content-range", "")).size
     await _text(connection, head, wanted.name)
-    if size is None or size > (wanted.start or 0):
+    if size is None or size > wanted.begin(size):
         return None
     return Answer(size, size, size, head.headers.get("etag"), _nothing())
 

@@ -15,6 +15,7 @@ from headrace.formats.json_values import as_count, as_list, as_object, as_text, 
 from headrace.formats.limits import Limits
 from headrace.formats.litdata.trees import tree_of
 from headrace.formats.tables import ListedTable
+from headrace.protocols import Version
 
 NAME = "index.json"
 PARQUET_LOADER = "ParquetLoader"
@@ -83,15 +84,16 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
     entries, seen = list[ShardEntry](), set[str]()
     for number, one in enumerate(said.chunks):
         try:
-            about = as_object(one) or {}
-            rows, nbytes = _sizes(about)
-            name = file_name(about.get("filename"))
+            chunk = as_object(one) or {}
+            rows, nbytes = _sizes(chunk)
+            name = file_name(chunk.get("filename"))
             if name in seen:
                 raise ValueError(f"its file {name[:200]!r} is that of another one, too: its rows would come twice")
         except ValueError as error:
             raise catalogue_damage(url, f"chunk {number}: {error}") from None
         seen.add(name)
-        entries.append(ShardEntry(beside(url, name), about=ListedTable(rows, nbytes, masked(url))))
+        about = ListedTable(rows, nbytes, masked(url))
+        entries.append(ShardEntry(beside(url, name), about=about, version=Version(nbytes, None, "listed")))
     return entries
 
 

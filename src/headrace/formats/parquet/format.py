@@ -24,7 +24,7 @@ from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_o
 from headrace.formats.parquet.where import left_of, questions
 from headrace.formats.predicates import ALL, NONE, Where, known
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
-from headrace.protocols import Reads, Version
+from headrace.protocols import Reads, Span, Version
 from headrace.rows import Rows
 
 TAIL_BYTES = 64 * 1024
@@ -79,12 +79,11 @@ class Parquet(TableFormat):
         try:
             if self.is_left_out(url):
                 return ShardIndex(Rows.empty(), None, -1, None)
-            head = memoryview(bytearray(len(MAGIC) + END_BYTES))
-            span = await reads.read_into(url, 0, head)
+            tail, span = await _end(reads, shard)
             size = span.size
-            if bytes(head[: len(MAGIC)]) not in (MAGIC, ENCRYPTED) or size < len(head):
+            is_short = size < len(MAGIC) + END_BYTES
+            if is_short or (len(tail) == size and tail[: len(MAGIC)] not in (MAGIC, ENCRYPTED)):
                 raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
-            tail = await _tail(reads, url, min(size, TAIL_BYTES), size, span.etag)
             length = int.from_bytes(tail[-END_BYTES:-4], "little")
             if tail[-4:] == ENCRYPTED:
                 raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
@@ -94,8 +93,9 @@ class Parquet(TableFormat):
                 raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
             if length > limits.unpacked_free_bytes:
                 raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
-            if length + END_BYTES > len(tail):
-                tail = await _tail(reads, url, length + END_BYTES, size, span.etag)
+            missing = length + END_BYTES - len(tail)
+            if missing > 0:
+                tail = await _before(reads, url, size - len(tail), missing, span.etag) + tail
             data = tail[-END_BYTES - length : -END_BYTES]
             read = partial(self._index, data, shard, size, limits)
             rows, opened, columns = read() if length <= _QUICK_BYTES else await anyio.to_thread.run_sync(read)
@@ -180,13 +180,27 @@ class Parquet(TableFormat):
 PARQUET = Parquet()
 
 
-async def _tail(reads: Reads, url: str, count: int, size: int, etag: str | None) -> bytes:
-    """The last bytes of a file."""
-    tail = memoryview(bytearray(count))
-    span = await reads.read_into(url, size - count, tail, etag=etag)
-    if span.stop < size:
-        raise ValueError(f"it ends at byte {span.stop} of {size}")
-    return bytes(tail)
+async def _end(reads: Reads, shard: ShardEntry) -> tuple[bytes, Span]:
+    """The last bytes of a file, of which its footer is a part, or all."""
+    listed = None if shard.version is None else shard.version.size
+    start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
+    room = memoryview(bytearray(TAIL_BYTES if listed is None else max(1, listed - start)))
+    span = await reads.read_into(shard.url, start, room)
+    if listed not in (None, span.size):  # whoever has listed it will be told
+        room = memoryview(bytearray(TAIL_BYTES))
+        span = await reads.read_into(shard.url, -TAIL_BYTES, room, etag=span.etag)
+    if span.stop < span.size:
+        raise ValueError(f"it ends at byte {span.stop} of {span.size}")
+    return bytes(room[: span.stop - span.start]), span
+
+
+async def _before(reads: Reads, url: str, stop: int, count: int, etag: str | None) -> bytes:
+    """So many bytes before a place."""
+    part = memoryview(bytearray(count))
+    span = await reads.read_into(url, stop - count, part, etag=etag)
+    if span.stop < stop:
+        raise ValueError(f"it ends at byte {span.stop}, and was longer")
+    return bytes(part)
 
 
 def _columns(
