@@ -3,9 +3,15 @@
     headrace      rows as dicts, in order
     shuffled      the same, `.shuffle()`
     datasets      Hugging Face's datasets, streaming, under torch's DataLoader
+    litdata       LitData over the same files, by its ParquetLoader: it copies each to this machine
+    litdata-own   LitData over what it has made of the same rows, its own chunks
+
+LitData's are left out where it, or Polars, is not installed: `pip install litdata polars zstd`.
 
 All with two workers and batches of 256 that are counted and dropped, each in a process of its own, by turns, over the
-nginx of `server.py`. CPU is of the process and its workers, from the first batch on; the server's is not counted.
+nginx of `server.py`, with nothing copied to this machine before. CPU is of the process and its workers, from the first
+batch on; the server's is not counted. "epoch rows/s" are those of all of it, with what is copied before the first batch
+comes; workers start in that time.
 
 python benchmarks/parquet.py [SHAPE …] [--rounds 5] [--workers 2] [--delay d20]
 """
@@ -25,6 +31,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import s3_peers
 from cpu import cpu_s
 
 FILES, BATCH = 4, 256
@@ -66,20 +73,21 @@ SHAPES: dict[str, tuple[Callable[[np.random.Generator], dict[str, Any]], int, in
 }
 
 
-def write(shape: str, folder: Path) -> int:
-    """The files of a shape; gives their bytes."""
+def write(shape: str, folder: Path, rows: int) -> int:
+    """The files of a shape, of so many rows; gives their bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    make, count, group = SHAPES[shape]
+    make, _, group = SHAPES[shape]
     rng = np.random.default_rng(0)
     nbytes = 0
+    folder.mkdir()
     for k in range(FILES):
-        table = pa.Table.from_pylist([make(rng) for _ in range(count // FILES)])
+        table = pa.Table.from_pylist([make(rng) for _ in range(rows // FILES)])
         if shape == "images":
             said = {"info": {"features": {"image": {"_type": "Image"}, "label": {"dtype": "int64", "_type": "Value"}}}}
             table = table.replace_schema_metadata({"huggingface": json.dumps(said)})
-        path = folder / f"{shape}-{k}.parquet"
+        path = folder / f"{k}.parquet"
         pq.write_table(table, path, row_group_size=group)
         nbytes += path.stat().st_size
     return nbytes
@@ -104,26 +112,51 @@ def datasets(urls: list[str], workers: int) -> Iterable[int]:
     return torch.utils.data.DataLoader(data, batch_size=BATCH, collate_fn=len, num_workers=workers)  # type: ignore[arg-type]
 
 
+def rows_in(folder: Path) -> Iterable[dict[str, Any]]:
+    """What `write` has written, as LitData's writer takes it."""
+    import pyarrow.parquet as pq
+
+    for path in sorted(folder.glob("*.parquet")):
+        yield from pq.read_table(path).to_pylist()
+
+
+def litdata(urls: list[str], workers: int, *, is_own: bool = False) -> Iterable[int]:
+    endpoint, _, bucket = urls[0].rpartition("/")[0].rpartition("/")
+    if is_own:
+        return s3_peers.litdata(endpoint, f"{bucket}-own", workers, BATCH)
+    return s3_peers.litdata_of_tables(endpoint, bucket, workers, BATCH)
+
+
 WAYS: dict[str, Callable[[list[str], int], Iterable[int]]] = {
     "headrace": headrace,
     "shuffled": lambda urls, workers: headrace(urls, workers, is_shuffled=True),
     "datasets": datasets,
+    "litdata": litdata,
+    "litdata-own": lambda urls, workers: litdata(urls, workers, is_own=True),
 }
 
 
-def contestant(name: str, urls: list[str], workers: int, count: int) -> dict[str, float]:
-    """One epoch; CPU time up to the last batch but some, as workers end with the epoch, and theirs with them."""
+def measured(batches: Iterable[int], count: int) -> dict[str, float]:
+    """One epoch of so many rows; CPU time up to the last batch but some: workers end with it, and theirs with them."""
     seen, first, known = 0, 0, 0
     cpu = spent = began = 0.0
-    every = max(1, count // BATCH // 16)
-    for batch, rows in enumerate(WAYS[name](urls, workers)):
+    every, started, used = max(1, count // BATCH // 16), time.perf_counter(), cpu_s()
+    whole = 0.0
+    for batch, rows in enumerate(batches):
         seen += rows
         if not first:
             cpu, began, first = cpu_s(), time.perf_counter(), seen
         elif batch % every == 0:
-            spent, known = cpu_s() - cpu, seen - first
-    assert seen == count, f"{name} gave {seen} rows of {count}"
-    return {"rate": (seen - first) / (time.perf_counter() - began), "cost_us": spent / known * 1e6}
+            now = cpu_s()
+            spent, known, whole = now - cpu, seen - first, (now - used) / seen
+    assert seen == count, f"{seen} rows came, of {count}"
+    end = time.perf_counter()
+    return {
+        "rate": (seen - first) / (end - began),
+        "cost_us": spent / known * 1e6,
+        "epoch_rate": seen / (end - started),
+        "epoch_cost_us": whole * 1e6,
+    }
 
 
 def main() -> None:
@@ -131,48 +164,62 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=int, help="of each shape; by default as many as take some seconds")
     parser.add_argument("--delay", default="d20", help="before each answer, as server.lua has it")
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.contestant:
-        (shape,) = args.shapes
-        urls = [f"{args.url}/{shape}-{k}.parquet" for k in range(FILES)]
-        print(json.dumps(contestant(args.contestant, urls, args.workers, SHAPES[shape][1])))
+        urls = [f"{args.url}/{args.shapes[0]}/{k}.parquet" for k in range(FILES)]
+        print(json.dumps(measured(WAYS[args.contestant](urls, args.workers), args.rows)))
         return
     from server import Server
 
-    print(f"{'shape':8} {'':9} {'rows/s':>9} {'CPU µs a row':>13} {'requests':>9} {'bytes asked for / there are':>28}")
+    names = [name for name in args.only if not s3_peers.missing(name)]
+    for name in set(args.only) - set(names):
+        print(f"{name}: left out, {s3_peers.missing(name)} is not installed", flush=True)
+    print(
+        f"{'shape':8} {'':12} {'rows/s':>9} {'CPU µs a row':>13} {'epoch rows/s':>13} {'requests':>9} "
+        f"{'bytes asked for / there are':>28}"
+    )
     with tempfile.TemporaryDirectory(prefix="parquet-") as place, Server(Path(place)) as server:
         folder = Path(place)
         folder.chmod(0o755)
         for shape in args.shapes:
-            nbytes = write(shape, folder)
-            results: dict[str, list[tuple[float, float, int, float]]] = {name: [] for name in args.only}
+            rows = args.rows or SHAPES[shape][1]
+            nbytes = write(shape, folder / shape, rows)
+            if "litdata" in names:
+                s3_peers.index_tables(folder / shape)
+            if "litdata-own" in names:
+                s3_peers.write_litdata(rows_in(folder / shape), folder / f"{shape}-own")
+            results: dict[str, list[tuple[float, float, float, int, float]]] = {name: [] for name in names}
             for _ in range(args.rounds):
-                for name in args.only:
+                for name in names:
                     server.reset()
-                    told = [
-                        sys.executable,
-                        __file__,
-                        shape,
-                        "--contestant",
-                        name,
-                        "--url",
-                        f"{server.url}/{args.delay}",
-                    ]
+                    told = [sys.executable, __file__, shape, "--contestant", name, "--rows", str(rows)]
+                    told += ["--url", f"{server.url}/{args.delay}", "--workers", str(args.workers)]
                     out = subprocess.run(
-                        [*told, "--workers", str(args.workers)], stdout=subprocess.PIPE, text=True, check=True,
-                        env={**os.environ, "HF_DATASETS_CACHE": f"{place}/hf", "HF_HUB_OFFLINE": "1"},
+                        told, stdout=subprocess.PIPE, text=True, check=True,
+                        env={**os.environ, "HF_DATASETS_CACHE": f"{place}/hf", "HF_HUB_OFFLINE": "1",
+                             "BENCH_SCRATCH": tempfile.mkdtemp(dir=place)},
                     )  # fmt: skip
                     said, asked = json.loads(out.stdout.splitlines()[-1]), server.stats()
                     results[name].append(
-                        (said["rate"], said["cost_us"], asked["requests"], asked["asked_bytes"] / nbytes)
+                        (
+                            said["rate"],
+                            said["cost_us"],
+                            said["epoch_rate"],
+                            asked["requests"],
+                            asked["asked_bytes"] / nbytes,
+                        )
                     )
             for name, runs in results.items():
-                rate, cost, requests, share = map(median, zip(*runs, strict=True))
-                print(f"{shape:8} {name:9} {rate:9.0f} {cost:13.1f} {requests:9.0f} {share:28.2f}", flush=True)
+                rate, cost, epoch, requests, share = map(median, zip(*runs, strict=True))
+                print(
+                    f"{shape:8} {name:12} {rate:9.0f} {cost:13.1f} {epoch:13.0f} {requests:9.0f} {share:28.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
