@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,27 @@ def test_times_that_count_nanoseconds_are_those_of_numpy() -> None:
     first, second = read(of_table(table))
     assert first == {"t": np.datetime64(1, "ns"), "d": np.timedelta64(-1, "ns")}
     assert second["t"] is None
+
+
+WITHOUT_PANDAS = """
+import sys
+
+class Refuses:
+    def find_spec(self, name, *_):
+        assert name.partition(".")[0] != "pandas", "it is loaded"
+
+sys.meta_path.insert(0, Refuses())
+import headrace as hr
+print(len(list(hr.stream(sys.argv[1]))))
+"""
+
+
+def test_values_are_read_without_loading_pandas(tmp_path: Path) -> None:
+    """It may be installed, and takes half a second to load, in each worker."""
+    path = tmp_path / "0.parquet"
+    path.write_bytes(of_table(pa.table({**ARRAYS, "ns": pa.array([1, None, 2, 3], pa.timestamp("ns"))})))
+    told = [sys.executable, "-c", WITHOUT_PANDAS, str(path)]
+    assert subprocess.run(told, capture_output=True, text=True, check=True).stdout == "4\n"
 
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.arrow_values import Arrow, library, whole_array
+from headrace.formats.arrow_values import Arrow, library, numbers_of, whole_array
 from headrace.formats.predicates import Plain, Term, Where, as_float
 
 Mask = NDArray[np.bool_]
@@ -80,7 +80,7 @@ def _holds(array: Arrow, term: Term) -> Mask:
     if pa.types.is_dictionary(array.type):
         of_values = _holds(array.dictionary, term)
         indices = array.indices.fill_null(0) if array.indices.null_count else array.indices
-        found = of_values[indices.to_numpy()] if len(of_values) else np.zeros(len(array), np.bool_)
+        found = of_values[numbers_of(indices)] if len(of_values) else np.zeros(len(array), np.bool_)
         if array.indices.null_count:
             found[~_mask(array.indices.is_valid())] = term.op == "not in"
         return found
@@ -156,7 +156,7 @@ def _bounds(kind: Arrow) -> tuple[int, int]:
 
 def _mask(found: Arrow) -> Mask:
     found = found.fill_null(False) if found.null_count else found
-    return np.array(found.to_numpy(zero_copy_only=False), np.bool_)
+    return np.array(numbers_of(found), np.bool_)
 
 
 @functools.cache

@@ -90,7 +90,7 @@ def _taker(array: Arrow, get: Getter) -> Callable[[Ints], Iterable[object]]:
     """What gives the values of several rows, as `get` gives that of each."""
     if not _are_numbers(array.type) or array.null_count:
         return lambda rows: map(get, rows.tolist())
-    numbers = _numbers(array)
+    numbers = numbers_of(array)
     taken: Callable[[Ints], Iterable[object]] = lambda rows: numbers[rows].tolist()
     return taken
 
@@ -121,7 +121,7 @@ def getter(array: Arrow, feature: object = None) -> Getter:
     get = _of_feature(array, feature) or _present(array, feature)
     if not array.null_count:
         return get
-    is_there = memoryview(array.is_valid().to_numpy(zero_copy_only=False))
+    is_there = numbers_of(array.is_valid()).data
     return lambda row: get(row) if is_there[row] else None
 
 
@@ -130,7 +130,7 @@ def _present(array: Arrow, feature: object) -> Getter:
     pa = library()
     types, kind = pa.types, array.type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-        get: Getter = _numbers(array).item
+        get: Getter = numbers_of(array).item
         return get
     if types.is_string(kind) or types.is_large_string(kind):
         return _text(array)
@@ -138,7 +138,7 @@ def _present(array: Arrow, feature: object) -> Getter:
         starts, data = _starts(array), _bytes_of(array)
         return lambda row: bytes(data[starts[row] : starts[row + 1]])
     if types.is_dictionary(kind):
-        values, indices = getter(array.dictionary, feature), _numbers(array.indices)
+        values, indices = getter(array.dictionary, feature), numbers_of(array.indices)
         return lambda row: values(int(indices[row]))
     if types.is_struct(kind):
         names, of_child = [field.name for field in kind], _features_of_children(feature)
@@ -154,17 +154,36 @@ def _present(array: Arrow, feature: object) -> Getter:
     if types.is_null(kind):
         return lambda row: None  # noqa: ARG005
     if (types.is_timestamp(kind) or types.is_duration(kind)) and kind.unit == "ns":
-        numbers = _numbers(array)
+        numbers = numbers_of(array)
         return lambda row: numbers[row]
     return lambda row: array[row].as_py()
 
 
-def _numbers(array: Arrow) -> Arrow:
-    """Numbers as an array of numpy; what stands where one is missing means nothing."""
-    pa = library()
-    if array.null_count:
-        array = array.fill_null(False if pa.types.is_boolean(array.type) else pa.scalar(0, pa.int64()).cast(array.type))
-    return array.to_numpy(zero_copy_only=False)
+def numbers_of(array: Arrow) -> NDArray[Any]:
+    """Numbers, or times by nanoseconds, as an array of numpy; what stands where one is missing means nothing.
+
+    They are taken from Arrow's buffer: `array.to_numpy` loads pandas where that is installed, which takes half a second
+    in each worker.
+
+    Raises:
+        ValueError: there are fewer than there should be.
+    """
+    kind, buffer, first, count = array.type, array.buffers()[1], array.offset, len(array)
+    if buffer is None or not count:
+        return np.zeros(count, _dtype(kind))
+    if library().types.is_boolean(kind):
+        bits = np.frombuffer(buffer, np.uint8, -(-(first + count) // 8))
+        return np.unpackbits(bits, count=first + count, bitorder="little")[first:].view(np.bool_)
+    dtype = _dtype(kind)
+    return np.frombuffer(buffer, dtype, count, first * dtype.itemsize)
+
+
+def _dtype(kind: Arrow) -> np.dtype[Any]:
+    types = library().types
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return np.dtype(f"{'M8' if types.is_timestamp(kind) else 'm8'}[{kind.unit}]")
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
 
 
 def _starts(array: Arrow) -> memoryview:
@@ -212,12 +231,12 @@ def _fixed_lists(array: Arrow, feature: object) -> Getter:
 
 def _stretches(values: Arrow, shape: list[int] | None = None) -> Callable[[int, int], object]:
     """What gives some consecutive numbers as an array, or as a list where one of them is missing."""
-    numbers = _numbers(values)
+    numbers = numbers_of(values)
     if not values.null_count:
         if shape is not None:
             return lambda start, stop: numbers[start:stop].reshape(shape).copy()
         return lambda start, stop: numbers[start:stop].copy()
-    is_there, get = values.is_valid().to_numpy(zero_copy_only=False), getter(values)
+    is_there, get = numbers_of(values.is_valid()), getter(values)
 
     def some(start: int, stop: int) -> object:
         if is_there[start:stop].all():
