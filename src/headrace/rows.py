@@ -24,6 +24,7 @@ class Rows:
     Attributes:
         reads: of blocks that were read: for each that is shared a number that no other has in this process, else 0.
         about: for each block what its format must know to open it, beside its bytes; None: nothing.
+        wanted: of blocks that were read: how many samples of each were to be had of what was read.
     """
 
     keys: NDArray[np.bytes_]
@@ -36,13 +37,16 @@ class Rows:
     row: Ints | None = None
     reads: Ints | None = None
     about: tuple[object, ...] | None = None
+    wanted: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = self.keys, self.starts, self.field, self.offset, self.size, self.fields
-        return Rows, fields if self.block is None else (*fields, self.block, self.row, self.reads, self.about)
+        if self.block is None:
+            return Rows, fields
+        return Rows, (*fields, self.block, self.row, self.reads, self.about, self.wanted)
 
     def cut(self, start: int, stop: int) -> Rows:
         """The rows [start, stop), without a copy where samples share no blocks."""
@@ -64,7 +68,9 @@ class Rows:
         block = np.searchsorted(blocks, self.block[chosen])
         reads = None if self.reads is None else self.reads[blocks]
         about = None if self.about is None else tuple(self.about[k] for k in blocks.tolist())
-        return Rows(self.keys[chosen], starts, field, offset, size, self.fields, block, self.row[chosen], reads, about)
+        wanted = None if self.wanted is None else self.wanted[blocks]
+        own = self.keys[chosen], starts, field, offset, size, self.fields
+        return Rows(*own, block, self.row[chosen], reads, about, wanted)
 
     def blocks(self, chosen: Ints) -> Ints:
         """The numbers of the blocks of the samples `chosen`; those that are shared once, ascending."""
@@ -95,7 +101,9 @@ class Rows:
         """The same rows, whose blocks are being read: shared ones get numbers."""
         if self.block is None or self.reads is not None:
             return self
-        return replace(self, reads=np.array([next(_READS) for _ in range(len(self.starts) - 1)], np.int64))
+        count = len(self.starts) - 1
+        reads = np.array([next(_READS) for _ in range(count)], np.int64)
+        return replace(self, reads=reads, wanted=np.bincount(self.block, minlength=count))
 
     def sizes(self) -> Ints:
         """Bytes of each sample, all its members together; those of a shared block are its first sample's."""
@@ -123,7 +131,7 @@ class Rows:
         number = {name: k for k, name in enumerate(fields)}
         renumbered = [np.array([number[f] for f in t.fields] or [0], np.int32)[t.field] for t in tables]
         ends = np.cumsum([0] + [len(t.offset) for t in tables])
-        shared = _shared(tables) if any(t.block is not None for t in tables) else (None, None, None, None)
+        shared = _shared(tables) if any(t.block is not None for t in tables) else (None, None, None, None, None)
         starts = [t.starts[:-1] + end for t, end in zip(tables, ends, strict=False)]
         return Rows(
             np.concatenate([t.keys for t in tables]) if tables else np.zeros(0, "S1"),
@@ -139,21 +147,24 @@ class Rows:
 _READS = itertools.count(1)
 
 
-def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None]:
+def _shared(
+    tables: Sequence[Rows],
+) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None, Ints | None]:
     """The blocks, rows, numbers and what else is known of several tables, of which some have shared blocks."""
-    blocks, rows, reads, about, first = [], [], [], list[object](), 0
+    blocks, rows, reads, wanted, about, first = [], [], [], [], list[object](), 0
     for table in tables:
         count = len(table.starts) - 1
-        own = np.arange(count)
+        own, none = np.arange(count), np.zeros(count, np.int64)
         blocks.append((own if table.block is None else table.block) + first)
         rows.append(np.zeros(len(table), np.int64) if table.row is None else table.row)
-        reads.append(np.zeros(count, np.int64) if table.reads is None else table.reads)
+        reads.append(none if table.reads is None else table.reads)
+        wanted.append(none if table.wanted is None else table.wanted)
         about += [None] * count if table.about is None else table.about
         first += count
     are_read = any(table.reads is not None for table in tables)
     is_told = any(table.about is not None for table in tables)
-    numbers = np.concatenate(reads) if are_read else None
-    return np.concatenate(blocks), np.concatenate(rows), numbers, tuple(about) if is_told else None
+    numbers, counts = (np.concatenate(reads), np.concatenate(wanted)) if are_read else (None, None)
+    return np.concatenate(blocks), np.concatenate(rows), numbers, tuple(about) if is_told else None, counts
 
 
 def texts_of(keys: NDArray[np.bytes_]) -> list[str]:

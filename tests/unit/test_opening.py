@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -92,3 +93,79 @@ def test_rows_of_a_block_are_a_sequence(at: int | slice) -> None:
     assert rows[at] == [{"n": 1}, {"n": 4}, {"n": 9}, {"n": 16}][at]
     with pytest.raises(IndexError):
         rows[4]
+
+
+class _Counted(_Numbers):
+    """Says which blocks were opened."""
+
+    def __init__(self) -> None:
+        self.opened: list[bytes] = []
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+        self.opened.append(bodies[0])
+        return super().open_block(block, bodies)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_block_is_opened_once_and_let_go_of_with_the_last_row_that_is_wanted(together: bool) -> None:
+    form = _Counted()
+    opener = Opener(form, DEFAULTS)
+    shared = SharedBlock(1, partial(dict, body=b"\1\2\3\4"), wanted=4)
+    for number, row in enumerate((2, 0, 3, 1)):
+        assert len(opener._opened) == (number > 0)
+        sample: dict[str, object] = {"__key__": str(row), "__url__": "memory://0", BLOCK: shared, ROW: row}
+        if together:
+            opener.prepare([sample])
+            assert BLOCK not in sample
+        assert opener(sample)["n"] == (row + 1) ** 2
+    assert len(form.opened) == 1
+    assert not opener._opened
+    assert opener._held_bytes == 0
+
+
+def test_rows_that_are_left_out_and_refused_ones_count_as_given_once() -> None:
+    """Else a block would be let go of too early, and opened again for what is left of it."""
+
+    class Odd(_Counted):
+        def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+            super().open_block(block, bodies)
+            return [None if value % 2 else {"n": value} for value in bodies[0]]  # type: ignore[list-item]
+
+    form = Odd()
+    opener = Opener(form, DEFAULTS)
+    shared = SharedBlock(1, partial(dict, body=bytes(range(6))), wanted=6)
+    for start in (0, 3):
+        samples = [
+            {"__key__": str(row), "__url__": "memory://0", BLOCK: shared, ROW: row} for row in range(start, start + 3)
+        ]
+        opener.prepare(samples)
+        for one in samples:
+            opener(one)
+    assert len(form.opened) == 1
+    assert not opener._opened
+
+
+def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    class Together(_Counted):
+        def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+            both.wait()
+            return super().open_block(block, bodies)
+
+    form = Together()
+    opener = Opener(form, DEFAULTS)
+    blocks = [SharedBlock(k + 1, partial(dict, body=bytes([k, k])), wanted=2) for k in range(2)]
+    got: list[object] = []
+
+    def make(block: int, row: int) -> None:
+        got.append(opener({"__key__": "0", "__url__": "memory://0", BLOCK: blocks[block], ROW: row})["n"])
+
+    threads = [threading.Thread(target=make, args=(k % 2, k // 2)) for k in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert sorted(map(str, got)) == ["0", "0", "1", "1"]
+    assert len(form.opened) == 2
+    assert not opener._opened

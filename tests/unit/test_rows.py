@@ -77,6 +77,34 @@ def test_rows_survive_pickling(plain: Plain) -> None:
     assert listed(pickle.loads(pickle.dumps(table(plain)))) == plain
 
 
+def in_blocks(blocks: list[int]) -> Rows:
+    """A row for each number, in the block with that number; all blocks have a member."""
+    count = max(blocks) + 1
+    ends, own = np.arange(count + 1, dtype=np.int64), np.arange(count, dtype=np.int64)
+    return Rows(
+        np.array([b"k"] * len(blocks), np.bytes_),
+        ends,
+        np.zeros(count, np.int32),
+        own * 10,
+        own + 1,
+        ("body",),
+        np.array(blocks, np.int64),
+        np.arange(len(blocks)),
+    )
+
+
+def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows_go() -> None:
+    first, second = in_blocks([0, 0, 1, 2, 2, 2]).as_read(), in_blocks([0, 0]).as_read()
+    assert (first.reads, first.wanted) != (None, None)
+    assert first.reads is not None
+    assert second.reads is not None
+    wanted = dict(zip([*first.reads.tolist(), *second.reads.tolist()], [2, 1, 3, 2], strict=True))
+    joined = Rows.concat([first, table([(b"a", [])]), second])
+    for rows in (first, joined, joined.take(np.array([8, 0, 5, 3, 6])), joined.cut(2, 7)):
+        again = pickle.loads(pickle.dumps(rows)).as_read()
+        assert again.wanted.tolist() == [wanted.get(number, 0) for number in again.reads.tolist()]
+
+
 def test_rows_cannot_be_changed_by_attribute() -> None:
     with pytest.raises(AttributeError):
         table([]).fields = ("jpg",)  # type: ignore[misc]

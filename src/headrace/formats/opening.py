@@ -39,25 +39,41 @@ class SharedBlock:
         number: no other block of this process has it; 0: it is opened for one row alone.
         members: gives the bytes of the block's members, by what the format calls these.
         about: of the block, as `Rows` has it.
+        wanted: how many of its rows are wanted in all, by this task and others; 0: not known.
     """
 
-    __slots__ = ("about", "members", "number")
+    __slots__ = ("about", "members", "number", "wanted")
 
-    def __init__(self, number: int, members: Callable[[], dict[str, bytes]], about: object = None) -> None:
-        self.number, self.members, self.about = number, members, about
+    def __init__(
+        self, number: int, members: Callable[[], dict[str, bytes]], about: object = None, wanted: int = 0
+    ) -> None:
+        self.number, self.members, self.about, self.wanted = number, members, about, wanted
+
+
+class _OpenBlock:
+    """A block that is open, or being opened by whoever has its lock."""
+
+    __slots__ = ("error", "given", "is_open", "lock", "nbytes", "rows")
+
+    def __init__(self) -> None:
+        self.lock, self.is_open = threading.Lock(), False
+        self.rows: _Rows = ()
+        self.error: Exception | None = None
+        self.nbytes = self.given = 0  # bytes of it, and how many of its rows were given
 
 
 class Opener:
     """The first step of a stream whose samples are no plain members: from the bytes of its block to a sample.
 
-    Blocks that many samples share are opened once in a process, and kept until too many others were opened since.
+    Blocks that many samples share are opened once in a process, and kept until all their rows that are wanted were
+    given here, or too many others were opened since.
     """
 
     def __init__(self, form: Format, limits: Limits) -> None:
         self.format, self.limits = form, limits
-        self._opened: OrderedDict[int, tuple[int, _Rows, Exception | None]] = OrderedDict()
+        self._opened: OrderedDict[int, _OpenBlock] = OrderedDict()
         self._held_bytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of both; the locks of blocks are taken before it
         self._opens_many = type(form).open_many is not Format.open_many
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -80,6 +96,7 @@ class Opener:
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[sample[ROW]]
+                self._gave(shared, 1)
             if fields is None:
                 return {"__key__": key, "__url__": url, _LEFT_OUT: True}
             taken = next(filter(_is_taken, fields), None)
@@ -119,7 +136,7 @@ class Opener:
             if nbytes <= _TOGETHER_MOST_BYTES:
                 chosen = [one[ROW] for one in samples]
                 opened = rows.some(chosen) if isinstance(rows, RowsOfBlock) else [rows[row] for row in chosen]
-                _put_in(samples, opened, BLOCK)
+                self._gave(shared, _put_in(samples, opened, BLOCK))
         except Exception:
             return 0
         return nbytes
@@ -139,34 +156,47 @@ class Opener:
         return self.format.open_block(Block(url, tuple(members), self.limits, about), list(members.values()))
 
     def _rows(self, url: str, shared: SharedBlock) -> _Rows:
-        with self._lock:  # other threads that want the same block wait for it
-            if shared.number and shared.number in self._opened:
-                self._opened.move_to_end(shared.number)
-                _, rows, error = self._opened[shared.number]
-            else:
-                rows, error = self._newly(url, shared)
-        if error is not None:
-            raise deepcopy(error)  # each sample adds notes about itself
-        return rows
-
-    def _newly(self, url: str, shared: SharedBlock) -> tuple[_Rows, Exception | None]:
-        members = shared.members()
-        rows: _Rows = ()
-        failure: Exception | None = None
-        try:
-            rows = self._open(url, members, shared.about)
-        except Exception as error:
-            failure = error.with_traceback(None)  # a frame would keep the bytes alive
-            failure.__cause__ = failure.__context__ = None
-        nbytes = sum(map(len, members.values()))
-        nbytes = max(nbytes, getattr(rows, "nbytes", 0))
         if shared.number:
-            self._opened[shared.number] = nbytes, rows, failure
+            with self._lock:
+                block = self._opened.setdefault(shared.number, _OpenBlock())
+                self._opened.move_to_end(shared.number)
+        else:
+            block = _OpenBlock()
+        with block.lock:  # other threads that want the same block wait for it
+            if not block.is_open:
+                self._open_shared(url, shared, block)
+        if block.error is not None:
+            raise deepcopy(block.error)  # each sample adds notes about itself
+        return block.rows
+
+    def _open_shared(self, url: str, shared: SharedBlock, block: _OpenBlock) -> None:
+        members = shared.members()
+        try:
+            block.rows = self._open(url, members, shared.about)
+        except Exception as error:
+            block.error = error.with_traceback(None)  # a frame would keep the bytes alive
+            block.error.__cause__ = block.error.__context__ = None
+        block.is_open = True
+        nbytes = max(sum(map(len, members.values())), getattr(block.rows, "nbytes", 0))
+        with self._lock:
+            if self._opened.get(shared.number) is not block:
+                return  # so many others were opened meanwhile
+            block.nbytes = nbytes
             self._held_bytes += nbytes
-        while self._held_bytes > _HELD_BYTES and len(self._opened) > 1:
-            _, (oldest, *_) = self._opened.popitem(last=False)
-            self._held_bytes -= oldest
-        return rows, failure
+            while self._held_bytes > _HELD_BYTES and len(self._opened) > 1:
+                _, oldest = self._opened.popitem(last=False)
+                self._held_bytes -= oldest.nbytes
+
+    def _gave(self, shared: SharedBlock, count: int) -> None:
+        """So many rows of a block were given; with the last one it is let go of, as its memory is best used again."""
+        with self._lock:
+            block = self._opened.get(shared.number)
+            if block is None:
+                return
+            block.given += count
+            if shared.wanted and block.given >= shared.wanted:
+                del self._opened[shared.number]
+                self._held_bytes -= block.nbytes
 
 
 def is_kept(sample: Mapping[str, object]) -> bool:
@@ -179,9 +209,13 @@ def _block_of(sample: Mapping[str, Any]) -> SharedBlock | None:
     return shared
 
 
-def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, object] | None], source: str) -> None:
-    """Have in samples their fields in the place of what these were opened from; but not such as must be refused."""
+def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, object] | None], source: str) -> int:
+    """Have in samples their fields in the place of what these were opened from; but not such as must be refused.
+
+    Gives how many that are.
+    """
     last: tuple[str, ...] = ()
+    count = 0
     for one, fields in zip(samples, opened, strict=False):
         if fields is None:
             continue
@@ -192,6 +226,8 @@ def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, obj
             last = names
         del one[source]
         one[_OPENED] = fields
+        count += 1
+    return count
 
 
 def _is_taken(name: str) -> bool:

@@ -183,10 +183,11 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None
+    assert rows.wanted is not None
     blocks: list[SharedBlock | None] = []
-    for block, number in enumerate(rows.reads.tolist()):
+    for block, (number, wanted) in enumerate(zip(rows.reads.tolist(), rows.wanted.tolist(), strict=True)):
         about, members = None if rows.about is None else rows.about[block], partial(_members, rows, bodies, block)
-        blocks.append(SharedBlock(number, members, about) if number else None)
+        blocks.append(SharedBlock(number, members, about, wanted) if number else None)
     samples: list[object] = []
     addresses = zip(texts_of(rows.keys), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
     for key, shard, block, row in addresses:
