@@ -30,6 +30,11 @@ class Part(Protocol):
         """The indices of the samples in whose places failures stand, ascending; of several at least the first."""
         ...
 
+    @property
+    def blocks(self) -> Sequence[int]:
+        """The numbers of the blocks that must be opened for them, and that others share."""
+        ...
+
     def cut(self, start: int, stop: int) -> Part:
         """The samples [start, stop) of this part, with leases of their own."""
         ...
@@ -75,6 +80,10 @@ class RawPart:
     @property
     def failed(self) -> Sequence[int]:
         return ()
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return () if self.rows.reads is None else [number for number in self.rows.reads.tolist() if number]
 
     def cut(self, start: int, stop: int) -> RawPart:
         if (start, stop) == (0, self.count):
@@ -188,6 +197,8 @@ class PackedPart:
     stop: int
     failures: Sequence[int] = ()
 
+    blocks = ()
+
     @property
     def count(self) -> int:
         return self.stop - self.start
@@ -227,6 +238,8 @@ class ListPart:
     stop: int | None = None
     claim: Claim | None = None
     nbytes: int = 0
+
+    blocks = ()
 
     @property
     def count(self) -> int:
@@ -268,6 +281,8 @@ class KeyPart:
     pack: Callable[[list[Any]], bytes] | None
     start: int
     stop: int
+
+    blocks = ()
 
     @property
     def count(self) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from simulation.loop import simulate
 
 from headrace.errors import WorkerDiedError
 from headrace.memory import Lease, Segment
@@ -34,9 +35,10 @@ MACHINE = settings(max_examples=100, stateful_step_count=50, deadline=None)
 class CountedPart(ListPart):
     """Samples whose leases are counted: each must end once, and not while a worker may read them."""
 
-    def __init__(self, samples: list[Any]) -> None:
+    def __init__(self, samples: list[Any], blocks: Sequence[int] = ()) -> None:
         super().__init__(samples)
         self.released = 0
+        self.blocks = tuple(blocks)  # type: ignore[misc]
 
     def release(self) -> None:
         self.released += 1
@@ -94,9 +96,9 @@ class Scripted:
     """An executor whose workers start, answer and end when the test says so."""
 
     shares_memory = True
-    shares_objects = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, shares_objects: bool = True) -> None:
+        self.shares_objects = shares_objects
         self.links: list[Link] = []
         self.waiting: list[asyncio.Future[None]] = []
 
@@ -159,6 +161,12 @@ class CountedLease(Lease):
         self.released += 1
 
 
+def know(queue: TaskQueue, *, sample_s: float, open_s: float) -> None:
+    """Have a queue know how long it takes to open a block, and to make a sample."""
+    queue._opening.learn(sample_s, 1, 0)
+    queue._opening.learn(open_s, 1, 1)
+
+
 class QueueMachine(RuleBasedStateMachine):
     """Tasks of several batches, a few workers, and everything that may become of them in any order."""
 
@@ -171,10 +179,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.batch = 0
         self.chain = Chain()
 
-    @initialize(workers=st.integers(1, 3))
-    def begin(self, workers: int) -> None:
+    @initialize(workers=st.integers(1, 3), are_threads=st.booleans(), is_known=st.booleans())
+    def begin(self, workers: int, are_threads: bool, is_known: bool) -> None:
         self.workers = workers
+        self.executor.shares_objects = are_threads
         self.queue = TaskQueue(workers, self.executor, self.meters)
+        if is_known:
+            know(self.queue, sample_s=1e-6, open_s=1e6)  # whoever has a block is waited for
         self.queue.chains.learn(1, self.queue.chains.pack(self.chain))
         self.loop.run_until_complete(self.queue.open())
         self.settle()
@@ -212,7 +223,7 @@ class QueueMachine(RuleBasedStateMachine):
     def give(self, draw: Draw) -> None:
         self.batch += draw(st.booleans())
         finish = draw(st.sampled_from([Finish.SAMPLES, Finish.SLOTS, Finish.CHECK]))
-        part = CountedPart([len(self.callers)])
+        part = CountedPart([len(self.callers)], draw(st.lists(st.integers(1, 4), max_size=2)))
         self.callers.append(Caller(self, Task(1, 0, self.batch, finish, [part], len(self.callers)), part))
 
     def answer(self, draw: Draw) -> None:
@@ -348,6 +359,145 @@ def test_tasks_go_by_batch_and_searches_go_first() -> None:
         await queue.close()
 
     asyncio.run(main())
+
+
+class Blocks:
+    """Tasks of one sample each, in order, at workers that answer when they are told to; on a simulated loop.
+
+    Args:
+        blocks: of each task.
+    """
+
+    def __init__(self, *blocks: Sequence[int], sample_s: float = 0.001, open_s: float = 1.0) -> None:
+        self.executor = Scripted(shares_objects=False)
+        self.queue = TaskQueue(2, self.executor, LoaderMeters())
+        if open_s:
+            know(self.queue, sample_s=sample_s, open_s=open_s + sample_s)
+        self.tasks = [
+            Task(1, 0, number, Finish.CHECK, [CountedPart([0], some)], number, place=CountedLease())
+            for number, some in enumerate(blocks)
+        ]
+        self.running: list[asyncio.Task[Reply]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.queue.open()
+        self.running = [asyncio.ensure_future(self.queue.run(task)) for task in self.tasks]
+        for _ in range(30):
+            await asyncio.sleep(0)
+        for may in self.executor.waiting:
+            may.set_result(None)
+        await self.turns()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        await self.queue.close()
+
+    async def turns(self) -> None:
+        for _ in range(30):
+            await asyncio.sleep(0)
+
+    @property
+    def given(self) -> list[set[int]]:
+        """The tasks that each worker has."""
+        return [set(link.positions()) for link in sorted(self.executor.links, key=lambda link: link.number)]
+
+    async def answer(self, position: int, seconds: float) -> None:
+        (link, number), *_ = [
+            (link, number)
+            for link in self.executor.links
+            for number, message in link.asked.items()
+            if link.position_of(message) == position
+        ]
+        link.asked.pop(number)
+        link.on_reply(number, Reply("written", busy_s={"open": seconds}))
+        await self.turns()
+
+
+def run_with(check: Callable[[Blocks], Any], blocks: Sequence[Sequence[int]], **known: float) -> None:
+    async def main() -> None:
+        async with Blocks(*blocks, **known) as run:
+            await check(run)
+
+    for seed in range(10):
+        simulate(main(), seed)
+
+
+def owner_of(run: Blocks, position: int) -> int:
+    return next(k for k, tasks in enumerate(run.given) if position in tasks)
+
+
+def test_tasks_of_a_block_go_to_the_worker_that_has_it_and_the_other_one_gets_the_next_block() -> None:
+    async def check(run: Blocks) -> None:
+        one = owner_of(run, 0)
+        assert run.given[one] == {0, 1}
+        assert run.given[1 - one] == {4, 5}, "what waits for the first worker keeps the second from the next block"
+        await run.answer(0, 1.001)
+        assert run.given[one] == {1, 2}
+        await run.answer(4, 1.001)
+        assert run.given == ([{1, 2}, {5}] if one == 0 else [{5}, {1, 2}])
+        await run.answer(1, 0.001)
+        assert run.given[one] == {2, 3}
+
+    run_with(check, [[1], [1], [1], [1], [2], [2]])
+
+
+def test_task_with_rows_of_two_blocks_goes_where_fewer_of_them_must_be_opened() -> None:
+    async def check(run: Blocks) -> None:
+        assert run.given[owner_of(run, 0)] == {0, 1}
+        assert run.given[1 - owner_of(run, 0)] == set()
+        await run.answer(0, 1.001)
+        assert run.given[owner_of(run, 1)] == {1, 2}, "the second block is where its first samples were"
+
+    run_with(check, [[1], [1, 2], [2]])
+
+
+def test_worker_opens_a_block_too_where_its_samples_take_longer_than_that() -> None:
+    async def check(run: Blocks) -> None:
+        assert sorted(map(sorted, run.given)) == [[0, 1], [2, 3]]
+
+    run_with(check, [[1], [1], [1], [1]], sample_s=2.0)
+    run_with(check, [[1], [1], [1], [1]], open_s=0.0)  # it is not known yet
+
+
+def test_tasks_that_wait_for_a_worker_that_does_not_answer_go_to_another() -> None:
+    async def check(run: Blocks) -> None:
+        one = owner_of(run, 0)
+        assert run.given[1 - one] == set()
+        while not run.given[1 - one]:  # time passes where nothing else is to be done; if none will help, it is an error
+            await asyncio.sleep(0.5)
+            assert asyncio.get_running_loop().time() < 60
+        assert run.given[1 - one] == {2, 3}
+        assert run.given[one] == {0, 1}
+
+    run_with(check, [[1], [1], [1], [1]])
+
+
+def test_tasks_that_waited_for_a_worker_that_has_ended_are_done_again_by_the_other() -> None:
+    async def check(run: Blocks) -> None:
+        (link,) = [link for link in run.executor.links if 0 in link.positions()]
+        link.is_open = False
+        link.on_lost(Loss(7, -9))
+        await run.turns()
+        (other,) = [link for link in run.executor.links if link.is_open]
+        while other.asked:
+            await run.answer(min(other.positions()), 0.001)
+        assert all(task.done() for task in run.running)
+
+    run_with(check, [[1], [1], [1], [1]])
+
+
+def test_threads_wait_for_no_block_as_they_share_what_is_open() -> None:
+    async def main() -> None:
+        run = Blocks([1], [1])
+        run.executor.shares_objects = True
+        run.queue._at_once = 1
+        async with run:
+            assert sorted(map(sorted, run.given)) == [[0], [1]]
+
+    simulate(main(), 0)
 
 
 def given_while_held(held: Task, *others: Task) -> list[int]:

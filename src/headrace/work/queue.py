@@ -15,65 +15,23 @@ from headrace.sent import Place, SentPart
 from headrace.tasks import Finish, Reply, Task
 from headrace.torch_compat import serialize
 from headrace.work.chains import Chains
+from headrace.work.entries import QueueEntry, QueueWorker
 from headrace.work.executor import Executor, Loss, WorkerLink
 from headrace.work.messages import DEATHS, ForgetSegment, LetGo, PlaceMessage, TaskMessage, died, exit_text
+from headrace.work.open_blocks import Opening
 
+_PASSED_MOST = 32  # tasks that wait for the worker that has their blocks; behind so many nobody looks for others
 _TASKS_AT_ONCE = 2  # one is worked on, one waits at the worker; threads are told in no time, and none waits at them
 
 log = logging.getLogger("headrace")
 
 
-class _Entry:
-    """A task in the queue's books, with whoever waits for its reply."""
-
-    def __init__(self, number: int, task: Task, reply: asyncio.Future[Reply]) -> None:
-        self.number, self.task, self.reply = number, task, reply
-        self.asked = number  # by which the answer that is waited for is known
-        self.worker: _Worker | None = None
-        self.is_abandoned = False
-
-    @property
-    def at(self) -> tuple[int, int]:
-        """Its place in the order: where the samples of a batch are not its own yet, the earlier of them go first."""
-        return self.task.batch, self.task.position if self.task.finish.is_inner else -1
-
-    def answer(self, reply: Reply) -> None:
-        if not self.reply.done():
-            self.reply.set_result(reply)
-
-
-class _Worker:
-    def __init__(self, number: int, at_once: int) -> None:
-        self.number, self._at_once = number, at_once
-        self.link: WorkerLink | None = None  # None: it is starting, or lost
-        self.is_lost = False
-        self.tasks: dict[int, _Entry] = {}  # in the order in which they were given
-        self.segments: set[int] = set()
-        self.held: dict[int, _Entry] = {}  # what it has made and has no place for
-
-    def may_take(self, entry: _Entry) -> bool:
-        """Whether it may be given this task now.
-
-        What it holds, or will hold, is placed before it begins something else: nothing may come between the first
-        samples and their batch. Only what a place may have to wait for may: older batches; and while it holds no batch,
-        one whose samples have been made, for older ones may wait until that is collated.
-        """
-        if self.link is None or not self.link.is_open or len(self.tasks) >= self._at_once:
-            return False
-        if entry.task.finish is Finish.SCAN:
-            return True
-        will_hold = any(e.task.place is None for e in self.tasks.values())
-        held = (e for e in self.held.values() if e.task.finish.is_of_made or not entry.task.finish.is_of_made)
-        return not will_hold and all(entry.at < e.at for e in held)
-
-    @property
-    def load(self) -> int:
-        """How much it has to do before another task; finding samples takes much less time than making them."""
-        return sum(1 if entry.task.finish is Finish.SCAN else 1 + 4 * entry.task.count for entry in self.tasks.values())
-
-
-_Ready = list[tuple[int, tuple[int, int], int, _Entry]]
+_First = tuple[int, tuple[int, int], int, QueueEntry]
+_Ready = list[_First]
 """A heap of entries, by the order in which `may_take` compares them: if nobody may take the first, nobody any other."""
+
+_Passed = list[tuple[float, _Ready, _First]]
+"""Entries that wait for one worker: until when, and where each belongs."""
 
 
 class TaskQueue:
@@ -92,10 +50,12 @@ class TaskQueue:
     def __init__(self, count: int, executor: Executor, meters: Meters, modules: dict[str, int] | None = None) -> None:
         self._count, self._executor, self._meters = count, executor, meters
         self._at_once = 1 if executor.shares_objects and count > 1 else _TASKS_AT_ONCE
-        self._workers: dict[int, _Worker] = {}
-        self._entries: dict[Task, _Entry] = {}
+        self._workers: dict[int, QueueWorker] = {}
+        self._entries: dict[Task, QueueEntry] = {}
         self._numbers = itertools.count(1)
         self._ready: tuple[_Ready, _Ready] = [], []  # tasks of batches whose samples have been made, and all others
+        self._opening = Opening()
+        self._late: asyncio.TimerHandle | None = None  # for when tasks have waited long enough for one worker
         self._starting: set[asyncio.Task[None]] = set()
         self._failure: Exception | None = None
         self._is_closed = False
@@ -127,7 +87,7 @@ class TaskQueue:
 
     async def run(self, task: Task) -> Reply:
         """Have a task worked on; while its reply is "held", the same worker keeps what it made."""
-        entry = self._entries[task] = _Entry(next(self._numbers), task, asyncio.get_running_loop().create_future())
+        entry = self._entries[task] = QueueEntry(next(self._numbers), task, asyncio.get_running_loop().create_future())
         self._queue(entry)
         return await self._answer(entry)
 
@@ -173,6 +133,8 @@ class TaskQueue:
     async def close(self) -> None:
         """End all workers at once."""
         self._is_closed = True
+        if self._late is not None:
+            self._late.cancel()
         for starting in self._starting:
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
@@ -185,7 +147,7 @@ class TaskQueue:
     def _links(self) -> list[WorkerLink]:
         return [worker.link for worker in self._workers.values() if worker.link is not None]
 
-    async def _answer(self, entry: _Entry) -> Reply:
+    async def _answer(self, entry: QueueEntry) -> Reply:
         try:
             reply = await entry.reply
         except BaseException:
@@ -197,7 +159,7 @@ class TaskQueue:
             self._release(entry)
         return reply
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: QueueEntry) -> None:
         """The task is over: end its leases, once."""
         if self._entries.pop(entry.task, None) is not None:
             for part in entry.task.parts:
@@ -205,14 +167,14 @@ class TaskQueue:
             if entry.task.place is not None:
                 entry.task.place.release()
 
-    def _let_go(self, worker: _Worker, entry: _Entry) -> None:
+    def _let_go(self, worker: QueueWorker, entry: QueueEntry) -> None:
         """What a worker holds for a task is not wanted."""
         worker.held.pop(entry.number, None)
         if worker.link is not None:
             worker.link.send(LetGo(entry.number))
         self._release(entry)
 
-    def _queue(self, entry: _Entry) -> None:
+    def _queue(self, entry: QueueEntry) -> None:
         entry.worker = None
         if self._failure is not None:
             if not entry.reply.done():
@@ -224,26 +186,49 @@ class TaskQueue:
         self._hand_out()
 
     def _hand_out(self) -> None:
+        """Give workers, in order, what they may take; what waits for one that has its blocks is passed over."""
+        if self._late is not None:
+            self._late.cancel()
+        passed: _Passed = []
         while any(
-            self._hand_out_first(ready) for ready in sorted(filter(None, self._ready), key=lambda ready: ready[0])
+            self._hand_out_first(ready, passed)
+            for ready in sorted(filter(None, self._ready), key=lambda ready: ready[0])
         ):
             pass
+        for _, ready, first in passed:
+            heapq.heappush(ready, first)
+        if passed:
+            until_s = min(until_s for until_s, _, _ in passed)
+            self._late = asyncio.get_running_loop().call_at(until_s, self._hand_out)
 
-    def _hand_out_first(self, ready: _Ready) -> bool:
-        """Give the first of some tasks to a worker; whether any may take it."""
+    def _hand_out_first(self, ready: _Ready, passed: _Passed) -> bool:
+        """Give the first of some tasks to a worker, or pass it over; whether others may be looked at."""
         entry = ready[0][3]
         if not entry.is_abandoned:
             able = [worker for worker in self._workers.values() if worker.may_take(entry)]
             if not able:
                 return False
-            self._give(min(able, key=lambda worker: worker.load), entry)
+            best = min(able, key=lambda worker: (worker.blocks.missing(entry.blocks), worker.load))
+            if (until_s := self._better_until_s(entry, best, passed)) is not None:
+                passed.append((until_s, ready, heapq.heappop(ready)))
+                return len(passed) < _PASSED_MOST
+            self._give(best, entry)
         heapq.heappop(ready)
         return True
 
-    def _give(self, worker: _Worker, entry: _Entry) -> None:
+    def _better_until_s(self, entry: QueueEntry, best: QueueWorker, passed: _Passed) -> float | None:
+        """Until when a task waits for a worker that has its blocks; None: not at all, as where threads share them."""
+        if not entry.blocks or self._executor.shares_objects:
+            return None
+        workers = (worker.blocks for worker in self._workers.values() if worker.is_open)
+        before = sum(first[3].task.count for _, _, first in passed)
+        return self._opening.better_until_s(entry.blocks, best.blocks, workers, before, _now_s())
+
+    def _give(self, worker: QueueWorker, entry: QueueEntry) -> None:
         assert worker.link is not None
         task = entry.task
         entry.worker, entry.asked = worker, entry.number
+        worker.blocks.given(entry.number, entry.blocks, task.count, _now_s())
         worker.tasks[entry.number] = entry
         parts, segments = self._sent(task)
         place = None if task.place is None else self._address(task.place, is_read=task.finish is Finish.SCAN)
@@ -267,7 +252,7 @@ class TaskQueue:
             return address_of(place)
         return bytes(place.view) if is_read else place.size
 
-    def _new(self, worker: _Worker, segments: Sequence[Segment]) -> list[Segment]:
+    def _new(self, worker: QueueWorker, segments: Sequence[Segment]) -> list[Segment]:
         """Those that a worker was not sent yet."""
         if not self._executor.shares_memory:
             return []
@@ -280,12 +265,12 @@ class TaskQueue:
     def _start(self, number: int) -> None:
         if self._is_closed:
             return
-        worker = self._workers[number] = _Worker(number, self._at_once)
+        worker = self._workers[number] = QueueWorker(number, self._at_once)
         starting = asyncio.get_running_loop().create_task(self._connect(worker))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
 
-    async def _connect(self, worker: _Worker) -> None:
+    async def _connect(self, worker: QueueWorker) -> None:
         try:
             link = await self._executor.start(
                 worker.number,
@@ -309,12 +294,15 @@ class TaskQueue:
             if not entry.reply.done():
                 entry.reply.set_exception(error)
 
-    def _on_reply(self, worker: _Worker, number: int, reply: Reply) -> None:
+    def _on_reply(self, worker: QueueWorker, number: int, reply: Reply) -> None:
         if worker.is_lost or self._is_closed:
             return  # too late: somebody else does it
         entry = worker.tasks.pop(number, None)
         if entry is None:
             return  # it was answered already
+        opened = worker.blocks.answered(number, _now_s())
+        if entry.blocks and number == entry.number and reply.kind != "failed":
+            self._opening.learn(sum(reply.busy_s.values()), entry.task.count, opened)
         if entry.is_abandoned:
             if reply.kind == "held":
                 self._let_go(worker, entry)
@@ -328,7 +316,7 @@ class TaskQueue:
             entry.answer(reply)
         self._hand_out()
 
-    def _on_lost(self, worker: _Worker, loss: Loss) -> None:
+    def _on_lost(self, worker: QueueWorker, loss: Loss) -> None:
         if worker.is_lost or self._is_closed:
             return
         given = [entry for entry in self._entries.values() if entry.worker is worker]
@@ -351,7 +339,7 @@ class TaskQueue:
                 self._queue(entry)
         self._start(worker.number)
 
-    def _count_death(self, entry: _Entry, loss: Loss) -> None:
+    def _count_death(self, entry: QueueEntry, loss: Loss) -> None:
         deaths, sample = entry.task.deaths, loss.sample
         deaths[sample] = deaths.get(sample, 0) + 1
         if deaths[sample] < DEATHS:
@@ -361,6 +349,10 @@ class TaskQueue:
             entry.task.failures[sample] = error
         else:
             entry.answer(Reply("failed", errors=[(entry.task.slot, error)]))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _write(place: Lease, reply: Reply) -> None:
