@@ -33,10 +33,11 @@ CSV, INDEXED_CSV = "csv", "indexed csv"
 LINES, INDEXED_LINES, MDS, MDS_ZSTD, TOKENS = "jsonl", "indexed jsonl", "mds", "mds in zstd", "tokens"
 SEPARATE, EOS = "tokens by document", 2**31 - 1
 PARQUET, ARROW = "parquet", "arrow stream"
+PACKED, BEST_FIT = "packed", "packed by best fit"
 SCHEMA = pa.schema({"n": pa.int64(), "bin": pa.string()})
 INDEXED_SHARDS = (INDEXED, INDEXED_LINES, INDEXED_CSV, MDS, MDS_ZSTD, TOKENS, PARQUET, ARROW, SEPARATE)
 SHARDS = (*INDEXED_SHARDS, TAR, GZ, LINES, CSV)
-NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP)
+NUMBERED = (*INDEXED_SHARDS, KEYS, FILES, MAP, PACKED, BEST_FIT)
 KINDS = (*NUMBERED, TAR, GZ, LINES, CSV, STATEFUL, STATEFUL_ITERATOR)
 
 
@@ -164,6 +165,12 @@ def source(kind: str, written: Written) -> Any:
         return hr.tokens(written.urls[kind], "int32", 4, stride=3)
     if kind == SEPARATE:
         return hr.tokens(written.urls[kind], "int32", 2, eos=EOS, documents="separate")
+    if kind == PACKED:  # the number of a sequence, twice, in documents that do not end where it does
+        texts = Texts(np.array_split(np.repeat(np.arange(written.total), 2), 1 + written.total // 2))
+        return texts.pack(2, lengths=texts.lengths).map(sample_of_sequence)
+    if kind == BEST_FIT:  # each document is a sequence, and another one in each epoch
+        texts = Texts([np.full(3, number) for number in range(written.total)])
+        return texts.shuffle().pack(5, lengths=texts.lengths, method="best_fit").map(sample_of_sequence)
     if kind == FILES:
         return hr.files(written.urls[FILES])
     made: dict[str, Any] = {KEYS: Keyed, STATEFUL: Stateful, STATEFUL_ITERATOR: WithStatefulIterator}
@@ -173,6 +180,25 @@ def source(kind: str, written: Written) -> Any:
 def sample_of(number: int) -> dict[str, Any]:
     ((key, fields),) = numbered_samples(number, 1, 40)
     return {"__key__": key, "bin": fields["bin"]}
+
+
+def sample_of_sequence(sequence: dict[str, Any]) -> dict[str, Any]:
+    first, second = sequence["input_ids"][:2].tolist()
+    assert first == second
+    return sample_of(first)
+
+
+class Texts(hr.AsyncDataset):
+    """Documents of tokens."""
+
+    def __init__(self, texts: Sequence[Any]) -> None:
+        self.texts, self.lengths = texts, list(map(len, texts))
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        return {"input_ids": self.texts[key]}
 
 
 class Keyed(hr.AsyncDataset):
