@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.failures import PackedError
 from headrace.types import Ranges
@@ -47,6 +48,36 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class RaisedError:
+    """An error in the place of a batch.
+
+    Attributes:
+        error: the exception.
+        note: what is said on it besides.
+    """
+
+    error: PackedError
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDelivery:
+    """Finished samples that are given on one by one, each of which is a batch of its own.
+
+    Attributes:
+        segment: the number of the slab.
+        outcomes: for each the bytes of its pickle and of its buffers, or the error in its place.
+        after: for each what a state says once it has been received.
+        late: what a state says already before the first.
+    """
+
+    segment: int
+    outcomes: Sequence[tuple[int, ...] | RaisedError]
+    after: Sequence[ProgressDelta]
+    late: ProgressDelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressDelta:
     """What a state says besides, once a batch has been received.
 
@@ -70,3 +101,25 @@ class ProgressDelta:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
+
+
+class AfterEach(Sequence[ProgressDelta]):
+    """What a state says after each of some samples that follow one another, where none is left out.
+
+    Args:
+        start: the position of the first.
+        count: how many.
+        skipped: see `ProgressDelta`.
+    """
+
+    __slots__ = ("_skipped", "_start", "_stop")
+
+    def __init__(self, start: int, count: int, skipped: tuple[int, int]) -> None:
+        self._start, self._stop, self._skipped = start, start + count, skipped
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    def __getitem__(self, index: Any) -> Any:
+        at = range(self._start, self._stop)[index]
+        return ProgressDelta(((at, at + 1),), None, self._skipped, 1)

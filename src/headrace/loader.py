@@ -65,7 +65,8 @@ class DataLoader(TorchLoader[T_co], Closing):
         multiprocessing_context: starts workers from the trainer's process, as torch's loader does; torch regime only.
         prefetch_factor: batches made ahead. Torch regime: by each worker, by default 2; with `economic` by all workers
             together. Otherwise by all workers together: by default 4, or 2 for each worker where a worker makes whole
-            batches (a collate_fn of your own); 0: nothing is made before it is asked for.
+            batches (a collate_fn of your own); 0: nothing is made before it is asked for. With `batch_size=None` it
+            counts samples; by default they come some together, by bytes and by the time that they take.
         persistent_workers: workers, and their copies of the data set, stay for further epochs. Torch regime only.
         in_order: False gives batches as they become ready.
         seed: of the order and of the samples' random numbers; None means 0.
@@ -385,11 +386,9 @@ class DataLoader(TorchLoader[T_co], Closing):
 def single_samples(stream: Stream) -> DataLoader[Any]:
     """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
     group = stream.pipeline().group
-    return DataLoader(stream, batch_size=None, collate_fn=_as_it_is if group is None or not group.collate else None)
-
-
-def _as_it_is(sample: object) -> object:
-    return sample
+    return DataLoader(
+        stream, batch_size=None, collate_fn=resolve.as_it_is if group is None or not group.collate else None
+    )
 
 
 _OWN = ("_holder", "_instead")  # what a copy has of its own

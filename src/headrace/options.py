@@ -94,6 +94,8 @@ class Settings:
         tail: what becomes of a last step that is short; see `headrace.plan.Steps`.
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
         skips: which failed samples are left out; None: the first of a batch is raised in its place.
+        together: of samples that are given on one by one, how many workers make together at most.
+        unchanged: see `headrace.tasks.Chain`.
     """
 
     batch_size: int
@@ -115,3 +117,5 @@ class Settings:
     skips: SkipPolicy | None = None
     pin_memory: bool = False
     device: object = None
+    together: int = 1
+    unchanged: Callable[[object], bool] | None = None

@@ -17,11 +17,13 @@ from headrace.functions import is_async, name_of
 from headrace.memory_limit import memory_bytes
 from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended
+from headrace.torch_compat.packed_each import is_data
 from headrace.types import Tail
 
 _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
+_TOGETHER = 64  # samples that are given on one by one, in one message
 MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
@@ -198,7 +200,8 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     """
     batch_size, drop_last = loader.batch_size, loader.drop_last
     processes = loader.num_workers if loader.workers == "process" else 0
-    collate: Callable[[list[Any]], object] = loader.collate_fn
+    function: Callable[[Any], object] = loader.collate_fn
+    collate: Callable[[list[Any]], object] | None = function
     if pipeline.group is not None:
         if batch_size not in (None, 1):
             raise OptionError(f"batch_size={batch_size} and .{pipeline.group.text}: give one of them")
@@ -207,23 +210,22 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
             collate = default_collate
         if pipeline.group.collate is not None:
             if collate is not default_collate:
-                raise OptionError(f"collate_fn={name_of(collate)} and .{pipeline.group.text}: give one of them")
+                raise OptionError(f"collate_fn={name_of(function)} and .{pipeline.group.text}: give one of them")
             collate = pipeline.group.collate
     elif pipeline.is_batched:
         if batch_size not in (None, 1):
             raise OptionError(f"batch_size={batch_size} and .batch(): give one of them, or put .unbatch() last")
-        batch_size, collate = None, _Single(default_convert if collate is default_collate else collate)
+        batch_size, collate = None, _of_single(default_convert if function is default_collate else function)
     elif batch_size is None:
-        collate = _Single(loader.collate_fn)
+        collate = _of_single(function)
     if pipeline.gives_many is not None and not loader.in_order:
         raise OptionError(
             f"in_order=False and .{pipeline.gives_many}: a state could not say how much of a sample's was "
             "received; leave in_order out"
         )
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
-    prefetch_factor = loader.prefetch_factor
-    if prefetch_factor is None:
-        prefetch_factor = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    is_single = pipeline.group is None and batch_size is None and loader.in_order
+    prefetch_factor, together = _ahead(loader, use_slots=use_slots, is_single=is_single)
     tail = _tail(loader, drop_last)
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
@@ -251,7 +253,23 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         skips=skip_policy(loader.on_error, loader.max_skips),
         pin_memory=loader.pin_memory,
         device=loader.device,
+        together=together,
+        unchanged=_is_unchanged if isinstance(collate, _Single) and collate.function is default_convert else None,
     )
+
+
+def _ahead(loader: Any, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
+    """(how many messages are made ahead, how many samples go into one at most).
+
+    Samples that are given on one by one go some together; where it is said how many are made ahead, so many are those
+    of all messages, with the one that the trainer has opened.
+    """
+    messages = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
+    most = loader.prefetch_factor
+    if most is None:
+        return messages, _TOGETHER if is_single else 1
+    together = min(_TOGETHER, (most + 1) // (messages + 1))
+    return (messages, together) if is_single and together > 1 else (most, 1)
 
 
 def _seed(seed: SupportsIndex | None) -> int:
@@ -303,6 +321,20 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and type(value) is not bool and value >= 0
+
+
+def as_it_is(sample: object) -> object:
+    """A `collate_fn` of samples that are given on one by one, by which they are what they were."""
+    return sample
+
+
+def _of_single(function: Callable[[Any], object]) -> _Single | None:
+    return None if function is as_it_is else _Single(function)
+
+
+def _is_unchanged(sample: object) -> bool:
+    """Whether torch's default conversion gives a sample back as it is."""
+    return is_data(sample, (dict, list))
 
 
 class _Single:

@@ -16,7 +16,8 @@ from headrace import descriptors
 from headrace.cancelled import is_ours
 from headrace.deliver.ahead import ahead_of, mover_of
 from headrace.deliver.channel import thread_channel
-from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
+from headrace.deliver.iterator import BatchIterator, Watcher
+from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
 from headrace.fetch import Meter, Reader

@@ -48,6 +48,7 @@ class Finish(Enum):
 
     SLOTS = "slots"  # write each into its place in the batch's slab
     BATCH = "batch"  # collate them and write the batch into the slab
+    EACH = "each"  # the same of each by itself, as far as the task is carried out: see `Reply.sizes`
     COLLATE = "collate"  # the same, of samples that went through the chain already
     SAMPLES = "samples"  # write them, as a list, where the next stage finds them
     GROUP = "group"  # the same, of what the chain makes of all of them together
@@ -124,9 +125,12 @@ class Reply:
             empty.
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
+        sizes: for EACH of each sample the bytes of its pickle and of its buffers, none where it has failed. There may
+            be fewer than the task has samples: those behind them are left, for these were many bytes, or took long.
         copies: of "written", (offset, bytes) of the task's place, where no memory is shared.
         busy_s: for each step of the chain (collation and writing last) seconds spent in it.
         made_s: seconds spent on the samples themselves, with those of the replies before it to the same task.
+        took_s: seconds until there was something to write, with collation.
     """
 
     kind: Literal["written", "held", "mismatch", "failed"]
@@ -139,9 +143,11 @@ class Reply:
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
+    sizes: Sequence[tuple[int, ...]] = ()
     copies: list[tuple[int, bytes]] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
     made_s: float = 0.0
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -159,6 +165,8 @@ class Chain:
         measure: asked for a number of each sample that goes on to the next stage, which puts samples together by that.
         begin: called in each worker, process or thread, with its number, before the first task of this chain.
         pack_error: packs an exception, with the worker's number; None: as the engine packs its own.
+        unchanged: says of a sample that is given on by itself that `collate` would give it back as it is, and draw no
+            random numbers; None: of none is that known.
     """
 
     steps: tuple[Step, ...] = ()
@@ -172,3 +180,4 @@ class Chain:
     measure: Callable[[Any], int] | None = None
     begin: Callable[[int], object] | None = None
     pack_error: Callable[[BaseException, Origin, int], PackedError] | None = None
+    unchanged: Callable[[object], bool] | None = None

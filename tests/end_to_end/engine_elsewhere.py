@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO
 
-from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
+from headrace.deliver.iterator import BatchIterator, Watcher
+from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import Views
 from headrace.delivery import Delivery
 from headrace.engine.blueprint import Blueprint

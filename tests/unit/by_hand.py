@@ -7,6 +7,7 @@ but only when they are told to. Nothing waits, and there is no clock that goes b
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +16,9 @@ from typing import Any
 from simulation.loop import SimulatedLoop
 from unit.scripted import Broken, NoMeters, Trainer
 
-from headrace.deliver.iterator import BatchOpener
+from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.slabs import Slabs, Views
-from headrace.delivery import Delivery
+from headrace.delivery import ChunkDelivery, Delivery
 from headrace.failures import Failure
 from headrace.memory import Arena, Claim, Segment
 from headrace.observe.stats import LoaderMeters
@@ -198,6 +199,7 @@ class Setup:
     in_order: bool = True
     is_spread: bool = False
     collations: int | None = None
+    together: int = 1
     use_slots: bool = False
     workers: int = 2
     depth: int = 2
@@ -240,7 +242,8 @@ class ByHand:
         self.workers = Workers(shares_memory=setup.shares_memory, shares_objects=setup.shares_objects)
         self.gates: list[asyncio.Future[None]] = []
         self.taken: list[Delivery] = []
-        self.received = 0
+        self.opened: deque[Arrived] = deque()  # of samples that came together, those that the trainer has not asked for
+        self.received = self.used = 0
         self.meters, self.arena, self.trainer = LoaderMeters(), Arena(), Trainer(setup.depth)
         self.slabs = Slabs(self._forget, lambda _: True)
         self.slabs.limit = self.slabs.kept = setup.depth + 3
@@ -272,6 +275,7 @@ class ByHand:
                 in_order=setup.in_order,
                 is_spread=setup.is_spread,
                 collations=setup.collations,
+                together=setup.together,
             ),
             learned=Learned(setup.use_slots),
             key=7,
@@ -355,18 +359,35 @@ class ByHand:
 
     def take(self) -> Any:
         """Ask for a batch; gives (its number, the batch or the exception in its place), or None: there is none yet."""
+        if self.opened:
+            return self._next_of_chunk()
         if self.trainer.asked == self.received:
             self.settle(self.trainer.ask)
         if self.received == len(self.trainer.sent):
             return None
         delivery = self.trainer.sent[self.received]
         self.received += 1
+        if isinstance(delivery, ChunkDelivery):
+            self.opened.extend(self._opener.arrived(delivery))
+            self.settle(partial(self.slabs.returned, delivery.segment))  # all of it was copied
+            return self._next_of_chunk()
+        self.used += 0 if delivery.after is None else delivery.after.used
         try:
             batch = self._opener.open(delivery)
         except Exception as error:
             return delivery.batch, error
         self.taken.append(delivery)
         return delivery.batch, batch
+
+    def _next_of_chunk(self) -> tuple[int, Any]:
+        """(its number, a sample of those that came together, or the exception in its place)."""
+        arrived = self.opened.popleft()
+        assert arrived.after is not None
+        self.used += arrived.after.used  # with those before it that were left out
+        try:
+            return self.used - 1, arrived.open()
+        except Exception as error:
+            return self.used - 1, error
 
     def let_go(self, which: int) -> None:
         """Have the trainer let go of a batch that it has taken."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import anyio
 from simulation.loop import simulate
 
+from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.progress import Progress, ProgressSnapshot
-from headrace.deliver.slabs import Slabs
-from headrace.delivery import Delivery
+from headrace.deliver.slabs import Slabs, Views
+from headrace.delivery import ChunkDelivery, Delivery
+from headrace.errors import StateMismatchError
 from headrace.memory import Arena, Claim, Lease
 from headrace.parts import ListPart, address_of
 from headrace.producer import Flow
@@ -119,7 +122,7 @@ class Trainer:
     """The other end of the channel: it asks for batches one after the other, and lets go of each at any time."""
 
     def __init__(self, depth: int) -> None:
-        self.depth, self.asked, self.sent = depth, 0, list[Delivery]()
+        self.depth, self.asked, self.sent = depth, 0, list[Delivery | ChunkDelivery]()
         self.errors: list[bytes] = []
         self.is_closed = False
         self._callback: Callable[[], None] = lambda: None
@@ -129,7 +132,7 @@ class Trainer:
     def granted(self) -> int:
         return self.asked + self.depth
 
-    def send(self, message: Delivery) -> None:
+    def send(self, message: Delivery | ChunkDelivery) -> None:
         assert len(self.sent) < self.granted, "more is sent than was granted"
         self.sent.append(message)
         self._came.set()
@@ -145,7 +148,7 @@ class Trainer:
     def on_credit(self, callback: Callable[[], None]) -> None:
         self._callback = callback
 
-    def take_back(self) -> Sequence[Delivery]:
+    def take_back(self) -> Sequence[Delivery | ChunkDelivery]:
         return ()
 
     def ask(self) -> None:
@@ -153,8 +156,8 @@ class Trainer:
         self.asked += 1
         self._callback()
 
-    async def receive(self) -> Delivery | None:
-        """The next batch; None at the end."""
+    async def receive(self) -> Delivery | ChunkDelivery | None:
+        """The next message; None at the end."""
         self.ask()
         while len(self.sent) < self.asked:
             if self.is_closed:
@@ -209,6 +212,7 @@ class Plan:
         passed: which of those that come again are of groups that do not.
         limits: how many samples each level gives at most; empty: all do.
         given: how many each but the last gave before those that come again.
+        together: of batches of one sample, how many are made by one task at most.
     """
 
     samples: Sequence[Any]
@@ -231,6 +235,7 @@ class Plan:
     known: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
+    together: int = 1
     fails: Callable[[Task], bool] = lambda task: False
 
 
@@ -282,6 +287,7 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
         in_order=plan.in_order,
         is_spread=plan.is_spread,
         collations=rng.choice([None, 1]),
+        together=plan.together,
     )
     is_limited = any(limit is not None for limit in plan.limits[:-1])
     position_map = PositionMap(kept_from=None if plan.keeps_count else 0, levels=levels, is_limited=is_limited)
@@ -309,23 +315,35 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
     epoch = Epoch(spec, resources, trainer)
     task = asyncio.create_task(epoch.run())
     task.add_done_callback(lambda _: trainer.close())  # should it have failed, that is told
-    received = 0
-    while stop_after is None or received < stop_after:
+    messages, waiting = 0, deque[Arrived]()
+    opener = BatchOpener(Views(slabs.segments, lambda _: None, lambda _: None))
+    while stop_after is None or len(result.batches) < stop_after:
         await asyncio.sleep(rng.choice([0, 0, 2, 30]))
         progress.ask()
-        delivery = await trainer.receive()
-        if delivery is None:
-            break
-        received += 1
-        (progress.fail if delivery.kind == "error" else progress.receive)(delivery)
-        result.batches.append(_opened(delivery, slabs))
-        result.numbers.append(delivery.batch)
+        if not waiting:
+            message = await trainer.receive()
+            if message is None:
+                break
+            messages += 1
+            waiting.extend(opener.arrived(message))
+            first = message.batch if isinstance(message, Delivery) else len(result.numbers)
+            result.numbers += range(first, first + len(waiting))
+        arrived = waiting.popleft()
+        try:
+            result.batches.append(arrived.open())
+            progress.receive(arrived)
+        except (Broken, StateMismatchError):
+            result.batches.append(None)
+            progress.fail(arrived)
         result.snapshots.append(progress.received)
-        slabs.returned(delivery.segment)
+        if not waiting:
+            slabs.returned(message.segment)
     epoch.stop()
     await task
-    for delivery in trainer.sent[received:]:
-        slabs.returned(delivery.segment)
+    if waiting:
+        slabs.returned(message.segment)
+    for message in trainer.sent[messages:]:
+        slabs.returned(message.segment)
     result.errors, result.failed = trainer.errors, works.failed
     assert not works.tasks, "workers have tasks that nobody waits for"
     assert not slabs._out
@@ -335,12 +353,3 @@ async def _run(plan: Plan, rng: random.Random, stop_after: int | None) -> Run:
     slabs.close()
     arena.close()
     return result
-
-
-def _opened(delivery: Delivery, slabs: Slabs) -> Any:
-    if delivery.kind == "error":
-        return None
-    view = slabs.segments[delivery.segment].view
-    if delivery.kind == "packed":
-        return serialize.unpack(view, delivery.lengths, copy=True)
-    raise AssertionError(delivery.kind)

@@ -74,14 +74,17 @@ def plans(draw: st.DrawFn) -> Plan:
         chains[number - 1] = replace(chains[number - 1], measure=weight)
         chains[number] = Chain(collate=list, after=(APART,))
         stages.append(GroupStage(number, KINDS[kind].begin, kind, is_measured=True))
+    batch_size = draw(st.sampled_from([1, 1, 2, 3, 7]))
+    depth, together = draw(st.sampled_from([0, 1, 3])), draw(st.sampled_from([1, 2, 5, 64])) if batch_size == 1 else 1
     return Plan(
         samples=range(draw(st.sampled_from([0, 1, 9, 25, 40]))),
+        together=together if depth else 1,
         chains=chains,
         stages=tuple(stages),
         keeps_count=not stages,
-        batch_size=draw(st.sampled_from([1, 2, 3, 7])),
+        batch_size=batch_size,
         drop_last=draw(st.booleans()),
-        depth=draw(st.sampled_from([0, 1, 3])),
+        depth=depth,
         budget=draw(st.sampled_from([300, 1500, 1 << 30])),
         workers=draw(st.integers(1, 3)),
         is_spread=draw(st.booleans()),
@@ -202,7 +205,7 @@ def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed:
 def test_batches_are_all_there_when_they_may_come_in_any_order(plan: Plan, seed: int) -> None:
     if any(stage.gives_many for stage in plan.stages):
         return  # that is refused
-    result = run(replace(plan, in_order=False), seed)
+    result = run(replace(plan, in_order=False, together=1), seed)
     assert sorted(zip(result.numbers, result.batches, strict=True)) == list(enumerate(expected(plan)))
 
 
@@ -236,7 +239,8 @@ def test_each_kind_of_task_was_tried() -> None:
     )
     run(plan, 1)
     run(replace(plan, is_spread=True), 1)
-    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE}
+    run(replace(plan, batch_size=1, together=64), 1)
+    assert kinds == {Finish.SAMPLES, Finish.GROUP, Finish.BATCH, Finish.COLLATE, Finish.EACH}
 
 
 def test_run_without_samples_has_no_batches() -> None:

@@ -20,62 +20,21 @@ import torch
 from headrace.deliver.ahead import Ahead
 from headrace.deliver.channel import ChannelFailedError
 from headrace.deliver.loops import TaskLock
+from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.progress import Progress
-from headrace.deliver.slabs import Views
-from headrace.delivery import Delivery
 from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
 from headrace.protocols import Receiver
-from headrace.torch_compat import serialize
 from headrace.torch_compat.errors import unpack_error
-from headrace.torch_compat.spec import Spec
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")
-_SPECS_MOST = 256
-_SMALL_BYTES = 65536  # a batch of fewer bytes is copied: that is cheaper than a lease
 
 
 class WaitMeters(Protocol):
     """Where the trainer's waiting is counted."""
 
     def count_next(self, samples: int, waited_s: float, elsewhere_s: float | None) -> None: ...
-
-
-class BatchOpener:
-    """Makes batches of deliveries.
-
-    Args:
-        views: the slabs.
-    """
-
-    def __init__(self, views: Views) -> None:
-        self._views = views
-        self._specs: dict[bytes, Spec] = {}
-
-    def open(self, delivery: Delivery) -> object:
-        """The batch, or the exception that is raised in its place."""
-        if delivery.kind == "error":
-            assert delivery.error is not None
-            error = unpack_error(delivery.error)
-            if delivery.note:
-                error.add_note(delivery.note)
-            raise error
-        must_copy = self._views.must_copy
-        slab = self._views.array(delivery.segment)
-        if delivery.kind == "packed":
-            copy = must_copy or sum(delivery.lengths) <= _SMALL_BYTES
-            batch = serialize.unpack(slab, delivery.lengths, copy=copy)
-        else:
-            spec = self._specs.get(delivery.blob)
-            if spec is None:
-                if len(self._specs) >= _SPECS_MOST:
-                    self._specs.clear()  # each batch has another form
-                spec = self._specs[delivery.blob] = Spec.loads(delivery.blob)
-            holes, slots = delivery.holes, delivery.count + len(delivery.holes)
-            copy = must_copy or spec.nbytes(slots) <= _SMALL_BYTES
-            batch = spec.read(slab, slots, delivery.capacity, delivery.columns, copy=copy, holes=holes)
-        return batch
 
 
 async def readable(descriptor: int, timeout_s: float) -> None:
@@ -143,7 +102,8 @@ class BatchIterator(Generic[B]):
         self._owner, self._count, self._progress = owner, watch.count, watch.progress
         self._timeout_s, self._pid = timeout_s, os.getpid()
         self._receiver, self._opener, self._ahead = receiver, opener, ahead
-        self._staged: deque[Delivery] = deque()  # those whose batches wait for `next`
+        self._arrived: deque[Arrived] = deque()  # of a message, those that are not staged yet
+        self._staged: deque[Arrived] = deque()  # those whose batches wait for `next`
         self._over: Callable[[BatchIterator[B]], NoReturn] | None = None  # called after the last of those
         self._exhausted = watch.exhausted
         self._meters, self._name = meters, watch.name
@@ -151,7 +111,7 @@ class BatchIterator(Generic[B]):
         self._end.atexit = False
         self._lock, self._beginning = threading.Lock(), threading.Lock()
         self._tasks_lock = TaskLock()
-        self._peeked: list[tuple[Any, Exception | None, Delivery]] = []
+        self._peeked: list[tuple[Any, Exception | None, Arrived]] = []
         self._is_exhausted = self._is_peeking = False
         self._left: float | None = None
         self.before: Callable[[], None] | None = None
@@ -229,6 +189,7 @@ class BatchIterator(Generic[B]):
         self._ahead.drain()
         self._end()
         self._peeked.clear()
+        self._arrived.clear()
         self._staged.clear()
 
     @property
@@ -280,46 +241,46 @@ class BatchIterator(Generic[B]):
         self._stage()
         if self._staged:
             batch = self._ahead.take(0)
-            delivery = self._staged.popleft()
+            arrived = self._staged.popleft()
         elif self._over is None:
             raise anyio.WouldBlock
         else:
             self._over(self)
         now = time.perf_counter()
-        self._meters.count_next(delivery.count, now - began, None if self._left is None else began - self._left)
+        self._meters.count_next(arrived.samples, now - began, None if self._left is None else began - self._left)
         made, failure = None, None
         try:
             made = batch()
         except Exception as error:
             failure = error
         except BaseException:  # such as an interrupt: that batch is gone
-            self._failed(delivery)
+            self._failed(arrived)
             raise
         finally:
             self._left = time.perf_counter()
         if self.leave_out:
             self.leave_out -= 1
-            self._given(delivery)
+            self._given(arrived)
             raise anyio.WouldBlock
         if self._is_peeking:
-            self._peeked.append((made, failure, delivery))  # an error is told again, in its place
-        return self._taken(made, failure, delivery)
+            self._peeked.append((made, failure, arrived))  # an error is told again, in its place
+        return self._taken(made, failure, arrived)
 
-    def _taken(self, made: Any, failure: Exception | None, delivery: Delivery) -> B:
+    def _taken(self, made: Any, failure: Exception | None, arrived: Arrived) -> B:
         """A batch as it is given on; an error is raised."""
         if not self._is_peeking:
-            (self._given if failure is None else self._failed)(delivery)
+            (self._given if failure is None else self._failed)(arrived)
         batch: B = _opened(made, failure)
         return batch
 
-    def _failed(self, delivery: Delivery) -> None:
+    def _failed(self, arrived: Arrived) -> None:
         if self._progress is not None:
-            self._progress.fail(delivery)
+            self._progress.fail(arrived)
         self._count_one()
 
-    def _given(self, delivery: Delivery) -> None:
+    def _given(self, arrived: Arrived) -> None:
         if self._progress is not None:
-            self._progress.receive(delivery)
+            self._progress.receive(arrived)
         self._count_one()
 
     def _count_one(self) -> None:
@@ -334,22 +295,32 @@ class BatchIterator(Generic[B]):
 
     def _stage(self) -> None:
         """Begin what is done to batches before they are given on, with those that have come."""
-        while self._over is None and len(self._staged) < self._ahead.depth:
-            try:
-                delivery = self._receiver.receive_nowait()
-            except anyio.WouldBlock:
+        while len(self._staged) < self._ahead.depth:
+            if not self._arrived and not self._receive():
                 return
-            except anyio.EndOfStream:
-                self._over = BatchIterator._finish
-            except anyio.ClosedResourceError:
-                self._over = _refuse
-            except anyio.BrokenResourceError as error:
-                self._over = partial(_break_off, error)
-            except ChannelFailedError as error:
-                self._over = partial(_fail, error.blob)
-            else:
-                self._staged.append(delivery)
-                self._ahead.put(partial(self._opener.open, delivery))
+            arrived = self._arrived.popleft()
+            self._staged.append(arrived)
+            self._ahead.put(arrived.open)
+
+    def _receive(self) -> bool:
+        """Whether another message has come."""
+        if self._over is not None:
+            return False
+        try:
+            message = self._receiver.receive_nowait()
+        except anyio.WouldBlock:
+            return False
+        except anyio.EndOfStream:
+            self._over = BatchIterator._finish
+        except anyio.ClosedResourceError:
+            self._over = _refuse
+        except anyio.BrokenResourceError as error:
+            self._over = partial(_break_off, error)
+        except ChannelFailedError as error:
+            self._over = partial(_fail, error.blob)
+        else:
+            self._arrived.extend(self._opener.arrived(message))
+        return self._over is None
 
     def _awaited(self) -> int:
         """What to wait on until the next batch may be ready."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.delivery import Delivery, ProgressDelta
+from headrace.deliver.opening import Arrived
+from headrace.delivery import ProgressDelta
 from headrace.errors import OptionError
 from headrace.types import Ranges
 
@@ -81,19 +82,19 @@ class Progress:
             step = steps[-1]
         return self._save(replace(step, is_over=True) if is_over else step)
 
-    def receive(self, delivery: Delivery) -> None:
+    def receive(self, batch: Arrived) -> None:
         """A batch is given to the trainer."""
         with self._lock:
             self._pass_failed()
-            self._amend(delivery.late)
-            self._add(delivery.after, delivery.count)
+            self._amend(batch.late)
+            self._add(batch.after, batch.samples)
 
-    def fail(self, delivery: Delivery) -> None:
+    def fail(self, batch: Arrived) -> None:
         """An error is raised in the place of a batch, which is used up once the next one is asked for."""
         with self._lock:
             self._pass_failed()
-            self._amend(delivery.late)
-            self._failed = delivery.after, 0
+            self._amend(batch.late)
+            self._failed = batch.after, 0
 
     def ask(self) -> None:
         """The next batch is asked for."""

@@ -211,6 +211,17 @@ class Views:
         """Whether the trainer holds so many slabs that another one would leave too few to go on with."""
         return len(self._out) >= self._most
 
+    def copied(self, number: int, nbytes: int) -> bytes:
+        """The first bytes of a slab, which goes back now."""
+        segment = self._segments.get(number)
+        view = memoryview(b"") if segment is None else segment.view
+        if not view:
+            raise LoaderClosedError("the loader was closed before this batch was taken")
+        try:
+            return bytes(view[:nbytes])
+        finally:
+            self._give_back(number)
+
     def array(self, number: int) -> NDArray[np.uint8]:
         """The slab as bytes; it goes back when this array and all that was made from it are gone."""
         # An array of its own for each lease: numpy gives every view the outermost array as its base, so that a

@@ -18,7 +18,8 @@ from typing import Any, Literal, Self
 import torch
 from torch.utils.data.dataloader import default_collate
 
-from headrace.deliver.iterator import BatchIterator, BatchOpener, Watcher
+from headrace.deliver.iterator import BatchIterator, Watcher
+from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import Views
 from headrace.delivery import Delivery
 from headrace.drop_in.resumable import ResumableIterator

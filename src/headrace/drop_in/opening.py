@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from headrace.deliver.iterator import BatchOpener
+from headrace.deliver.opening import BatchOpener
 from headrace.delivery import Delivery
 from headrace.drop_in.workers.records import MadeBatch
 from headrace.errors import StateMismatchError

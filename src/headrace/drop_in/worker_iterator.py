@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _DatasetKind
 
 from headrace.deliver.ahead import Ahead, ahead_of, mover_of
-from headrace.deliver.iterator import BatchOpener
 from headrace.deliver.loops import TaskLock
+from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import Views
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.opening import bytes_of, opened

@@ -84,6 +84,7 @@ class Blueprint:
             in_order=settings.in_order,
             is_adaptive=not inner,  # what the inner stages take is not what is learned
             depth=settings.prefetch_factor,
+            together=settings.together,
         )
         self.learned = Learned(settings.use_slots)
         self.sources = Sources(job, prefix, meter)
@@ -195,7 +196,11 @@ def _stages(
         last = groups.pop()[1]
     columns = pipeline.columns if last and settings.use_slots else None
     skips = settings.skips is not None
-    chains = {_FINAL: Chain(last, settings.collate, pipeline.after, settings.init, columns, skips)}
+    chains = {
+        _FINAL: Chain(
+            last, settings.collate, pipeline.after, settings.init, columns, skips, unchanged=settings.unchanged
+        )
+    }
     inner: list[InnerStage] = []
 
     def add(groups: Sequence[tuple[bool, tuple[Step, ...]]]) -> None:

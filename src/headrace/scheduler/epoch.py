@@ -22,6 +22,7 @@ from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.group_level import GroupLevel
 from headrace.scheduler.inner import Level, Outcome
+from headrace.scheduler.one_by_one import OneByOne
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Task
@@ -47,7 +48,10 @@ class Epoch:
         self._boundaries, self._position_map = spec.boundaries, spec.position_map
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
-        self._assembly = Assembly(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
+        kind = OneByOne if spec.batches.together > 1 else Assembly
+        self._assembly: Assembly | OneByOne = kind(
+            spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery
+        )
         self._levels = self._made_levels(spec)
         self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level
         self._put = 0  # the positions that the source has put end here
@@ -194,6 +198,7 @@ class Epoch:
 
     def cut(self, count: int) -> None:
         assert isinstance(self._boundaries, GivenBoundaries)
+        assert isinstance(self._assembly, Assembly)
         self._assembly.begin(self._boundaries.add(count))
 
     def put(self, start: int, part: Part) -> None:

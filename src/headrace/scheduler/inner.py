@@ -17,8 +17,9 @@ from headrace.positions import part_position
 from headrace.running import running_charge
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
+from headrace.scheduler.pace import Pace
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.recipe import GroupStage, InnerStage, Learned, LimitStage, LoopStage
+from headrace.scheduler.recipe import GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Task
 
@@ -136,6 +137,9 @@ class Level:
         self._put = 0  # samples of the level before
         self._positions: deque[int] = deque()  # of those that wait
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
+        works = all(type(stage) is WorkStage for stage in self._stages)  # the loop's steps are waited for together
+        is_paced = works and spec.batches.together > 1 and not spec.batches.has_groups
+        self._pace = Pace(spec.batches.together) if is_paced else None
         self.group: TaskGroup | None = None
 
     @property
@@ -199,11 +203,15 @@ class Level:
 
     @property
     def _chunk(self) -> int:
+        if self._pace is not None:
+            return self._pace.size
         batches = self._batches
         share = batches.chunk(batches.gathered(batches.batch_size or self._pile.size), self._learned.sample_s)
         return max(share, batches.worth(self._learned_here.sample_s)) if batches.has_groups else share
 
     def _take(self) -> Units:
+        if self._pace is not None:
+            self._pace.begin()
         start, part = self._pile.take(self._chunk)
         if self.number:
             positions: Sequence[int] = [self._positions.popleft() for _ in range(part.count)]
@@ -263,6 +271,8 @@ class Level:
         reply, made = await self._dispatch.samples(task, is_urgent)
         self._learned_here.learn_time(reply.made_s, len(positions))
         if made is not None:
+            if self._pace is not None:
+                self._pace.learn(len(positions), reply.made_s, sum(made.lengths))
             return made, reply.kept, reply.measures
         count = 1 if finish is Finish.GROUP else len(positions)
         return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count), ()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.delivery import ProgressDelta
+from headrace.delivery import AfterEach, ProgressDelta
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.origins import Origins
 from headrace.tasks import Task
@@ -142,6 +142,17 @@ class PositionMap:
         for origins in reversed(self.levels):
             origins.forget(oldest)
             oldest = origins.begin(origins.needed(oldest)[0])
+
+    def after_each(self, number: int, count: int, skipped: tuple[int, int]) -> Sequence[ProgressDelta] | None:
+        """`cover` and `after` for each of so many batches of one sample, the first of them with this number.
+
+        None, and nothing is done: more is to be said of them than that they follow one another.
+        """
+        is_counted = self._kept_from is None and self._mark is None
+        if not is_counted or self._covers or self._delivered or self._first_not != number:
+            return None
+        self._first_not += count
+        return AfterEach(number, count, skipped)
 
     def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
         """What a state says besides of batches that were delivered before this was known; None: nothing."""

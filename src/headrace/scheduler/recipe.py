@@ -112,6 +112,8 @@ class BatchSpec:
         collations: how many batches may be collated at once, where they are spread; None: any number.
         is_adaptive: whether tasks have more samples where those are made in no time; False: their number is fixed.
         depth: how many batches are under way at most; 0: not known.
+        together: where batches are single samples, how many of them are made by one task at most, and go to the trainer
+            together; 1: each is a batch like others.
     """
 
     chain: int
@@ -126,6 +128,7 @@ class BatchSpec:
     collations: int | None = None
     is_adaptive: bool = False
     depth: int = 0
+    together: int = 1
 
     @property
     def gives_many(self) -> bool:

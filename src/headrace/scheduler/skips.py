@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from headrace.delivery import RaisedError
 from headrace.errors import OptionError, StageError
 from headrace.failures import ErrorPacker, Origin, PackedError, Scope
 from headrace.options import SkipPolicy
@@ -24,14 +24,6 @@ class SkipMeters(Protocol):
     """Where samples that are left out are counted."""
 
     def count_skip(self, epoch: int, position: int, name: str, error: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """What is raised in the place of a batch, and what is said on it besides."""
-
-    error: PackedError
-    note: str = ""
 
 
 class Skips:
@@ -72,7 +64,7 @@ class Skips:
 
     def rule(
         self, positions: Callable[[], Sequence[int]], count: int, errors: Mapping[int, PackedError]
-    ) -> Raised | None:
+    ) -> RaisedError | None:
         """What is raised in the place of a batch; None: its samples that failed are left out of it.
 
         To be called for every batch, in the order in which they are delivered.
@@ -94,31 +86,31 @@ class Skips:
         if following < count:
             self._in_a_row = 0
         if self._needs_batches and len(errors) == count:
-            return Raised(errors[min(errors)], "no sample of this batch is left, and other ranks have theirs")
+            return RaisedError(errors[min(errors)], "no sample of this batch is left, and other ranks have theirs")
         return None
 
-    def _rule_on(self, position: int, packed: PackedError) -> Raised | None:
+    def _rule_on(self, position: int, packed: PackedError) -> RaisedError | None:
         policy = self._policy
         if packed.scope is not Scope.SAMPLE:
-            return Raised(packed)
+            return RaisedError(packed)
         try:
             error = self._unpack(packed)
         except Exception:  # it fails there again, and is told
-            return Raised(packed)
+            return RaisedError(packed)
         if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
-            return Raised(packed)
+            return RaisedError(packed)
         is_known = hash(packed.blob) in self._known  # of one read that failed for several samples
         for made, most in () if is_known else ((self._in_all, policy.in_all), (self._in_a_row, policy.in_a_row)):
             if most is not None and made >= most:
-                return Raised(packed, self._describe())
+                return RaisedError(packed, self._describe())
         if policy.decide is not None:
             try:
                 answer = policy.decide(error)
                 is_left_out = isinstance(answer, bool | np.bool_) and bool(answer)
             except BaseException as own:  # whatever it is, it must not end the loop
-                return Raised(self._pack(own))
+                return RaisedError(self._pack(own))
             if not is_left_out:
-                return Raised(packed)
+                return RaisedError(packed)
         self._count(position, error, packed.origin)
         if not is_known:
             self._in_all += 1

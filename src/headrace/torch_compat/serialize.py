@@ -193,7 +193,7 @@ def _is_importable(name: str) -> bool:
 
 def packed_size(parts: Sequence[PickledPart]) -> int:
     """How many bytes `write` needs for `parts`."""
-    return sum(_aligned(len(p)) for p in parts)
+    return sum(aligned(len(p)) for p in parts)
 
 
 def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
@@ -204,7 +204,7 @@ def write(parts: Sequence[PickledPart], target: memoryview) -> tuple[int, ...]:
         for piece in part.pieces if isinstance(part, Pickled) else (part,):
             np.copyto(np.frombuffer(target, np.uint8, len(piece), at), np.frombuffer(piece, np.uint8))
             at += len(piece)
-        offset += _aligned(len(part))
+        offset += aligned(len(part))
     return tuple(len(p) for p in parts)
 
 
@@ -224,7 +224,7 @@ def _pieces(source: memoryview | NDArray[np.uint8], lengths: Sequence[int]) -> l
     pieces, offset = [], 0
     for length in lengths:
         pieces.append(source[offset : offset + length])
-        offset += _aligned(length)
+        offset += aligned(length)
     return pieces
 
 
@@ -302,7 +302,8 @@ def unpack_bytes(blob: bytes) -> Any:
     return unpack(memoryview(data), lengths, copy=True)
 
 
-def _aligned(length: int) -> int:
+def aligned(length: int) -> int:
+    """Where what follows so many bytes begins."""
     return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 

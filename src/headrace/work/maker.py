@@ -6,7 +6,7 @@ import itertools
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,7 @@ class Maker:
         self._begun: dict[int, weakref.ref[Chain]] = {}
         self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
 
-    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Iterator[object]:
+    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Generator[object, None, None]:
         """Each sample through the steps; a Failure in the place of one that could not be made."""
         if chain.many is not None:
             keys = list(self._inputs.samples(order.parts, busy))
@@ -73,14 +73,16 @@ class Maker:
         elif chain.steps and chain.steps[0].prepare is not None and not order.one_by_one:
             samples = _prepared(chain.steps[0].name, chain.steps[0].prepare, samples, busy)
         self._progress(0)
-        for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
-            if index in failures:
-                yield Failure(failures[index])
-            else:
-                self._at = order.parts, index
-                yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
-            self._progress(index + 1)  # also while it is found, or opened with others
-        self._at = (), 0
+        try:
+            for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
+                if index in failures:
+                    yield Failure(failures[index])
+                else:
+                    self._at = order.parts, index
+                    yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
+                self._progress(index + 1)  # also while it is found, or opened with others
+        finally:  # also where no more are wanted
+            self._at = (), 0
         self._progress(-1)  # what follows is no sample's doing
 
     def _make_many(
@@ -198,6 +200,19 @@ class Maker:
         for k, failure in failed:
             several.insert(k, failure)
         return several
+
+    def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: dict[str, float]) -> object:
+        """What is given on of one of a task's samples, each of which is a batch of its own; a Failure: nothing."""
+        if type(sample) is Failure:
+            return sample
+        is_unchanged = chain.collate is None or (chain.unchanged is not None and chain.unchanged(sample))
+        if is_unchanged and not chain.after:
+            return sample
+        self._progress(-1)  # as where a batch has several
+        position = order.position_of(index)
+        own = replace(order, batch=order.batch + index, position=position, positions=None)
+        batch = self.collate(chain, [sample], own, busy)
+        return Failure(batch.error.widened()) if type(batch) is Failure else batch
 
     def collate(self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]) -> object:
         if failed := failures_among(made):

@@ -86,7 +86,12 @@ class TaskMessage:
     @property
     def first_position(self) -> int:
         """The position of the first sample."""
-        return self.position if self.positions is None or not len(self.positions) else int(self.positions[0])
+        return self.position_of(0)
+
+    def position_of(self, index: int) -> int:
+        """The position of one of the samples."""
+        positions = self.positions
+        return self.position + index if positions is None or not len(positions) else int(positions[index])
 
     def carry_out(self, runner: Runner) -> Reply:
         return runner.work(self)
@@ -180,13 +185,14 @@ def exit_text(code: int | None) -> str:
 def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError:
     """The error of a sample that has ended as many workers as one may."""
     key, url = _origin(task, sample)
+    batch = task.batch + max(sample, 0) if task.finish is Finish.EACH else task.batch
     if task.scan is not None:
         url, which = task.scan[0].url, "the search for the samples"
     elif sample >= 0:
         position = task.position + sample if task.positions is None else task.positions[sample]
         which = f"sample {divided(position)[0]} of the epoch" + (f", key {key!r}" if key is not None else "")
     else:
-        which = f"batch {task.batch} of the epoch, before or after its samples' own steps"
+        which = f"batch {batch} of the epoch, before or after its samples' own steps"
         which += f" (its first key: {key!r})" if key is not None else ""
     where = f" of {url}" if url else ""
     return WorkerDiedError(
@@ -196,7 +202,7 @@ def died(task: Task, sample: int, pid: int, code: int | None) -> WorkerDiedError
         exitcode=code,
         key=key,
         url=url,
-        batch=task.batch,
+        batch=batch,
     )
 
 

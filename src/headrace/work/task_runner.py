@@ -16,12 +16,14 @@ from headrace.sent import Place, size_of
 from headrace.tasks import Chain, Finish, Reply
 from headrace.torch_compat import serialize
 from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.packed_each import PackedEach
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec, aligned
 from headrace.work.inputs import Inputs
 from headrace.work.maker import Maker, listed
 from headrace.work.messages import TaskMessage
 
+_EACH_BYTES, _EACH_S = 2**18, 0.02  # of samples that are given on one by one: a task ends with the one that exceeds it
 _STARTED_S = 0.001  # to load functions, with what they import, and to begin: less than this is not worth counting
 
 
@@ -48,6 +50,8 @@ class _Result:
     failed: Sequence[int] = ()
     measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
+    sizes: Sequence[tuple[int, ...]] = ()
+    took_s: float = 0.0
 
 
 class TaskRunner:
@@ -123,7 +127,9 @@ class TaskRunner:
             self._had_large = self._had_large or (self._everywhere and any(part.has_large for part in order.parts))
             if (start_s := time.perf_counter() - began) > _STARTED_S:
                 busy["start"] = start_s
+            began = time.perf_counter()
             reply = self._make(chain, result, busy)
+            result.took_s = time.perf_counter() - began
         except BaseException as error:  # a SystemExit of the user's functions ends no worker
             self._progress(-1)  # what does leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
@@ -139,6 +145,8 @@ class TaskRunner:
             made = list(self._inputs.samples(order.parts, busy))
         elif order.finish is Finish.SLOTS and self._may_fill(order):
             return self._fill(chain, order, busy)
+        elif order.finish is Finish.EACH:
+            return self._make_each(chain, result, busy)
         else:
             made = list(self._maker.make(chain, order, busy))
             if self._had_large:
@@ -170,6 +178,30 @@ class TaskRunner:
         else:
             result.made = made
         return None
+
+    def _make_each(self, chain: Chain, result: _Result, busy: dict[str, float]) -> Reply | None:
+        """Samples that are given on one by one: as many as are neither many bytes nor take long."""
+        order, began, packed = result.order, time.perf_counter(), PackedEach()
+        samples = self._maker.make(chain, order, busy)
+        for index, sample in enumerate(samples):
+            alone = self._maker.alone(chain, sample, order, index, busy)
+            if type(alone) is not Failure:
+                try:
+                    packed.add(alone)
+                except Exception as error:
+                    error.add_note(_unsent(alone, order.batch + index))
+                    alone = Failure(self._maker.pack(chain, error).widened())
+            if type(alone) is Failure:
+                packed.skip()
+                result.errors.append((order.slot + index, alone.error))
+            if packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S:
+                break
+        samples.close()
+        self._progress(-1)
+        if self._had_large:
+            give_back_freed_memory()
+        result.made, result.sizes = packed.parts, packed.sizes
+        return None if result.made else Reply("written", errors=result.errors, sizes=result.sizes, busy_s=busy)
 
     def place(self, task: int, place: Place) -> Reply:
         """Write what is held for a task."""
@@ -207,6 +239,7 @@ class TaskRunner:
         copies = self._copies(place, [(0, size)])
         reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
         reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
+        reply.sizes, reply.took_s = result.sizes, result.took_s
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -315,8 +348,12 @@ def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:
     try:
         return serialize.pack(batch)
     except Exception as error:
-        error.add_note(f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer")
+        error.add_note(_unsent(batch, number))
         raise
+
+
+def _unsent(batch: object, number: int) -> str:
+    return f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer"
 
 
 def untold(_: int) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 from end_to_end import arrows, mds, parquet
 from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
+from torch.utils.data import default_collate
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -357,6 +358,11 @@ def totals(batch: dict[str, Any]) -> dict[str, Any]:
 
 def most_batches(batch: dict[str, Any]) -> bool:
     return int(batch["n"].sum()) % 4 != 3
+
+
+def of_one(sample: Any) -> Any:
+    """A sample that is given on by itself, as a batch of one."""
+    return default_collate([sample])
 
 
 def rows(batch: Any) -> tuple[Any, ...]:

@@ -148,7 +148,7 @@ def _by_key(sample: dict[str, Any]) -> bool:
 
 def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
     """A case by its number."""
-    rng, of_many = random.Random(f"case {number}"), random.Random(f"many {number}")
+    rng, of_many, of_one = (random.Random(f"{what} {number}") for what in ("case", "many", "one"))
     while True:
         kind = rng.choice(KINDS)
         counts = [rng.choice([0, 1, 3, 8, 15]) for _ in range(rng.randint(1, 5))]
@@ -176,6 +176,8 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
             which, operators = f"{which}, {many}", [*operators, gives_many]
         if is_grouped:
             operators.append(partial(_grouped, size))
+        elif of_one.random() < 0.3:
+            options |= {"batch_size": None, "collate_fn": sources.of_one}
         else:
             options["batch_size"] = size
         told = (

@@ -1,0 +1,95 @@
+"""Batches of what the engine has told of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+from headrace.deliver.slabs import Views
+from headrace.delivery import ChunkDelivery, Delivery, ProgressDelta, RaisedError
+from headrace.errors import LoaderClosedError
+from headrace.torch_compat import serialize
+from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.packed_each import each_size, unpack_each
+from headrace.torch_compat.spec import Spec
+
+_SPECS_MOST = 256
+_SMALL_BYTES = 65536  # a batch of fewer bytes is copied: that is cheaper than a lease
+
+
+class Arrived(NamedTuple):
+    """A batch that was received.
+
+    Attributes:
+        open: gives it, or raises the exception in its place.
+        samples: how many it has.
+        after, late: see `headrace.delivery.Delivery`.
+    """
+
+    open: Callable[[], object]
+    samples: int
+    after: ProgressDelta | None
+    late: ProgressDelta | None
+
+
+class BatchOpener:
+    """Makes batches of deliveries.
+
+    Args:
+        views: the slabs.
+    """
+
+    def __init__(self, views: Views) -> None:
+        self._views = views
+        self._specs: dict[bytes, Spec] = {}
+
+    def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
+        """The batches of a message, one by one."""
+        if isinstance(message, Delivery):
+            return (Arrived(partial(self.open, message), message.count, message.after, message.late),)
+        sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
+        samples: Iterator[Callable[[], object]]
+        try:  # now: a place is not held until its last sample is asked for, nor as long as any of them is alive
+            samples = unpack_each(self._views.copied(message.segment, each_size(sizes)) if sizes else b"", sizes)
+        except LoaderClosedError as error:
+            samples = itertools.repeat(partial(_raise_again, error))
+        late, arrived = message.late, list[Arrived]()
+        for outcome, after in zip(message.outcomes, message.after, strict=True):
+            open_one = partial(_raise, outcome) if type(outcome) is RaisedError else next(samples)
+            arrived.append(Arrived(open_one, 1, after, late))
+            late = None
+        return arrived
+
+    def open(self, delivery: Delivery) -> object:
+        """The batch, or the exception that is raised in its place."""
+        if delivery.kind == "error":
+            assert delivery.error is not None
+            _raise(RaisedError(delivery.error, delivery.note))
+        must_copy = self._views.must_copy
+        slab = self._views.array(delivery.segment)
+        if delivery.kind == "packed":
+            copy = must_copy or sum(delivery.lengths) <= _SMALL_BYTES
+            batch = serialize.unpack(slab, delivery.lengths, copy=copy)
+        else:
+            spec = self._specs.get(delivery.blob)
+            if spec is None:
+                if len(self._specs) >= _SPECS_MOST:
+                    self._specs.clear()  # each batch has another form
+                spec = self._specs[delivery.blob] = Spec.loads(delivery.blob)
+            holes, slots = delivery.holes, delivery.count + len(delivery.holes)
+            copy = must_copy or spec.nbytes(slots) <= _SMALL_BYTES
+            batch = spec.read(slab, slots, delivery.capacity, delivery.columns, copy=copy, holes=holes)
+        return batch
+
+
+def _raise(raised: RaisedError) -> NoReturn:
+    error = unpack_error(raised.error)
+    if raised.note:
+        error.add_note(raised.note)
+    raise error
+
+
+def _raise_again(error: Exception) -> NoReturn:
+    raise error

@@ -1,0 +1,45 @@
+"""How many samples go into one task, where each of them is given on by itself."""
+
+from __future__ import annotations
+
+_WORTH_S = 5e-3  # of work: what a task costs besides is a small part of it
+_WORTH_BYTES = 2**18
+_LARGE_BYTES = 2**16  # a sample of more is not copied out of its place, which it has for itself
+
+
+class Pace:
+    """Grows from one sample, so that the first one comes as soon as it can, to as many as are worth a task.
+
+    Args:
+        most: samples in a task.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._grown, self._begun = most, 1, 0
+        self._sample_s = self._sample_bytes = 0.0
+
+    @property
+    def size(self) -> int:
+        """How many samples the next task takes at most."""
+        if self._sample_bytes > _LARGE_BYTES:
+            return 1
+        size = self._grown
+        if self._sample_s:
+            size = min(size, int(_WORTH_S / self._sample_s))
+        if self._sample_bytes:
+            size = min(size, int(_WORTH_BYTES / self._sample_bytes))
+        return max(1, size)
+
+    def begin(self) -> None:
+        """A task is begun: 1, 1, 2, 4, ... are those from the first on."""
+        self._begun += 1
+        if self._begun > 1:
+            self._grown = min(self._most, 2 * self._grown)
+
+    def learn(self, count: int, seconds: float, nbytes: int) -> None:
+        """A worker has made so many samples in so many seconds, which are so many bytes.
+
+        What is more than before counts at once, what is less by and by.
+        """
+        self._sample_s = max(seconds / count, (self._sample_s + seconds / count) / 2)
+        self._sample_bytes = max(nbytes / count, (self._sample_bytes + nbytes / count) / 2)

@@ -1,0 +1,94 @@
+"""Values of which each is packed by itself, some of them together: samples that are given on one by one."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from headrace.torch_compat.serialize import Pickled, PickledPart, aligned, pack
+from headrace.types import Buffer
+
+_LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
+_NESTED_AT_MOST = 4
+
+
+class PackedEach:
+    """Values of which each is packed by itself, so that none shares anything with another: pickles, then buffers.
+
+    Attributes:
+        sizes: of each value the bytes of its pickle, and of its buffers.
+        nbytes: of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, ...]] = []
+        self.nbytes = 0
+        self._pickles: list[Buffer] = []
+        self._buffers: list[PickledPart] = []
+
+    def add(self, value: object) -> None:
+        """One more; where it cannot be packed, it is as if it had not been given."""
+        if is_data(value):
+            parts: list[PickledPart] = [pickle.dumps(value, protocol=5)]
+        else:
+            parts = pack(value)
+        first, *buffers = parts
+        self._pickles += first.pieces if isinstance(first, Pickled) else [first]
+        self._buffers += buffers
+        self.sizes.append(tuple(map(len, parts)))
+        self.nbytes += sum(self.sizes[-1])
+
+    def skip(self) -> None:
+        """Nothing, in the place of one."""
+        self.sizes.append(())
+
+    @property
+    def parts(self) -> list[PickledPart]:
+        """For `write`; none where there is nothing."""
+        return [b"".join(self._pickles), *self._buffers] if self._pickles else []
+
+
+def each_size(sizes: Iterable[Sequence[int]]) -> int:
+    """How many bytes `write` has written of `PackedEach`."""
+    given = [each for each in sizes if each]
+    return aligned(sum(each[0] for each in given)) + sum(aligned(size) for each in given for size in each[1:])
+
+
+def unpack_each(source: Buffer, sizes: Iterable[Sequence[int]]) -> Iterator[Callable[[], Any]]:
+    """For each value of `PackedEach` what unpacks it; its arrays have memory of their own.
+
+    Args:
+        source: what `write` has written.
+        sizes: of the values; of those without any there is nothing.
+    """
+    sizes, memory = list(sizes), memoryview(source)
+    at, buffers_at = 0, aligned(sum(each[0] for each in sizes if each))
+    for each in sizes:
+        buffers = []
+        for size in each[1:]:
+            buffers.append(memory[buffers_at : buffers_at + size])
+            buffers_at += aligned(size)
+        if each:
+            yield partial(_unpacked, memory[at : at + each[0]], buffers)
+            at += each[0]
+
+
+def _unpacked(data: memoryview, buffers: list[memoryview]) -> Any:
+    return pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
+
+
+def is_data(value: object, containers: Container[type] = (dict, list, tuple), depth: int = _NESTED_AT_MOST) -> bool:
+    """Whether a value is of text, bytes and Python's own numbers alone, in few containers: any pickler does for it."""
+    kind = type(value)
+    if kind in _LEAVES:
+        return True
+    if kind not in containers or not depth:
+        return False
+    parts: Any = value
+    if kind is dict:
+        if not _LEAVES.issuperset(map(type, parts)):
+            return False
+        parts = parts.values()
+    return _LEAVES.issuperset(map(type, parts)) or all(is_data(part, containers, depth - 1) for part in parts)

@@ -1,0 +1,217 @@
+"""Samples that are given on one by one are made some together, and nobody sees it but by the time that it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.torch_compat.packed_each import PackedEach, each_size, is_data, unpack_each
+from headrace.torch_compat.serialize import packed_size, write
+
+COUNT = 150
+KIB = 1024
+
+
+class Numbers(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return COUNT
+
+    async def aget(self, index: int) -> int:
+        return index
+
+
+class Answered(hr.AsyncIterableDataset):
+    """Gives a sample only once the one before it was received."""
+
+    async def aiter(self) -> Any:
+        self.loop, self.received = asyncio.get_running_loop(), asyncio.Semaphore(1)
+        for number in range(COUNT):
+            await self.received.acquire()
+            yield number
+
+
+def drawn(number: int) -> tuple[int, float, float]:
+    return number, float(hr.rng().random()), float(number)
+
+
+def is_seventh(number: int) -> bool:
+    return number % 7 == 0
+
+
+def twice(number: int) -> list[int]:
+    return [number] * (number % 3)
+
+
+def fails_at_some(number: int) -> int:
+    if number % 10 in (3, 4):
+        raise ValueError(number)
+    return number
+
+
+def of_any_size(number: int) -> np.ndarray[Any, Any]:
+    return np.full([10, 100 * KIB, 3, 300 * KIB][number % 4], number % 250, np.uint8)
+
+
+SHARED = [0]
+
+
+def shared(_: int) -> dict[str, list[int]]:
+    return {"shared": SHARED}
+
+
+def all_of(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, batch_size=None, **options) as loader:
+        return list(loader)
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "by number": lambda: Numbers().map(drawn),
+    "filtered": lambda: Numbers().filter(is_seventh).map(drawn),
+    "many of one": lambda: Numbers().flat_map(twice).map(drawn),
+    "shuffled": lambda: Numbers().shuffle(seed=2).map(drawn),
+    "put together": lambda: Numbers().batch(4).unbatch().map(int).map(drawn),
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
+    def course(**options: Any) -> Iterator[tuple[Any, str]]:
+        with hr.DataLoader(DATA[kind](), batch_size=None, **options) as loader:
+            yield None, json.dumps(loader.state_dict(), sort_keys=True)
+            for sample in loader:
+                yield sample, json.dumps(loader.state_dict(), sort_keys=True)
+
+    assert list(course()) == list(course(prefetch_factor=1))
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_run_goes_on_from_any_sample(kind: str) -> None:
+    whole = all_of(DATA[kind]())
+    for stop in random.Random(kind).sample(range(len(whole)), 5):
+        with hr.DataLoader(DATA[kind](), batch_size=None) as loader:
+            samples = iter(loader)
+            for _ in range(stop):
+                next(samples)
+            state = loader.state_dict()
+        with hr.DataLoader(DATA[kind](), batch_size=None) as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == whole[stop:]
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 3, "workers": "thread"}], ids=str)
+def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> None:
+    for kind in ("by number", "filtered"):
+        assert all_of(DATA[kind](), **workers) == all_of(DATA[kind]())
+    own = {"collate_fn": drawn}
+    data = Numbers()
+    assert all_of(data, **own, **workers) == all_of(data, **own) == all_of(data, **own, prefetch_factor=1)
+
+
+def test_ranks_have_the_samples_that_they_had_alone() -> None:
+    for rank in range(3):
+        ranks = {"rank": rank, "world_size": 3}
+        assert all_of(DATA["by number"](), **ranks) == all_of(DATA["by number"](), **ranks, prefetch_factor=1)
+
+
+def test_loop_may_be_left_after_any_sample() -> None:
+    with hr.DataLoader(Numbers().map(drawn), batch_size=None) as loader:
+        for stop in (0, 1, 3, 20, 77):
+            for number, sample in enumerate(loader):
+                assert sample[0] == number
+                if number == stop:
+                    break
+
+
+@pytest.mark.anyio
+async def test_async_loop_gets_the_same_samples() -> None:
+    async with hr.DataLoader(DATA["shuffled"](), batch_size=None) as loader:
+        assert [sample async for sample in loader] == all_of(DATA["shuffled"]())
+
+
+def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
+    got = list[Any]()
+    with hr.DataLoader(Numbers().map(fails_at_some), batch_size=None) as loader:
+        samples = iter(loader)
+        while True:
+            try:
+                got.append(int(next(samples)))
+            except ValueError as error:
+                got.append(error.args)
+            except StopIteration:
+                break
+            assert loader.position.batch <= len(got)
+    assert got == [(n,) if n % 10 in (3, 4) else n for n in range(COUNT)]
+
+
+def test_failed_samples_are_left_out_and_counted_as_they_are_passed() -> None:
+    data = Numbers().map(fails_at_some)
+    options: dict[str, Any] = {"batch_size": None, "on_error": "skip"}
+    whole = [n for n in range(COUNT) if n % 10 not in (3, 4)]
+    with hr.DataLoader(data, **options) as loader:
+        samples = iter(loader)
+        for stop, expected in enumerate(whole):
+            state = loader.state_dict()
+            if stop in (0, 3, 4, 40):
+                with hr.DataLoader(data, **options) as other:
+                    other.load_state_dict(state)
+                    assert [int(sample) for sample in other] == whole[stop:]
+            assert int(next(samples)) == expected
+        assert loader.stats().skipped == COUNT - len(whole)
+
+
+def test_samples_of_any_size_are_whole_and_their_own() -> None:
+    with hr.DataLoader(Numbers().map(of_any_size), batch_size=None, memory_budget="2MiB") as loader:
+        kept = []
+        for number, sample in enumerate(loader):
+            assert sample.nbytes == sample.untyped_storage().nbytes()
+            assert np.array_equal(sample.numpy(), of_any_size(number))
+            kept += [(number, sample)] if number % 9 == 0 else []
+    for number, sample in kept:
+        assert np.array_equal(sample.numpy(), of_any_size(number))
+
+
+def test_samples_share_nothing_that_the_trainer_might_change() -> None:
+    for sample in all_of(hr.from_map(range(20)).map(shared)):
+        assert sample == {"shared": [0]}
+        sample["shared"].append(1)
+
+
+def test_sample_is_not_waited_for_that_comes_only_once_the_one_before_was_received() -> None:
+    data = Answered()
+    with hr.DataLoader(data, batch_size=None) as loader:
+        for number, sample in enumerate(loader):
+            assert sample == number
+            data.loop.call_soon_threadsafe(data.received.release)
+
+
+def test_no_more_samples_are_made_ahead_than_was_said() -> None:
+    made = list[int]()
+    with hr.DataLoader(hr.from_map(range(400)).map(made.append), batch_size=None, prefetch_factor=40) as loader:
+        for number, _ in enumerate(loader, 1):
+            assert len(made) <= number + 40
+    assert len(made) == 400
+
+
+def test_each_value_comes_back_from_among_others() -> None:
+    values: list[Any] = [1, "two", {"three": [3, (b"3",)]}, np.arange(4), {"a": np.zeros(3), "b": np.ones(2)}, None]
+    packed = PackedEach()
+    for value in values:
+        packed.add(value)
+        packed.skip()
+    target = bytearray(packed_size(packed.parts))
+    write(packed.parts, memoryview(target))
+    assert each_size(packed.sizes) <= len(target)
+    back = [opened() for opened in unpack_each(bytes(target[: each_size(packed.sizes)]), packed.sizes)]
+    assert repr(back) == repr(values)
+
+
+@pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, [np.float64(1)], {(1,): 1}, [[[[[[1]]]]]], True.__class__])
+def test_what_is_more_than_data_is_not_taken_for_it(value: Any) -> None:
+    assert not is_data(value)

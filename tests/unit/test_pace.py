@@ -1,0 +1,55 @@
+"""How many samples go into one task: few at first, then as many as are worth one."""
+
+from __future__ import annotations
+
+from headrace.scheduler.pace import Pace
+
+
+def sizes(pace: Pace, count: int) -> list[int]:
+    got = []
+    for _ in range(count):
+        got.append(pace.size)
+        pace.begin()
+    return got
+
+
+def test_tasks_grow_from_one_sample_to_as_many_as_may_be() -> None:
+    assert sizes(Pace(64), 10) == [1, 1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert sizes(Pace(5), 6) == [1, 1, 2, 4, 5, 5]
+
+
+def grown() -> Pace:
+    pace = Pace(64)
+    sizes(pace, 10)
+    return pace
+
+
+def test_samples_that_take_long_are_made_alone() -> None:
+    pace = grown()
+    pace.learn(64, 64 * 0.05, 100)
+    assert pace.size == 1
+
+
+def test_samples_that_are_many_bytes_are_made_alone() -> None:
+    pace = grown()
+    pace.learn(1, 1e-6, 4 * 2**20)
+    assert pace.size == 1
+
+
+def test_task_has_as_many_samples_as_are_worth_its_time_and_its_bytes() -> None:
+    pace = grown()
+    pace.learn(10, 10 * 5e-4, 10)
+    assert pace.size == 10
+    pace = grown()
+    pace.learn(4, 1e-9, 4 * 2**15)
+    assert pace.size == 8
+
+
+def test_what_is_more_counts_at_once_and_what_is_less_by_and_by() -> None:
+    pace = grown()
+    pace.learn(1, 1e-3, 10)
+    assert pace.size == 5
+    pace.learn(1, 0.0, 10)
+    assert pace.size == 10
+    pace.learn(1, 5e-3, 10)
+    assert pace.size == 1
