@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from headrace.deliver.iterator import BatchIterator, Watcher
-from headrace.deliver.opening import BatchOpener
+from headrace.deliver.opening import Arrived, BatchOpener
 from headrace.deliver.slabs import Views
-from headrace.delivery import Delivery
+from headrace.delivery import ChunkDelivery, Delivery
 from headrace.engine.blueprint import Blueprint
 from headrace.engine.packing import JobUnpacker
 from headrace.errors import OptionError
@@ -71,15 +71,16 @@ class CallsOverPipe:
 
 
 class Recording(BatchOpener):
-    """Keeps what was delivered."""
+    """Keeps what was delivered, without what opens it: that is of its process."""
 
-    def __init__(self, into: list[Delivery], views: Views) -> None:
+    def __init__(self, into: list[Arrived], views: Views) -> None:
         super().__init__(views)
         self._into = into
 
-    def open(self, delivery: Delivery) -> object:
-        self._into.append(delivery)
-        return super().open(delivery)
+    def arrived(self, message: Delivery | ChunkDelivery) -> list[Arrived]:
+        found = list(super().arrived(message))
+        self._into += [one._replace(open=list) for one in found]
+        return found
 
 
 def all_of(iterator: Iterator[object]) -> Iterator[object]:
@@ -104,7 +105,7 @@ def plain(batch: object) -> object:
     return batch.tolist() if hasattr(batch, "tolist") else batch
 
 
-def run(wire: Wire, job: Written, plans: list[Written]) -> list[list[tuple[object, Delivery]]]:
+def run(wire: Wire, job: Written, plans: list[Written]) -> list[list[tuple[object, Arrived]]]:
     """Of each epoch what was delivered, and the batches."""
     unpacker = job.read(JobUnpacker)
     settings = replace(unpacker.job.settings, collate=None, init=None, skips=None)
@@ -112,7 +113,7 @@ def run(wire: Wire, job: Written, plans: list[Written]) -> list[list[tuple[objec
     with contextlib.closing(Runtime(settings, workers="thread")) as runtime:
         blueprint = Blueprint(unpacker.job, runtime.parts.of_samples, runtime.fetch_meter)
         for plan in plans:
-            deliveries: list[Delivery] = []
+            deliveries: list[Arrived] = []
             reader = runtime.reader(blueprint.storage_options)
             spec = blueprint.spec(plan.read(unpacker.unpack), reader, CallsOverPipe(wire), runtime.meters)
             batches: BatchIterator[object] = runtime.iterate(

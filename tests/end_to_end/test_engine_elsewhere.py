@@ -309,9 +309,9 @@ def test_another_process_gives_the_same_batches_and_states(name: str, places: Pl
             elsewhere.send(decide(unpack_error(reply[1])))  # type: ignore[operator]
         assert reply[0] == "done", "\n".join(reply[1:])
         progress, found = Progress(plan.received(), plan.save), []
-        for batch, delivery in reply[1][0]:
+        for batch, arrived in reply[1][0]:
             progress.ask()
-            (progress.fail if delivery.kind == "error" else progress.receive)(delivery)
+            (progress.fail if isinstance(batch, tuple) else progress.receive)(arrived)
             found.append((batch, state_of(progress.state)))
         assert len(found) > 1
         batches = batches or iter(loader)
