@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.datasets.mix_sources import MixStep
+from headrace.datasets.joined_sources import JoinedStep
 from headrace.datasets.planning import Planning
 
 
@@ -157,9 +157,22 @@ def test_mixture_is_the_same_when_it_was_pickled_or_copied_after_use() -> None:
 
 
 def test_switch_survives_pickling_and_says_where_an_error_is_from() -> None:
-    switch = pickle.loads(pickle.dumps(MixStep(["a", "b"], [[], [("map(fails)", fails)]], None)))
+    switch = pickle.loads(
+        pickle.dumps(JoinedStep(["source 'a'", "source 'b'"], ["a", "b"], [[], [("map(fails)", fails)]], None))
+    )
     assert switch((0, {"x": 1})) == {"x": 1, "__source__": "a"}
     assert switch((0, 5)) == 5
     with pytest.raises(LookupError) as caught:
         switch((1, 5))
     assert caught.value.__notes__ == ["source 'b'; stage: map(fails)"]
+
+
+def test_objects_in_a_mixture_within_a_mixture_are_read_with_their_options() -> None:
+    def files(**options: str) -> hr.Stream:
+        return hr.files(["memory://a.bin", "memory://b.bin"], storage_options=options)
+
+    inner = hr.mix({"numbers": numbers(2), "files": files(region="here")})
+    shards = hr.stream("memory://a.tar", index="memory://a.hri", storage_options={"region": "elsewhere"})
+    assert hr.mix({"shards": shards, "inner": inner}).source.storage_options == {"region": "here"}
+    with pytest.raises(hr.OptionError, match="different storage_options"):
+        hr.mix({"inner": inner, "files": files(region="there")})

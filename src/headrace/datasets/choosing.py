@@ -80,6 +80,7 @@ class Stretch(PassOperator):
         numbers: the range, for the number of all samples.
     """
 
+    is_steady = True
     name: str
     numbers: Callable[[int], range]
 

@@ -8,27 +8,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from headrace.datasets.joined_spec import JoinedSpec
 from headrace.datasets.ordering import Ordering
-from headrace.datasets.pipeline import Pipeline
-from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.functions import name_of
-from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, Until
+from headrace.plan import Order, draw
+from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Until
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
 
+_BLOCKS = 2**40  # as many as show shares exactly enough
 
-class MixSpec:
+
+class MixSpec(JoinedSpec):
     """The sources of a mixture, and how they are mixed.
 
     Attributes:
-        names, streams: of the sources.
         until, step: see `mix`.
     """
 
+    kind = "mix"
+    has_own_numbers = True
+    begins_again = True
+    adds_names = True
+    call = "hr.mix"
+
     def __init__(self, streams: Mapping[str, Stream], weights: Weights, until: Until, step: int) -> None:
-        self.names, self.streams = tuple(streams), tuple(streams.values())
+        super().__init__(tuple(streams), tuple(streams.values()))
         self.until, self.step = until, step
         self._weights = weights
         if weights is not None and not callable(weights):
@@ -37,15 +44,10 @@ class MixSpec:
     def __reduce__(self) -> tuple[object, ...]:
         return MixSpec, (dict(zip(self.names, self.streams, strict=True)), self._weights, self.until, self.step)
 
-    @functools.cached_property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """Of the streams."""
-        return tuple(stream.pipeline() for stream in self.streams)
-
     @property
-    def sources(self) -> list[SampleSource]:
-        """What the streams' samples come from."""
-        return [pipeline.source for pipeline in self.pipelines]
+    def labels(self) -> tuple[str, ...]:
+        """What messages call each source."""
+        return tuple(f"source {name!r}" for name in self.names)
 
     @property
     def is_changing(self) -> bool:
@@ -62,7 +64,7 @@ class MixSpec:
         """Whether it has no end."""
         return self.until == "forever"
 
-    def check_order(self, order: Ordering) -> None:
+    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:  # noqa: ARG002 (others need it)
         """Whether samples of it can come in such an order.
 
         Raises:
@@ -79,6 +81,39 @@ class MixSpec:
             raise OptionError(
                 f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
             )
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """How many samples each source has until it begins again."""
+        return self.layout.sizes
+
+    @property
+    def count(self) -> int:
+        """How many samples come in all."""
+        return self.layout.count
+
+    @property
+    def full_count(self) -> int | None:
+        """How many samples come until each source has come in full; None: nobody knows."""
+        if self.is_changing:
+            return None
+        counts = self.layout.before(_BLOCKS)
+        return max(-(-size * sum(counts) // some) for size, some in zip(self.sizes, counts, strict=True) if some)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        """How many samples of each source come in a step; None: that changes."""
+        return None if self.is_changing else self.layout.before(1)
+
+    def seed_of(self, seed: int, number: int) -> int:
+        """The seed of a source: else those of one size had one order."""
+        return draw("source", seed, self.names[number])
+
+    def arrange(
+        self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int
+    ) -> MixOrder:
+        """The order of all."""
+        return MixOrder(inputs, self.layout, key, first_shards, window)
 
     @functools.cached_property
     def layout(self) -> MixLayout:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.datasets.asynchronous import AsyncDataset
 from headrace.datasets.base import Operators
-from headrace.datasets.mix_sources import MixDataset, MixShards, MixStep, split_steps
+from headrace.datasets.joined import check_input, joined
 from headrace.datasets.mix_spec import MixSpec, Weights
-from headrace.datasets.operators import EachSample
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
-from headrace.errors import OptionError, masked
+from headrace.errors import OptionError
 from headrace.plan.mixture import Until
-from headrace.tasks import Step
 
 _STEP_SAMPLES = 1024
 
@@ -63,20 +60,11 @@ def mix(
         if not isinstance(stream, Operators):
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
         sources[name] = stream._as_stream()
-        _check_source(name, sources[name].pipeline())
-    files = [one for stream in sources.values() if (one := stream.source.__sample_source__()).traits.objects]
-    if any(one.storage_options != files[0].storage_options for one in files):
-        raise OptionError("hr.files() with different storage_options cannot be mixed")
     mixed = MixSpec(sources, weights, until, step)
-    by_url = _numbers_by_url(mixed)
-    later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in mixed.pipelines]
-    source: AsyncDataset = MixDataset(mixed, is_named=not any(later)) if by_url is None else MixShards(mixed)
-    if by_url is None and not any(later):
-        return Stream(source)
-    random = any(step.random for steps in later for step in steps)
-    each = MixStep(mixed.names, [[(step.name, step.fn) for step in steps] for steps in later], by_url)
-    is_naming = by_url is not None and not any(later)
-    return Stream(source, (EachSample(Step("mix", "map", each, random, is_implied=True), names_source=is_naming),))
+    for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
+        check_input(label, pipeline, mixed.call)
+        _check_repeats(label, pipeline)
+    return joined(mixed)
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
@@ -92,38 +80,6 @@ def _check_arguments(streams: object, weights: object, by: object, until: object
         raise OptionError(f"weights={weights!r:.200}: a number for each name is needed, or a function of the step")
 
 
-def _check_source(name: str, pipeline: Pipeline) -> None:
-    if not pipeline.source.traits.numbered:
-        raise OptionError(
-            f"the samples of source {name!r} have no numbers: make an index of its shards (headrace index URL…); what "
-            "comes of an iterator cannot be mixed"
-        )
-    if not pipeline.source.keeps_numbers:
-        raise OptionError(f"source {name!r} packs shuffled documents: put its .shuffle() behind .pack()")
-    if pipeline.group is not None:
-        raise OptionError(f"source {name!r} makes batches: put .batch() behind hr.mix")
-    if not pipeline.keeps_count:
-        raise OptionError(f"{pipeline.changing[0]} of source {name!r} changes their number: put it behind hr.mix")
+def _check_repeats(label: str, pipeline: Pipeline) -> None:
     if pipeline.order.passes is not None:
-        raise OptionError(f"source {name!r} is repeated: until= and weights= of hr.mix say how often its samples come")
-    split_steps(pipeline.steps, name)
-
-
-def _numbers_by_url(mixed: MixSpec) -> dict[str, int] | None:
-    """The number of the source that each shard is of, where they can be read in ranges; else None."""
-    shards = []
-    for pipeline in mixed.pipelines:
-        source = pipeline.source
-        if not source.traits.sharded or source.is_compressed or pipeline.is_by_number:
-            return None
-        if split_steps(pipeline.steps)[0]:
-            return None
-        shards.append(source.data)
-    if any(one.limits != shards[0].limits or one.storage_options != shards[0].storage_options for one in shards):
-        return None
-    numbers: dict[str, int] = {}
-    for number, one in enumerate(shards):
-        for url in one.urls:
-            if numbers.setdefault(url, number) != number or numbers.setdefault(masked(url), number) != number:
-                return None
-    return numbers
+        raise OptionError(f"{label} is repeated: until= and weights= of hr.mix say how often its samples come")

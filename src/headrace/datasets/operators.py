@@ -220,6 +220,7 @@ class OrderOperator(Operator):
     """Decides which of the source's samples come, or when; nothing is read for that."""
 
     __slots__ = ()
+    is_steady = False  # whether it gives the same order in every epoch, whatever the seed
 
     @property
     def where(self) -> str:
@@ -272,6 +273,7 @@ class EpochOperator(OrderOperator):
     """Says how many passes over the samples an epoch is made of."""
 
     __slots__ = ()
+    is_steady = True
 
     @property
     @abstractmethod
@@ -326,6 +328,7 @@ class Take(PassOperator):
 
     is_constant = True
     samples: int
+    is_steady = True
 
     @property
     def text(self) -> str:

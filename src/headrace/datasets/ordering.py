@@ -39,6 +39,11 @@ class Ordering:
         return all(operator.is_fixed for operator in self.one_pass)
 
     @property
+    def is_steady(self) -> bool:
+        """Whether it is the same in every epoch, whatever the seed."""
+        return all(operator.is_steady for operator in self.operators)
+
+    @property
     def is_shuffled_first(self) -> bool:
         """Whether samples are shuffled, and before all else."""
         return self.shuffle is not None and self.shuffle is self.one_pass[0]

@@ -64,7 +64,7 @@ class PackDataset(AsyncDataset):
         async def get(k: int) -> DocumentPart:
             number = numbers[k]
             try:
-                sample = await source.aget(number if keys is None else keys[number], wanted)
+                sample = await source.at(number if keys is None else keys[number], wanted)
                 for step in steps:
                     sample = await step.fn(sample)
             except Exception as error:

@@ -124,6 +124,11 @@ class Pipeline:
         return (1, None) if self.order.passes is None else self.order.passes.passes
 
     @property
+    def is_endless(self) -> bool:
+        """Whether an epoch has no end, as far as that can be told without asking how many samples there are."""
+        return self.order.most is None and (self.passes[0] is None or self.source.is_endless)
+
+    @property
     def given_count(self) -> int | None:
         """How many samples an epoch has whatever its source gives, and whatever filters leave; None: not said."""
         times, samples = self.passes
@@ -329,7 +334,7 @@ class _Compiler:
     def _asks_index(self) -> bool:
         """Whether an index tells what is asked of a key now: then nothing is read of what is left out."""
         is_first = len(self._levels) == 1 and all(operator.opens for operator in self._each)
-        if not is_first or not self._order.has_only_shuffles or not self._source.traits.indexed:
+        if not is_first or not self._order.has_only_shuffles or not self._source.answers_keys:
             return False
         return not self._source.is_compressed  # then it is read from its start
 

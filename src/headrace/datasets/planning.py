@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -52,12 +52,18 @@ class Planning:
 
     def order(self, epoch: int) -> Order:
         """Which samples come at the positions of an epoch; negative ones are those of the epochs before."""
-        return EpochOrder(lambda later: self._one_epoch(epoch + later))
+        return EpochOrder(lambda later: self.passes(epoch + later))
 
-    def _one_epoch(self, epoch: int) -> Order:
+    def passes(self, epoch: int, first: int = 0) -> Order:
+        """Which samples come in all passes of an epoch, or of a part of it.
+
+        Args:
+            epoch: its number.
+            first: the number of its first pass.
+        """
         times, limit = self.pipeline.passes
         # of what comes before these; the others concern all passes together
-        passes = Passes(partial(self.one_pass, epoch), times)
+        passes = Passes(lambda number: self.one_pass(epoch, first + number), times)
         if limit is not None and not passes.pass_count:
             raise self._lacks_samples()
         order: Order = passes if limit is None else FirstOf(passes, limit)

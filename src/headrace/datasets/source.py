@@ -134,6 +134,12 @@ class IteratedData(Opens, Protocol):
     def aiter(self) -> AsyncIterator[object]: ...
 
 
+class Described(Protocol):
+    """A stream, as far as those are concerned that it is an input of."""
+
+    def describe(self, samples: int = 0) -> str: ...
+
+
 class SampleSource(ABC):
     """A data set of any kind.
 
@@ -164,6 +170,26 @@ class SampleSource(ABC):
         return []
 
     @property
+    def inputs(self) -> Sequence[tuple[str, Described]]:
+        """The streams that it is of, by their names, where it is of several."""
+        return ()
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether its samples come one after the other as they lie, where no operator says otherwise."""
+        return True
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the same samples come at the same positions in all epochs, where no operator says otherwise."""
+        return True
+
+    @property
+    def answers_keys(self) -> bool:
+        """Whether an index says of samples' keys which are wanted: nothing is read of the others then."""
+        return self.traits.indexed
+
+    @property
     def has_count(self) -> bool:
         """Whether it is known without a request how many samples it has."""
         return self.traits.numbered
@@ -188,6 +214,11 @@ class SampleSource(ABC):
     def has_store(self) -> bool:
         """Whether it has a store of its own to read from."""
         return bool(self.urls)
+
+    @property
+    def objects(self) -> Sequence[SampleSource]:
+        """Itself, if its samples are objects that the loader's own reader reads; of several inputs those that are."""
+        return [self] if self.traits.objects else []
 
     @property
     def sample_bytes(self) -> float | None:
@@ -261,6 +292,10 @@ class SampleSource(ABC):
     async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
         """The sample with this key; fields that are not wanted may be missing."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
+
+    async def at(self, key: object, wanted: Wanted | None) -> object:
+        """The sample that its orders give this number, or the key that has it; see `aget`."""
+        return await self.aget(key, wanted)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
         """The numbers of the samples whose keys are wanted; None: all."""

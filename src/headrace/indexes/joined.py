@@ -9,6 +9,7 @@ import numpy as np
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.index import Index, OpenedIndex
 from headrace.protocols import Reads
+from headrace.types import Ints
 
 
 class JoinedFiles:
@@ -36,7 +37,18 @@ class JoinedFiles:
             k = int(np.searchsorted(firsts, ordinal, side="right")) - 1
             return await self._indexes[k].shard(reader, ordinal - int(firsts[k]))
 
-        return OpenedIndex(np.concatenate(counts), load, self._mean_bytes())
+        return OpenedIndex(np.concatenate(counts), load, self._mean_bytes(), self._blocks())
+
+    def _blocks(self) -> Ints | None:
+        """Where some samples share blocks, the first one of each; others are blocks of their own."""
+        if all(index.blocks is None for index in self._indexes):
+            return None
+        begins, first = list[Ints](), 0
+        for index in self._indexes:
+            count = int(index.starts[-1])
+            begins.append(first + (np.arange(count) if index.blocks is None else index.blocks[:-1]))
+            first += count
+        return np.concatenate([*begins, [first]]).astype(np.int64)
 
     def _mean_bytes(self) -> float | None:
         whole, count = 0.0, 0

@@ -19,7 +19,8 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from headrace.errors import OptionError
-from headrace.plan.order import ENDLESS, Order, Places
+from headrace.plan.joined import JoinedOrder
+from headrace.plan.order import ENDLESS, Order
 from headrace.plan.permutation import draw, numbers
 from headrace.types import Ints
 
@@ -262,7 +263,7 @@ class _Block(NamedTuple):
     turns: Ints
 
 
-class MixOrder:
+class MixOrder(JoinedOrder):
     """Several orders in one. Within a block each source's samples are spread evenly, each drawn from a stretch of its
     own: so a few samples that follow one another have nearly the right shares, too.
 
@@ -274,8 +275,6 @@ class MixOrder:
         window: positions of a window.
     """
 
-    lanes = 1
-
     def __init__(
         self,
         sources: Sequence[Order],
@@ -284,20 +283,9 @@ class MixOrder:
         first_shards: Sequence[int] | None = None,
         window: int = WINDOW_SAMPLES,
     ) -> None:
-        self._sources, self._blend, self._key, self._window = sources, blend, ("mixture", *key), max(1, window)
-        self._first_shards = first_shards or [0] * len(sources)
+        super().__init__(sources, blend.count, first_shards)
+        self._blend, self._key, self._window = blend, ("mixture", *key), max(1, window)
         self._kept: _Block | None = None
-        self.count = blend.count
-
-    def locate(self, positions: Ints) -> Places:
-        positions = np.asarray(positions, np.int64)
-        sources, turns = self.turns(positions)
-        shards, rows = np.empty_like(positions), np.empty_like(positions)
-        for k in np.unique(sources).tolist():
-            mine = np.flatnonzero(sources == k)
-            found = self._sources[k].locate(turns[mine])
-            shards[mine], rows[mine] = found.shards + self._first_shards[k], found.rows
-        return Places(shards, rows)
 
     def turns(self, positions: Ints) -> tuple[Ints, Ints]:
         """(the source of the samples at some positions, which one of its samples each is)."""
