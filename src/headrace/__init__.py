@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from headrace.datasets.combining import Combines, found_by
 from headrace.datasets.iterating import Loads, made_by
 from headrace.datasets.packing import Packing, packed_by
 
@@ -245,3 +246,11 @@ def _packed(data: Any, packing: Packing) -> object:
 
 made_by(_single_samples)
 packed_by(_packed)
+
+
+def _combines(name: str) -> Combines:
+    combines: Combines = getattr(importlib.import_module("headrace.datasets.combined"), name)
+    return combines
+
+
+found_by(_combines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from headrace.datasets.batch_methods import BatchMethods
+from headrace.datasets.input_methods import InputMethods
 from headrace.datasets.order_methods import OrderMethods
 from headrace.datasets.registered import made_operator
 from headrace.datasets.sample_methods import SampleMethods
@@ -12,7 +13,7 @@ from headrace.datasets.sample_methods import SampleMethods
 S = TypeVar("S")  # a stream
 
 
-class Operators(OrderMethods[S], SampleMethods[S], BatchMethods[S]):
+class Operators(OrderMethods[S], SampleMethods[S], BatchMethods[S], InputMethods[S]):
     """The operators of every data set of ours. Each gives a new stream; none reads anything."""
 
     announced_epoch: tuple[int] | None = None  # another tuple each time that it is told

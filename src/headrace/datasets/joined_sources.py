@@ -11,11 +11,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.faces import Described
 from headrace.datasets.joined_orders import JoinedOrders
 from headrace.datasets.joined_spec import JoinedSpec
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
-from headrace.datasets.source import Described, KeepsKey, SampleSource, Traits, Wanted
+from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.indexes.index import Index

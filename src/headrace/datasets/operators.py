@@ -221,6 +221,7 @@ class OrderOperator(Operator):
 
     __slots__ = ()
     is_steady = False  # whether it gives the same order in every epoch, whatever the seed
+    is_bound = False  # whether it says itself how many samples it leaves at most
 
     @property
     def where(self) -> str:
@@ -230,11 +231,6 @@ class OrderOperator(Operator):
     def in_state(self) -> str:
         """What a state says of it: another text is another order."""
         return self.text
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether it says itself how many samples it leaves at most."""
-        return False
 
 
 class PassOperator(OrderOperator):
@@ -326,9 +322,8 @@ class Shuffle(PassOperator):
 class Take(PassOperator):
     """The first `samples` only."""
 
-    is_constant = True
+    is_constant = is_steady = is_bound = True
     samples: int
-    is_steady = True
 
     @property
     def text(self) -> str:
@@ -337,10 +332,6 @@ class Take(PassOperator):
     @property
     def needs_numbers(self) -> bool:
         return False
-
-    @property
-    def is_bound(self) -> bool:
-        return True
 
     def count(self, count: int) -> int:
         return min(count, self.samples)
@@ -377,6 +368,7 @@ class Repeat(EpochOperator):
 class EpochSize(EpochOperator):
     """Epochs of so many samples, whatever the data set has: it is begun again, or left, where they are full."""
 
+    is_bound = True
     samples: int
 
     @property
@@ -386,10 +378,6 @@ class EpochSize(EpochOperator):
     @property
     def in_state(self) -> str:
         return f"epochof({self.samples})"
-
-    @property
-    def is_bound(self) -> bool:
-        return True
 
     @property
     def passes(self) -> tuple[int | None, int | None]:

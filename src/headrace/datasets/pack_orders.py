@@ -9,9 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
+from headrace.datasets.faces import HasKeys
 from headrace.datasets.pack_spec import PackSpec, numbered
 from headrace.datasets.planning import Planning
-from headrace.datasets.source import HasKeys, SampleSource, SourceOrders
+from headrace.datasets.source import SampleSource, SourceOrders
 from headrace.errors import OptionError
 from headrace.plan import Order, Places, draw
 from headrace.plan.order import sequential_end

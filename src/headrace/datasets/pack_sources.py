@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.faces import Parts
 from headrace.datasets.pack_orders import PackedKey, PackOrders
 from headrace.datasets.pack_spec import PackSpec
 from headrace.datasets.pack_step import DocumentPart
 from headrace.datasets.planning import Planning
-from headrace.datasets.source import EpochIO, KeepsKey, Parts, SampleSource, SourceOrders, Traits
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders, Traits
 from headrace.functions import is_async
 from headrace.indexes.index import for_each
 from headrace.plan.packs import Pieces

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from headrace.datasets.adding import counted
+from headrace.datasets.faces import HasKeys
 from headrace.datasets.operators import Shuffle
 from headrace.datasets.pipeline import Pipeline
-from headrace.datasets.source import HasKeys
 from headrace.errors import OptionError
 from headrace.plan import (
     EpochOrder,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.errors import masked
@@ -28,9 +29,6 @@ from headrace.types import Ints
 
 KeepsKey = Callable[[str], object]
 """Says of a sample's key whether it is wanted."""
-
-Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
-"""Gets, of samples with these numbers, what they would be if they had the tokens [starts, stops) alone."""
 
 Wanted = tuple[frozenset[str], ...]
 """Of each of these sets of fields at least one is wanted, if a sample has any."""
@@ -109,35 +107,6 @@ class EpochIO(Protocol):
     def iterated(self, data: IteratedData) -> Producer:
         """As an iterator gives them."""
         ...
-
-
-class HasKeys(Protocol):
-    """Has a key for each number."""
-
-    def __getitem__(self, number: int, /) -> object: ...
-
-
-class KeyedData(Protocol):
-    """A data set whose samples are got by keys."""
-
-    def __len__(self) -> int: ...
-
-    def keys(self) -> Sequence[object]: ...
-
-
-class IteratedData(Opens, Protocol):
-    """A data set that is iterated over."""
-
-    loop: Literal["engine", "caller"]
-    ranks_by: RanksBy | None
-
-    def aiter(self) -> AsyncIterator[object]: ...
-
-
-class Described(Protocol):
-    """A stream, as far as those are concerned that it is an input of."""
-
-    def describe(self, samples: int = 0) -> str: ...
 
 
 class SampleSource(ABC):

@@ -115,6 +115,10 @@ class Stream(Operators["Stream"]):
             lines += [f"  samples: {source.count():,}"] if source.has_count else []
         except (HeadraceError, TypeError, OSError) as error:
             lines.append(f"  samples: not known: {error}")
+        for number, (name, stream) in enumerate(source.inputs, 1):
+            begin, rest = ("├─ ", "│  ") if number < len(source.inputs) else ("└─ ", "   ")
+            first, *more = stream.describe().splitlines()
+            lines += [f"  {begin}{name}: {first}", *(f"  {rest}{line}" for line in more)]
         lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators]
         if samples:
             lines += [f"  first: {line}" for line in told(self.take(samples))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from headrace.datasets.source import IteratedData
+from headrace.datasets.faces import IteratedData
 
 
 class TrainerCalls(Protocol):

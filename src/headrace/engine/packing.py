@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from headrace.datasets.base import Operators
+from headrace.datasets.faces import IteratedData
 from headrace.datasets.mix_spec import MixSpec
 from headrace.datasets.operators import OrderOperator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.sharing import RanksBy
-from headrace.datasets.source import IteratedData, SampleSource, SourceOrders
+from headrace.datasets.source import SampleSource, SourceOrders
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
 from headrace.errors import OptionError

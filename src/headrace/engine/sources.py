@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.datasets.faces import IteratedData, KeyedData
 from headrace.datasets.ordering import Ordering
-from headrace.datasets.source import IteratedData, KeyedData, Wanted
+from headrace.datasets.source import Wanted
 from headrace.engine.async_steps import get_through, iterate_through
 from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan

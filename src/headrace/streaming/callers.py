@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from headrace.cancelled import is_ours
-from headrace.datasets.source import IteratedData
+from headrace.datasets.faces import IteratedData
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.options import SkipPolicy
 from headrace.running import running_charge, running_reader

@@ -305,6 +305,17 @@ class Seen:
         }
 
 
+def of_all(samples: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    """The first one, with the bytes of all."""
+    parts = [part.get("bin", part.get("tokens")) for part in samples]
+    each = [part.tobytes() if isinstance(part, np.ndarray) else part for part in parts]
+    data = b"|".join(one if isinstance(one, bytes) else one.encode("latin-1") for one in each)
+    first = {name: value for name, value in samples[0].items() if name != "tokens"}
+    if "tokens" in samples[0]:
+        first["n"] = int(samples[0]["tokens"][0])
+    return {**first, "bin": data}
+
+
 def some(sample: dict[str, Any]) -> bool:
     """A filter that leaves stretches out, and single ones."""
     return sample["n"] % 5 not in (1, 2) and not 20 <= sample["n"] < 26

@@ -13,7 +13,7 @@ import pytest
 from contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
-from end_to_end.state.sources import INDEXED, KEYS, KINDS, NUMBERED, Places, Seen, Written
+from end_to_end.state.sources import KEYS, KINDS, NUMBERED, Places, Seen, Written
 
 import headrace as hr
 from headrace.datasets.registered import registered_operators
@@ -41,9 +41,9 @@ def shuffled(kind: str, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
     return name, ways[name]
 
 
-def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
-    """What takes, repeats or draws samples; it may not go with a shuffle, which says so."""
-    count = rng.randint(1, 2 * written.total)
+def chosen(kind: str, total: int, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    """What takes, repeats or draws samples, of so many; it may not go with a shuffle, which says so."""
+    count = rng.randint(1, 2 * total)
     ways: dict[str, Callable[[Any], Any]] = {
         "": lambda data: data,
         f"take {count}": lambda data: data.take(count),
@@ -54,8 +54,8 @@ def chosen(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         ways[f"repeat {times}"] = lambda data: data.repeat(times)
         ways[f"repeat {times}, take {count}"] = lambda data: data.repeat(times).take(count)
     if kind in NUMBERED:
-        numbers = sources.shuffled_numbers(written.total, rng)
-        weights = [rng.random() for _ in range(written.total)]
+        numbers = sources.shuffled_numbers(total, rng)
+        weights = [rng.random() for _ in range(total)]
         ways["these"] = lambda data: data.sample(numbers)
         ways["slice"] = lambda data: data.slice(1, None, 2)
         ways["skip"] = lambda data: data.skip(3)
@@ -72,7 +72,7 @@ def stepped(
     kind: str, rng: random.Random, bad: frozenset[int], with_torch: bool
 ) -> tuple[str, Callable[[Any], Any], bool]:
     """(what, what is done to each sample, whether its random numbers stay the same where batches come in any order)."""
-    seen = Seen(bad if kind not in (INDEXED, KEYS) else frozenset(), with_torch=with_torch)
+    seen = Seen(bad, with_torch=with_torch)
     name = rng.choice(["map", "map", "map, async", "some", "some, async", "async, some", "most", "map behind", "keys"])
     if name == "map":
         return name, lambda data: data.map(seen), True
@@ -90,6 +90,46 @@ def stepped(
         return name, lambda data: data.filter(_by_key).map(seen), False
     is_kept = kind in (*sources.INDEXED_SHARDS, KEYS)
     return name, lambda data: data.filter(sources.even_key, field="__key__").map(seen), is_kept
+
+
+def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[], Any] | None]:
+    """A stream of several inputs, the first one of this kind; None: it is by itself."""
+    if kind not in NUMBERED or rng.random() < 0.6:
+        return "", None
+    kinds = [kind, *(rng.choice(NUMBERED) for _ in range(rng.choice([1, 1, 2])))]
+    ways = [_input(one, written, rng) for one in kinds]
+    names = ", ".join(f"{one} {name}" for one, (name, _) in zip(kinds, ways, strict=True))
+    block = rng.choice([1, 2, 5])
+    joins: dict[str, Callable[[Any, Any], Any]] = {
+        "concat": lambda first, others: first.concat(*others),
+        "zip": lambda first, others: first.zip(*others, strict=False).map(sources.of_all),
+        f"interleave {block}": lambda first, others: first.interleave(*others, block=block),
+    }
+    how = rng.choice(sorted(joins))
+
+    def made() -> Any:
+        first, *others = (way(sources.source(one, written)) for one, (_, way) in zip(kinds, ways, strict=True))
+        return joins[how](first, others)
+
+    return f"{how} of {names}", made
+
+
+def _input(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    how, shuffle = shuffled(kind, rng)
+    count, times = rng.randint(1, 2 * written.total), rng.choice([2, 3])
+    as_it_is = (
+        sources.as_it_is if kind in (sources.INDEXED, KEYS, sources.FILES, sources.MAP) else dict
+    )  # others are opened first
+    ways: dict[str, Callable[[Any], Any]] = {
+        "": shuffle,
+        f", take {count}": lambda data: shuffle(data).take(count),
+        f", repeat {times}": lambda data: shuffle(data).repeat(times),
+        f", epoch {count}": lambda data: shuffle(data).epoch(samples=count),
+        ", as it is": lambda data: shuffle(data).map(as_it_is),
+        ", slice": lambda data: data.slice(1, None, 2),
+    }
+    name = rng.choice(sorted(ways))
+    return how + name, ways[name]
 
 
 def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[str, Callable[[Any], Any]]:
@@ -148,7 +188,7 @@ def _by_key(sample: dict[str, Any]) -> bool:
 
 def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
     """A case by its number."""
-    rng, of_many, of_one = (random.Random(f"{what} {number}") for what in ("case", "many", "one"))
+    rng, of_many, of_one, of_inputs = (random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs"))
     while True:
         kind = rng.choice(KINDS)
         counts = [rng.choice([0, 1, 3, 8, 15]) for _ in range(rng.randint(1, 5))]
@@ -163,15 +203,26 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         if not sum(counts):
             continue
         written = places.write(counts, bad)
-        (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, written, rng)
+        inputs, several = joined(kind, written, of_inputs)
+        made = several or partial(sources.source, kind, written)
+        try:
+            total = sum(counts) if several is None else len(made())
+        except hr.OptionError:
+            continue  # documents that were shuffled before they were packed are no input
+        if not total:
+            continue
+        (how, shuffle), (what, choose) = shuffled(kind, rng), chosen(kind, total, rng)
         which, step, keeps_random = stepped(kind, rng, bad, with_torch=0 not in workers)
+        keeps_random = keeps_random and (several is None or which != "keys")  # no index is asked for keys of several
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
         if what == "these":  # numbers of all samples: there are fewer behind a filter of keys
             operators = [shuffle, choose, step]
         if of_many.random() < 0.4:
             options["in_order"] = True
             many, gives_many = regrouped(
-                sum(counts), of_many, is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8
+                total,
+                of_many,
+                is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8 and several is None,
             )
             which, operators = f"{which}, {many}", [*operators, gives_many]
         if is_grouped:
@@ -180,11 +231,10 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
             options |= {"batch_size": None, "collate_fn": sources.of_one}
         else:
             options["batch_size"] = size
-        told = (
-            f"case {number}: {kind} {counts}, {how}, {what}, {which}; {options}, grouped={is_grouped}, bad={set(bad)}"
-        )
+        told = f"case {number}: {inputs or kind} {counts}, {how}, {what}, {which}; {options}, "
+        told += f"grouped={is_grouped}, bad={set(bad)}"
         errors = frozenset({"ValueError", "ChecksumError"} if options.get("on_error") == "raise" else ())
-        case = Case(told, partial(_made, kind, written, operators), options, keeps_random, workers, errors)
+        case = Case(told, partial(_made, made, operators), options, keeps_random, workers, errors)
         try:
             data = case.data()
         except hr.OptionError:
@@ -195,8 +245,8 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         return case
 
 
-def _made(kind: str, written: Written, operators: Sequence[Callable[[Any], Any]]) -> Any:
-    data = sources.source(kind, written)
+def _made(source: Callable[[], Any], operators: Sequence[Callable[[Any], Any]]) -> Any:
+    data = source()
     for operator in operators:
         data = operator(data)
     return data

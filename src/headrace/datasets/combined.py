@@ -1,0 +1,61 @@
+"""Streams of several inputs, as the methods of data sets make them: a function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from headrace.datasets.base import Operators
+from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
+from headrace.datasets.joined import check_input, check_objects, joined
+from headrace.datasets.joined_sources import split_steps
+from headrace.datasets.operators import EachSample
+from headrace.datasets.stream import Stream
+from headrace.datasets.zipped import ZipDataset, ZipSpec, ZipStep
+from headrace.errors import OptionError
+from headrace.tasks import Step
+
+Spec = TypeVar("Spec", bound=InputsSpec)
+
+
+def concat(inputs: Sequence[object]) -> Stream:
+    """The samples of one input after those of another."""
+    return joined(_checked(ConcatSpec(_streams("concat", inputs))))
+
+
+def interleave(inputs: Sequence[object], *, block: int) -> Stream:
+    """Blocks of several inputs in turn."""
+    if block < 1:
+        raise OptionError(f".interleave(block={block}): a block has 1 sample or more")
+    return joined(_checked(InterleaveSpec(_streams("interleave", inputs), block)))
+
+
+def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
+    """Samples of several inputs side by side."""
+    spec = _checked(ZipSpec(_streams("zip", inputs), strict=strict))
+    check_objects(spec)
+    later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
+    source = ZipDataset(spec)
+    if not any(later):
+        return Stream(source)
+    random = any(step.random for steps in later for step in steps)
+    each = ZipStep(spec.labels, [[(step.name, step.fn) for step in some] for some in later])
+    return Stream(source, (EachSample(Step("zip", "map", each, random, is_implied=True)),))
+
+
+def _streams(name: str, inputs: Sequence[object]) -> list[Stream]:
+    streams = list[Stream]()
+    for number, one in enumerate(inputs):
+        if not isinstance(one, Operators):
+            raise OptionError(
+                f"input {number} of .{name}() is a {type(one).__name__}, no stream or data set of headrace's; "
+                "hr.from_map(…) makes one of what has __len__ and __getitem__"
+            )
+        streams.append(one._as_stream())
+    return streams
+
+
+def _checked(spec: Spec) -> Spec:
+    for label, pipeline in zip(spec.labels, spec.pipelines, strict=True):
+        check_input(label, pipeline, spec.call)
+    return spec

@@ -1,0 +1,81 @@
+"""The operators of data sets that put several of them together."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from headrace.datasets.adding import AddsOperators
+from headrace.datasets.combining import combined
+
+S = TypeVar("S")  # a stream
+
+
+class InputMethods(AddsOperators[S]):
+    """Several streams as one; each keeps its own order and its own steps.
+
+    The inputs' samples have numbers: shards need an index. They are neither filtered (but by keys that an index knows)
+    nor batched: both is done to what comes of these.
+    """
+
+    def concat(self, *others: AddsOperators[S]) -> S:
+        """The samples of this stream, and then those of the others, one after the other.
+
+        Inputs that are shuffled have each an order of its own; `.concat(…).shuffle()` shuffles all together.
+
+        Args:
+            *others: streams, or data sets of headrace's. Only the last one may have no end.
+
+        Raises:
+            OptionError: an input cannot be used.
+
+        Examples:
+            >>> import headrace as hr
+            >>> letters, digits = hr.from_map(["a", "b", "c"]), hr.from_map([1, 2])
+            >>> list(letters.concat(digits))
+            ['a', 'b', 'c', 1, 2]
+        """
+        stream: S = combined("concat", (self, *others))
+        return stream
+
+    def zip(self, *others: AddsOperators[S], strict: bool = True) -> S:
+        """A tuple of a sample of each stream: of the first ones, of the second ones, and so on.
+
+        To shuffle samples that belong together, put them together first: `.zip(…).shuffle()`. Inputs that are shuffled
+        have each an order of its own. The samples of a tuple are got one by one, at the same time.
+
+        Args:
+            *others: streams, or data sets of headrace's.
+            strict: refuse inputs that have not as many samples as each other; else the shortest one ends them all.
+
+        Raises:
+            OptionError: an input cannot be used. When a loader begins: their numbers of samples differ.
+
+        Examples:
+            >>> import headrace as hr
+            >>> images, texts = hr.from_map(["image 0", "image 1"]), hr.from_map(["text 0", "text 1"])
+            >>> list(images.zip(texts.map(str.upper)))
+            [('image 0', 'TEXT 0'), ('image 1', 'TEXT 1')]
+        """
+        stream: S = combined("zipped", (self, *others), strict=strict)
+        return stream
+
+    def interleave(self, *others: AddsOperators[S], block: int = 1) -> S:
+        """Blocks of the streams in turn: some samples of this one, as many of the next one, and so on.
+
+        One that is used up takes part no more: each sample of each input comes once. `hr.mix` goes by weights instead.
+
+        Args:
+            *others: streams, or data sets of headrace's; any may have no end.
+            block: samples that come of an input in its turn; the last block of each may have fewer.
+
+        Raises:
+            OptionError: an input or the block cannot be used.
+
+        Examples:
+            >>> import headrace as hr
+            >>> letters, digits = hr.from_map(["a", "b", "c"]), hr.from_map([1, 2])
+            >>> list(letters.interleave(digits))
+            ['a', 1, 'b', 2, 'c']
+        """
+        stream: S = combined("interleave", (self, *others), block=block)
+        return stream

@@ -1,0 +1,469 @@
+"""Streams of several inputs through the loader: real shards, real reads, any workers and ranks, resumed anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from end_to_end import parquet
+from end_to_end.tars import put_index, put_shards
+
+import headrace as hr
+from headrace.datasets.joined_sources import InputsDataset, JoinedShards
+from headrace.datasets.planning import Planning
+from headrace.fetch.stores import memory
+
+LEFT, RIGHT = (30, 17, 0, 40, 3), (9, 20)
+
+
+@pytest.fixture(scope="module")
+def left() -> hr.Stream:
+    urls = put_shards("inputs-left", LEFT)
+    return hr.stream(urls, index=put_index(urls, "inputs-left"))
+
+
+@pytest.fixture(scope="module")
+def right() -> hr.Stream:
+    urls = put_shards("inputs-right", RIGHT)
+    return hr.stream(urls, index=put_index(urls, "inputs-right"))
+
+
+@pytest.fixture(scope="module")
+def rows() -> hr.Stream:
+    for k in range(2):
+        samples = [{"n": 1000 + 25 * k + n, "text": "row"} for n in range(25)]
+        memory.put(f"memory://inputs/{k}.parquet", parquet.written(samples, row_group_size=7))
+    return hr.stream([f"memory://inputs/{k}.parquet" for k in range(2)])
+
+
+class Words(hr.AsyncDataset):
+    """Samples that are no dicts, with keys of their own."""
+
+    def __len__(self) -> int:
+        return 25
+
+    def keys(self) -> list[str]:
+        return [f"word-{k}" for k in range(25)]
+
+    async def aget(self, key: str) -> str:
+        return key
+
+
+def number(sample: Any) -> Any:
+    if isinstance(sample, dict):
+        return int(sample["cls"]) if "cls" in sample else sample["n"]
+    return of_all(sample) if isinstance(sample, tuple) else sample
+
+
+def of_all(samples: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(map(number, samples))
+
+
+def numbered(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": number(sample)}
+
+
+def with_noise(sample: Any) -> tuple[Any, float]:
+    return sample, float(hr.rng().random())
+
+
+async def later(sample: Any) -> Any:
+    return sample
+
+
+def samples_of(data: Any, epoch: int = 0, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": 12, "seed": 3, "collate_fn": list, **options}) as loader:
+        loader.set_epoch(epoch)
+        return [sample for batch in loader for sample in batch]
+
+
+def joins(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> dict[str, hr.Stream]:
+    """Streams of several inputs, read in ranges and by number; what comes of them are numbers with random ones."""
+    words, mixed = Words().map(later), hr.mix({"left": left.shuffle(), "rows": rows.shuffle()})
+    return {
+        "concat, ranges": left.shuffle().concat(right.shuffle()),
+        "concat, whole": left.concat(right, rows).shuffle(),
+        "concat, steps": left.take(50).map(numbered).concat(rows.map(numbered), right.shuffle("global").repeat(2)),
+        "concat, bounded": words.concat(mixed, rows.repeat()).epoch(samples=190),
+        "interleave, ranges": left.shuffle().interleave(right, rows.shuffle(), block=4),
+        "interleave, steps": left.map(numbered).interleave(words, mixed.take(40), block=3),
+        "zip": left.shuffle().zip(rows.shuffle(), mixed, strict=False).map(of_all),
+        "zip, shuffled": left.map(numbered).zip(words.repeat(), rows.repeat().take(90), strict=False).shuffle(),
+        "zip, within": left.zip(left).concat(rows.take(30).zip(words.repeat().take(30)), words).shuffle(),
+        "interleave, bounded": words.interleave(right.shuffle().repeat(), left.concat(right).shuffle()).take(150),
+    }
+
+
+JOINS = [
+    *("concat, ranges", "concat, whole", "concat, steps", "concat, bounded"),
+    *("zip", "zip, shuffled", "zip, within"),
+    *("interleave, ranges", "interleave, steps", "interleave, bounded"),
+]
+
+
+@pytest.fixture(params=JOINS)
+def data(request: pytest.FixtureRequest, left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> hr.Stream:
+    return joins(left, right, rows)[request.param].map(number).map(with_noise)
+
+
+def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
+    made = joins(left, right, rows)
+    in_ranges = {name for name, data in made.items() if isinstance(data.source, JoinedShards)}
+    assert in_ranges == {"concat, ranges", "concat, whole", "interleave, ranges"}
+    assert all(isinstance(made[name].source, InputsDataset) for name in made.keys() - in_ranges)
+    with hr.DataLoader(left.shuffle().concat(right.shuffle()), batch_size=12) as loader:
+        assert sum(len(batch["cls"]) for batch in loader) == sum(LEFT + RIGHT)
+        assert loader.stats().fetch.requests <= len(LEFT) + len(RIGHT) + 2  # and the two indexes
+
+
+def test_each_sample_comes_once_when_inputs_are_shuffled(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
+    wanted = Counter([*range(90), *range(29), *range(1000, 1050)])
+    for made in (left.shuffle().concat(right.shuffle(), rows.shuffle()), left.interleave(right, rows.shuffle())):
+        first, second = samples_of(made.map(number)), samples_of(made.map(number), epoch=1)
+        assert Counter(first) == Counter(second) == wanted
+        assert first != second
+
+
+def test_concat_gives_what_lists_would_when_inputs_are_in_order(left: hr.Stream, right: hr.Stream) -> None:
+    inputs = {"take": left.take(40), "slice": right.slice(3, None, 2), "repeat": Words().repeat(2), "all": right}
+    lists = {name: [number(sample) for sample in one] for name, one in inputs.items()}
+    for some in itertools.permutations(inputs, 3):
+        first, *others = (inputs[name] for name in some)
+        data = first.concat(*others).map(number)
+        wanted = list(itertools.chain(*(lists[name] for name in some)))
+        assert samples_of(data) == wanted
+        assert len(data) == len(wanted)
+        assert [data[k] for k in (0, 41, -1)] == [wanted[k] for k in (0, 41, -1)]
+        with pytest.raises(IndexError):
+            data[len(wanted)]
+
+
+def test_interleave_gives_what_lists_would_when_inputs_are_in_order(left: hr.Stream, right: hr.Stream) -> None:
+    a, b = left.take(40).map(number), right.slice(0, 21, 2).map(number)
+    made = a.interleave(b, block=4)
+    firsts, seconds = [list(one) for one in (a, b)]
+    wanted = [*firsts[:4], *seconds[:4], *firsts[4:8], *seconds[4:8], *firsts[8:12], *seconds[8:], *firsts[12:]]
+    assert samples_of(made) == wanted
+    assert [made[k] for k in range(-20, 20)] == [wanted[k] for k in range(-20, 20)]
+
+
+def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream, right: hr.Stream) -> None:
+    urls = [*left.source.urls, *right.source.urls]
+    one = hr.stream(urls, index=put_index(urls, "inputs-both"))
+    operations: list[Callable[[Any], Any]] = [
+        lambda data: data.shuffle(),
+        lambda data: data.shuffle("window", window=20),
+        lambda data: data.shuffle("shards"),
+        lambda data: data.shuffle("within"),
+        lambda data: data.shuffle("global"),
+        lambda data: data.slice(10, 100, 3),
+        lambda data: data.shuffle().take(70).repeat(2),
+    ]
+    for operate in operations:
+        for epoch in (0, 2):
+            wanted = samples_of(operate(one), epoch)
+            assert samples_of(operate(left.concat(right)), epoch) == wanted
+    assert list(left.concat(right).keys()) == list(one.keys())
+
+
+def test_concat_of_row_groups_reads_each_about_once_when_it_is_shuffled(rows: hr.Stream) -> None:
+    def requests(data: hr.Stream) -> int:
+        with hr.DataLoader(data.select("n"), batch_size=None, fetch=hr.FetchOptions(gap_bytes=0)) as loader:
+            assert sum(1 for _ in loader) == 50
+            return loader.stats().fetch.requests
+
+    first, second = (hr.stream(url) for url in rows.source.urls)
+    assert requests(first.concat(second).shuffle(window=10)) <= requests(rows.shuffle(window=10)) + 1
+
+
+def test_filter_by_keys_before_concat_leaves_those_samples_out(left: hr.Stream, right: hr.Stream) -> None:
+    even = left.filter(lambda key: int(key) % 2 == 0, field="__key__")
+    wanted = [*range(0, 90, 2), *range(29)]
+    data = even.concat(right)
+    assert samples_of(data.map(number)) == wanted
+    assert sorted(samples_of(data.shuffle("global").map(number))) == sorted(wanted)
+    assert samples_of(data.filter(lambda key: key == "000004", field="__key__").map(number)) == [4, 4]
+    with pytest.raises(hr.OptionError, match=r"input 0 of \.concat\(\) is filtered by keys"):
+        data.shuffle()
+
+
+def test_samples_are_the_same_when_workers_differ(data: hr.Stream, warm_server: None) -> None:
+    alone = samples_of(data)
+    assert alone == samples_of(data, num_workers=2, fetch_concurrency=3)
+    assert len({noise for _, noise in alone}) == len(alone) == len(data)
+
+
+@pytest.mark.parametrize("stop", [1, 5])
+def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream, stop: int) -> None:
+    options: dict[str, Any] = {"batch_size": 12, "seed": 3, "collate_fn": list}
+    with hr.DataLoader(data, **options) as loader:
+        loader.set_epoch(1)
+        batches = iter(loader)
+        got = [sample for _ in range(stop) for sample in next(batches)]
+        state = json.loads(json.dumps(loader.state_dict()))
+    with hr.DataLoader(pickle.loads(pickle.dumps(data)), **options) as loader:
+        loader.load_state_dict(state)
+        got += [sample for batch in loader for sample in batch]
+    assert got == samples_of(data, epoch=1)
+
+
+def test_stream_goes_on_exactly_when_the_number_of_ranks_changes(data: hr.Stream) -> None:
+    got, state = [], None
+    for world in (3, 2):
+        steps, states = [], []
+        for rank in range(world):
+            options: dict[str, Any] = {"batch_size": 12 // world, "seed": 3, "collate_fn": list}
+            with hr.DataLoader(data, rank=rank, world_size=world, **options) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                batches = iter(loader)
+                steps.append([next(batches) for _ in range(4)] if world == 3 else list(batches))
+                states.append(json.loads(json.dumps(loader.state_dict())))
+        assert all(other == states[0] for other in states)
+        state = states[0]
+        got += [sample for step in zip(*steps, strict=True) for batch in step for sample in batch]
+    assert got == samples_of(data)
+
+
+def test_state_is_refused_when_the_inputs_are_others(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
+    made = left.shuffle().interleave(right, block=4)
+    with hr.DataLoader(made, batch_size=4, collate_fn=list) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    others = {
+        "data": [right.interleave(left.shuffle(), block=4), left.shuffle().interleave(rows, block=4)],
+        "order": [
+            left.shuffle().interleave(right, block=5),
+            left.shuffle().concat(right),
+            left.interleave(right, block=4),
+            left.shuffle().zip(right, strict=False),
+            left.shuffle().interleave(right.shuffle(), block=4),
+        ],
+    }
+    for field, some in others.items():
+        for other in some:
+            with hr.DataLoader(other, batch_size=4) as loader:
+                with pytest.raises(hr.StateMismatchError) as caught:
+                    loader.load_state_dict({**state, "count": len(other)})
+            assert caught.value.field == field
+
+
+def test_samples_keep_the_source_that_a_mixture_has_named(left: hr.Stream, right: hr.Stream) -> None:
+    mixed = hr.mix({"left": left, "right": right})
+    for data in (mixed.concat(right), right.map(dict).interleave(mixed)):
+        samples = samples_of(data)
+        assert Counter(sample.get("__source__") for sample in samples) == {"left": 90, "right": 29, None: 29}
+    renamed = samples_of(hr.mix({"all": left.concat(right.map(dict))}))
+    assert {sample["__source__"] for sample in renamed} == {"all"}
+
+
+def test_zip_gives_what_pythons_zip_gives_of_its_inputs(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
+    inputs = {
+        "shards": left.take(50).map(number),
+        "rows": rows.map(numbered),
+        "slice": rows.slice(3, 40, 2).map(number),
+        "few": right.take(3).repeat().map(number),
+        "shuffled": rows.shuffle(seed=5).map(number),
+        "keys": left.filter(lambda key: int(key) % 2 == 0, field="__key__").map(number),
+        "joined": right.take(20).concat(rows).map(number),
+        "mixed": hr.mix({"a": right.shuffle(seed=1), "b": rows.shuffle(seed=2)}, {"a": 1, "b": 1}).map(number),
+    }
+    lists = {name: samples_of(data.take(60)) for name, data in inputs.items() if name != "mixed"}
+    for names in (("shards", "rows"), ("slice", "few", "keys"), ("shuffled", "joined"), ("few", "slice", "shuffled")):
+        first, *others = (inputs[name] for name in names)
+        data = first.zip(*others, strict=False)
+        wanted = list(zip(*(lists[name] for name in names), strict=False))
+        assert samples_of(data) == wanted
+        assert len(data) == len(wanted)
+        if "shuffled" not in names:
+            assert [data[k] for k in (0, 7, -1)] == [wanted[k] for k in (0, 7, -1)]
+    mixed = samples_of(inputs["mixed"].zip(inputs["rows"], strict=False))
+    assert len({left for left, _ in mixed}) == len(mixed)
+    assert [right["n"] for _, right in mixed] == [*range(1000, 1000 + len(mixed))]
+
+
+def test_zip_gives_the_bytes_that_belong_together_when_it_is_shuffled(left: hr.Stream) -> None:
+    again = hr.stream(left.source.urls, index=put_index(left.source.urls, "inputs-again"))
+    samples = samples_of(left.zip(again).shuffle())
+    assert len(samples) == sum(LEFT)
+    assert all(one == other for one, other in samples)
+    assert [int(one["cls"]) for one, _ in samples] != [*range(sum(LEFT))]
+
+
+def test_zip_refuses_inputs_of_other_lengths_by_their_names(left: hr.Stream, right: hr.Stream) -> None:
+    for data, told in (
+        (left.zip(right), r"input 1 of \.zip\(\) has 29 samples, and input 0 of \.zip\(\) has 90 samples"),
+        (right.zip(right, left.repeat()), r"input 0 of \.zip\(\) has 29 samples, and input 2 of \.zip\(\) has no end"),
+    ):
+        with pytest.raises(hr.OptionError, match=told):
+            len(data)
+        with hr.DataLoader(data) as loader, pytest.raises(hr.OptionError, match=told):
+            iter(loader)
+
+
+def test_inputs_of_a_zip_share_no_random_numbers(warm_server: None) -> None:
+    async def noisy(sample: Any) -> tuple[Any, float]:
+        return sample, float(hr.rng().random())
+
+    words = Words()
+    plain, on_loop = words.map(with_noise), words.map(noisy)
+    for data in (plain.zip(plain), on_loop.zip(on_loop).zip(on_loop.zip(on_loop)), plain.zip(on_loop).zip(plain)):
+        runs = [samples_of(data, num_workers=workers) for workers in (0, 2)]
+        assert runs[0] == runs[1]
+        drawn = [part for sample in runs[0] for part in _floats(sample)]
+        assert len(set(drawn)) == len(drawn) >= 2 * len(words)
+
+
+def _floats(sample: Any) -> list[float]:
+    if isinstance(sample, tuple):
+        return [found for part in sample for found in _floats(part)]
+    return [sample] if isinstance(sample, float) else []
+
+
+class Failing(Words):
+    """Fails, after the others have begun to be got."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    async def aget(self, key: str) -> str:
+        try:
+            await asyncio.sleep(0 if key == "word-3" else 3600)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        raise ConnectionError(key)
+
+
+def test_zip_tells_the_first_input_that_fails_and_lets_go_of_the_others() -> None:
+    class Broken(Words):
+        async def aget(self, key: str) -> str:
+            if key == "word-3":
+                raise LookupError(key)
+            return key
+
+    late = Failing()
+    data = Broken().slice(3, 4).zip(late.slice(4, 5), Failing().slice(3, 4))
+    with hr.DataLoader(data, batch_size=None) as loader, pytest.raises(LookupError) as caught:
+        list(loader)
+    assert any("input 0 of .zip(), key 'word-3'" in note for note in caught.value.__notes__)
+    assert late.cancelled == 1
+
+
+def test_zip_refuses_more_orders_than_can_be_numbered() -> None:
+    class Many(Words):
+        def __len__(self) -> int:
+            return 10**8
+
+        def keys(self) -> Any:
+            return range(10**8)
+
+    many = Many()
+    assert len(many.zip(many, many, many, many.shuffle()).shuffle()) == 10**8
+    data = many.shuffle().zip(many.shuffle(), many.shuffle())
+    with hr.DataLoader(data) as loader, pytest.raises(hr.OptionError, match=r"\.zip\(…\)\.shuffle\(\)"):
+        iter(loader)
+
+
+def test_shards_that_are_in_two_inputs_are_told_apart(right: hr.Stream) -> None:
+    data = right.take(5).map(number).concat(right.map(lambda sample: -number(sample)), right.slice(3, 5).map(number))
+    assert samples_of(data) == [*range(5), *(-n for n in range(29)), 3, 4]
+    plain = right.take(5).concat(right).map(number)
+    assert samples_of(plain) == [*range(5), *range(29)]
+
+
+def test_inputs_with_as_many_samples_have_orders_of_their_own() -> None:
+    one = hr.from_map(range(100)).shuffle()
+    samples = samples_of(one.concat(one))
+    assert samples[:100] != samples[100:]
+    assert sorted(samples[:100]) == sorted(samples[100:]) == list(range(100))
+
+
+def test_error_names_the_input_when_one_of_its_steps_fails(left: hr.Stream) -> None:
+    def fails(sample: Any) -> Any:
+        raise LookupError(sample)
+
+    for bad in (Words().take(1).map(fails), Words().take(1).map(later).map(fails)):
+        with hr.DataLoader(left.concat(bad), batch_size=None) as loader, pytest.raises(LookupError) as caught:
+            list(loader)
+        assert any("input 1 of .concat()" in note for note in caught.value.__notes__)
+
+
+def test_plan_knows_when_each_sample_has_come_where_there_is_no_end(right: hr.Stream) -> None:
+    """By that an epoch is given up of which a filter leaves nothing."""
+    made = {54: Words().concat(right.repeat()), 58: Words().repeat().interleave(right.repeat())}
+    for count, data in made.items():
+        assert Planning(data.pipeline(), 0).pass_count == count
+        assert set(samples_of(data.map(number).take(count))) == {*list(Words()), *range(29)}
+
+
+class Endless(hr.AsyncIterableDataset):
+    async def aiter(self) -> Any:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda a: a.concat(hr.stream("memory://a/b.tar", index=None)), "input 1 of .concat.. .*make an index"),
+        (lambda a: Endless().interleave(a), "input 0 of .interleave.. have no numbers"),
+        (lambda a: a.concat([1, 2]), "input 1 of .concat.. is a list.*hr.from_map"),
+        (lambda a: a.interleave(a.filter(bool)), r"filter.bool. of input 1 .*put it behind .interleave\(\)"),
+        (lambda a: a.batch(2).concat(a), r"put .batch\(\) behind .concat\(\)"),
+        (lambda a: a.concat(a.flat_map(list)), r"flat_map.list. of input 1 of .concat\(\)"),
+        (lambda a: a.concat(a.map(number).map(later)), "async function behind a plain one"),
+        (lambda a: a.repeat().concat(a), "input 0 of .concat.. has no end"),
+        (lambda a: a.concat(a.repeat()).shuffle(), "no end: bound it"),
+        (lambda a: a.interleave(a.repeat()).repeat(2), "no end: bound it"),
+        (lambda a: a.interleave(a, block=0), "1 sample or more"),
+        (lambda a: a.take(2).concat(a).shuffle("window"), r"input 0 of .concat.. has .take\(2\)"),
+        (lambda a: a.interleave(a).shuffle("window"), "orders of their own"),
+        (lambda a: a.zip(a).shuffle("window"), "orders of their own"),
+        (lambda a: a.zip(a.filter(bool)), r"filter.bool. of input 1 .*put it behind .zip\(\)"),
+        (lambda a: a.repeat().zip(a.repeat()).slice(3), "no end: bound it"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_way_round_it(made: Callable[[Any], Any], told: str) -> None:
+    with pytest.raises(hr.OptionError, match=told):
+        made(hr.from_map(range(5)))
+
+
+def test_loader_refuses_to_shuffle_ranges_that_do_not_come_as_they_lie(left: hr.Stream, right: hr.Stream) -> None:
+    with pytest.raises(hr.OptionError, match="orders of their own"):
+        hr.DataLoader(left.interleave(right), shuffle=True)
+
+
+def test_sample_by_number_is_refused_when_inputs_are_shuffled(right: hr.Stream) -> None:
+    with pytest.raises(TypeError, match="shuffle or draw what comes of them"):
+        Words().shuffle().concat(right)[0]
+
+
+def test_inputs_are_described_as_a_tree(right: hr.Stream) -> None:
+    words = hr.from_map(["a", "b"])
+    lines = (
+        words.map(str.upper).concat(hr.mix({"x": words, "y": words.shuffle()}), words.take(1)).describe().split("\n")
+    )
+    assert lines == [
+        "FromMap(…).map(str.upper).concat(mix(x, y), FromMap(…).take(1))",
+        "  samples: 7",
+        "  ├─ 0: FromMap(…)",
+        "  │    samples: 2",
+        "  │    .map(str.upper)  [workers]",
+        "  ├─ 1: mix(x, y)",
+        "  │    samples: 4",
+        "  │    ├─ x: FromMap(…)",
+        "  │    │    samples: 2",
+        "  │    └─ y: FromMap(…)",
+        "  │         samples: 2",
+        "  │         .shuffle(auto)  [plan]",
+        "  └─ 2: FromMap(…)",
+        "       samples: 2",
+        "       .take(1)  [plan]",
+        "  .concat  [workers]",
+    ]

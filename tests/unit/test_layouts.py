@@ -1,0 +1,115 @@
+"""Promises of joined orders: as Python's own lists would be joined, whatever part of an epoch is asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.plan import Order, Passes, ShardOrder
+from headrace.plan.layouts import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
+from headrace.plan.order import ENDLESS
+
+SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6)
+Pairs = list[tuple[int, int]]
+
+
+def plain(size: int) -> Order:
+    return ShardOrder(np.array([size]), "none", ())
+
+
+def concat(sizes: Sequence[int]) -> ConcatOrder:
+    return ConcatOrder([plain(size) for size in sizes], range(len(sizes)))
+
+
+def interleave(sizes: Sequence[int], block: int) -> InterleaveOrder:
+    return InterleaveOrder([plain(size) for size in sizes], InterleaveLayout(sizes, block), range(len(sizes)), 10)
+
+
+def numbered(sizes: Sequence[int]) -> list[Pairs]:
+    return [[(k, n) for n in range(size)] for k, size in enumerate(sizes)]
+
+
+def by_hand(lists: list[Pairs], block: int) -> Pairs:
+    """Blocks in turn, as one would write it down."""
+    cut = [_batched(one, block) for one in lists]
+    rounds = itertools.zip_longest(*cut, fillvalue=())
+    return [pair for one in rounds for part in one for pair in part]
+
+
+def _batched(pairs: Pairs, block: int) -> list[tuple[tuple[int, int], ...]]:
+    return [tuple(pairs[at : at + block]) for at in range(0, len(pairs), block)]
+
+
+def places(order: Order, positions: Sequence[int]) -> Pairs:
+    shards, rows = order.locate(np.asarray(positions, np.int64))
+    return list(zip(shards.tolist(), rows.tolist(), strict=True))
+
+
+@given(SIZES)
+def test_concat_gives_one_after_the_other(sizes: list[int]) -> None:
+    order = concat(sizes)
+    wanted = list(itertools.chain(*numbered(sizes)))
+    assert order.count == len(wanted)
+    assert places(order, range(order.count)) == wanted
+
+
+@settings(max_examples=200)
+@given(SIZES, st.integers(1, 12))
+def test_interleave_gives_blocks_in_turn_until_each_is_used_up(sizes: list[int], block: int) -> None:
+    order = interleave(sizes, block)
+    wanted = by_hand(numbered(sizes), block)
+    assert order.count == len(wanted)
+    assert places(order, range(order.count)) == wanted
+
+
+@given(SIZES, st.integers(1, 12), st.data())
+def test_any_positions_are_those_of_the_whole(sizes: list[int], block: int, data: st.DataObject) -> None:
+    for order in (concat(sizes), interleave(sizes, block)):
+        if order.count:
+            some = data.draw(st.lists(st.integers(0, order.count - 1), max_size=30))
+            whole = places(order, range(order.count))
+            assert places(order, some) == [whole[position] for position in some]
+
+
+@given(SIZES, st.integers(1, 12))
+def test_windows_end_behind_each_position_and_go_on(sizes: list[int], block: int) -> None:
+    for order in (concat(sizes), interleave(sizes, block)):
+        ends = [order.window_end(position) for position in range(order.count)]
+        assert all(end > position for position, end in enumerate(ends))
+        assert ends == sorted(ends)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+def test_number_of_a_tuple_is_made_of_its_parts(radices: list[int], data: st.DataObject) -> None:
+    digits = [data.draw(st.lists(st.integers(0, radix - 1), min_size=5, max_size=5)) for radix in radices]
+    given_by = [(radix, lambda at, some=some: np.array(some)[at]) for radix, some in zip(radices, digits, strict=True)]
+    order = ZipOrder(5, given_by)
+    numbers = [number for _, number in places(order, range(5))]
+    assert numbers == [np.ravel_multi_index(one, radices) for one in zip(*digits, strict=True)]
+
+
+def test_windows_of_a_concat_are_those_of_its_inputs() -> None:
+    sizes = [20_000, 5, 40_000]
+    order = concat(sizes)
+    assert [order.window_end(at) for at in (0, 16_384, 20_000, 20_005)] == [16_384, 20_000, 20_005, 20_005 + 16_384]
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_inputs_without_end_go_on_where_others_are_used_up(block: int) -> None:
+    def again(size: int) -> Order:
+        return Passes(lambda number: plain(size), None)
+
+    inputs = [plain(4), again(5), plain(0), again(2)]
+    sizes = [order.count for order in inputs]
+    order = InterleaveOrder(inputs, InterleaveLayout(sizes, block), range(4), 10)
+    assert order.count == ENDLESS
+    lists = [[(k, n % size) for n in range(count)] for k, size, count in ((0, 4, 4), (1, 5, 90), (3, 2, 90))]
+    assert places(order, range(120)) == by_hand(lists, block)[:120]
+    far = ConcatOrder([plain(4), again(5)], range(2))
+    assert far.count == ENDLESS
+    assert places(far, [3, 4, 2**61 + 4]) == [(0, 3), (1, 0), (1, 2**61 % 5)]
