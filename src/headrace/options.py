@@ -91,6 +91,7 @@ class Settings:
 
     Attributes:
         batch_size: on each rank; where `global_batch_size` is given, of all ranks together, it follows from that.
+        is_single: whether samples are given one by one, and none with another.
         tail: what becomes of a last step that is short; see `headrace.plan.Steps`.
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
         skips: which failed samples are left out; None: the first of a batch is raised in its place.
@@ -100,6 +101,7 @@ class Settings:
 
     batch_size: int
     global_batch_size: int | None = None
+    is_single: bool = False
     tail: Tail = "short"
     drop_last: bool
     num_workers: int

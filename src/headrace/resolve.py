@@ -236,6 +236,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     return Settings(
         batch_size=batch_size or 1,
         global_batch_size=loader.global_batch_size,
+        is_single=batch_size is None,
         tail=tail,
         drop_last=tail == "drop",
         num_workers=loader.num_workers,

@@ -109,6 +109,26 @@ def test_the_last_two_steps_share_what_is_left_where_a_rank_would_have_nothing()
     assert [len(step) for step in steps_of(Numbers(3), 4, batch_size=1, tail="pad")] == [4]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_that_come_one_by_one_are_as_many_on_each_rank(workers: int) -> None:
+    def given(count: int, **options: Any) -> list[list[int]]:
+        options = {"batch_size": None, "num_workers": workers, "world_size": 4, **options}
+        ranks = []
+        for rank in range(4):
+            with hr.DataLoader(Numbers(count), rank=rank, **options) as loader:
+                ranks.append(list(loader))
+        return ranks
+
+    for prefetch in (None, 0):  # together, or each by itself
+        assert given(8, prefetch_factor=prefetch) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        assert given(10, tail="drop", prefetch_factor=prefetch) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+        padded = given(10, tail="pad", prefetch_factor=prefetch)
+        assert [len(part) for part in padded] == [3] * 4
+        assert sorted(itertools.chain(*padded)) == sorted([*range(10), 0, 1])
+        with pytest.raises(hr.OptionError, match="10 samples for 4 ranks, of which each gets one by itself"):
+            given(10, prefetch_factor=prefetch)
+
+
 def test_shards_without_an_index_get_one_where_ranks_share_them(
     caplog: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

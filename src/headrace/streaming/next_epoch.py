@@ -203,6 +203,9 @@ class NextEpoch:
             1 if order is None else order.lanes,
             as_array(begin.done),
         )
+        if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
+            told = f"{steps.left} samples for {ranks.world} ranks, of which each gets one by itself"
+            raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
         batch_size, shared = steps.batch, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
