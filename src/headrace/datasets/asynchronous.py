@@ -9,7 +9,7 @@ from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.operators import Operator
 from headrace.datasets.sharing import RanksBy
-from headrace.datasets.source import EpochIO, SampleSource, Traits, Wanted
+from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
 from headrace.producer import Producer
 
@@ -142,7 +142,7 @@ class KeySource(SampleSource):
     def keys(self) -> Sequence[object]:
         return self.data.keys()
 
-    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002 (shards go by it)
+    async def aget(self, key: object) -> object:
         return await self.data.aget(key)
 
     def open(self, io: EpochIO) -> Producer:

@@ -319,18 +319,18 @@ class JoinedSource(SampleSource):
     def keys(self) -> Sequence[Any]:
         return super().keys() if self._is_by_own_number else range(self.count())
 
-    async def aget(self, key: Any, wanted: Wanted | None = None) -> object:
+    async def aget(self, key: Any) -> object:
+        return await self.aget_wanted(key, None)
+
+    async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
         if self._is_by_own_number:
-            return await super().aget(key, wanted)
+            return await self.at(key, wanted)
         if not self.is_steady:
             raise TypeError(
                 f"{self.text} gives no sample by its number: its inputs come in other orders in other epochs; "
                 "shuffle or draw what comes of them, and not the inputs"
             )
         return await self.at(self.data.in_place.number(key), wanted)
-
-    async def at(self, key: Any, wanted: Wanted | None) -> object:
-        return await super().aget(key, wanted)
 
     @property
     def _is_by_own_number(self) -> bool:
@@ -353,6 +353,9 @@ class JoinedKeySource(JoinedSource, KeySource):
         super().__init__(data)
         self.data: InputsDataset = data
 
+    async def at(self, key: Any, wanted: Wanted | None) -> object:  # noqa: ARG002 (each input knows what it needs)
+        return await self.data.aget(key)
+
     @property
     def storage_options(self) -> Mapping[str, object] | None:
         return self.data.storage_options
@@ -368,6 +371,9 @@ class JoinedShardSource(JoinedSource, IndexedShardSource):
     def __init__(self, data: JoinedShards) -> None:
         super().__init__(data)
         self.data: JoinedShards = data
+
+    async def at(self, key: Any, wanted: Wanted | None) -> object:
+        return await self.data.aget(key, wanted)
 
     @property
     def starts(self) -> Ints:

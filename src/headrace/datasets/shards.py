@@ -322,7 +322,7 @@ class IndexedShardSource(_Sharded, KeySource):
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:
         return by_number or by_key or (self.data.has_members and not self.is_compressed)
 
-    async def aget(self, key: Any, wanted: Wanted | None = None) -> object:
+    async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
         return await self.data.aget(key, wanted)
 
     def divides(self) -> bool:

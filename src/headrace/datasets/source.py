@@ -5,7 +5,6 @@ A data set gives its own by `__sample_source__()`. Nobody asks what kind it is: 
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
+from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.errors import masked
@@ -258,13 +258,17 @@ class SampleSource(ABC):
         """The keys of the samples."""
         raise TypeError(f"{self.name} has no keys; shards need an index for that")
 
-    async def aget(self, key: object, wanted: Wanted | None = None) -> object:  # noqa: ARG002
-        """The sample with this key; fields that are not wanted may be missing."""
+    async def aget(self, key: object) -> object:  # noqa: ARG002
+        """The sample with this key."""
         raise TypeError(f"{self.name} gives no sample by its number: shards need an index")
+
+    async def aget_wanted(self, key: object, wanted: Wanted | None) -> object:  # noqa: ARG002 (shards go by it)
+        """The same; of its fields those that are not wanted may be missing."""
+        return await self.aget(key)
 
     async def at(self, key: object, wanted: Wanted | None) -> object:
         """The sample that its orders give this number, or the key that has it; see `aget`."""
-        return await self.aget(key, wanted)
+        return await self.aget_wanted(key, wanted)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:  # noqa: ARG002
         """The numbers of the samples whose keys are wanted; None: all."""
@@ -388,13 +392,3 @@ class SourceOrders:
         """The numbers of the samples at some positions."""
         shards, rows = self.locate(order, positions)
         return np.asarray(self._starts[shards] + rows, np.int64)
-
-
-def fingerprint_of(urls: Sequence[str], sizes: Ints | None = None) -> str:
-    """What tells some shards from others, wherever they lie."""
-    digest = hashlib.blake2b(digest_size=8)
-    names = "\n".join(url.partition("?")[0].rpartition("/")[2] for url in urls)
-    digest.update(names.encode("utf-8", "surrogateescape"))
-    if sizes is not None:
-        digest.update(np.ascontiguousarray(sizes, "<i8").tobytes())
-    return digest.hexdigest()

@@ -66,7 +66,7 @@ class Stream(Operators["Stream"]):
             raise TypeError(
                 f"{self!r} gives no sample by its number: shards need an index, and maps are all that may follow"
             )
-        sample = await pipeline.source.aget(key, pipeline.wanted)
+        sample = await pipeline.source.aget_wanted(key, pipeline.wanted)
         for step in pipeline.narrowed_steps:
             sample = await step.fn(sample) if is_async(step.fn) else step.fn(sample)
         return sample

@@ -14,11 +14,12 @@ from headrace.datasets.bodies import Where, bodies_at, version_of
 from headrace.datasets.constructors import Urls
 from headrace.datasets.entries import check_listed
 from headrace.datasets.faces import Parts
+from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.guessing import Facts, names_at
 from headrace.datasets.operators import EachSample
 from headrace.datasets.patterns import is_pattern
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
-from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted, fingerprint_of
+from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted
 from headrace.datasets.stream import Stream
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, masked
