@@ -15,7 +15,7 @@ import numpy as np
 from headrace.failures import Failure
 from headrace.memory import Claim, Lease, Segment
 from headrace.rows import Rows
-from headrace.sent import SentKeys, SentObjects, SentPart, SentPickle, SentRows
+from headrace.sent import SentApart, SentKeys, SentObjects, SentPart, SentPickle, SentRows
 from headrace.types import Ints
 
 
@@ -204,6 +204,11 @@ class PackedPart:
         return self.stop - self.start
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes all samples of the list have, packed."""
+        return sum(self.lengths)
+
+    @property
     def failed(self) -> Sequence[int]:
         return [k - self.start for k in self.failures if self.start <= k < self.stop]
 
@@ -219,6 +224,60 @@ class PackedPart:
 
     def carried(self) -> SentPart:
         return SentPickle(bytes(self.lease.view), self.lengths, self.start, self.stop)
+
+    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
+        return None, None
+
+
+@dataclass(slots=True)
+class ApartPart:
+    """Samples of which each lies pickled by itself, with its buffers beside it, in one lease: any of them can be had.
+
+    Attributes:
+        pieces: of each sample where its pickle begins in the lease, its bytes, and the same of each of its buffers.
+        failed: the indices of those that are failures, ascending.
+    """
+
+    lease: Lease
+    pieces: Sequence[tuple[int, ...]]
+    failed: Sequence[int] = ()
+
+    blocks = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they have, packed."""
+        return sum(map(sum, (pieces[1::2] for pieces in self.pieces)))
+
+    def cut(self, start: int, stop: int) -> ApartPart:
+        return self.take(range(start, stop))
+
+    def take(self, chosen: Sequence[int]) -> ApartPart:
+        """The samples with the indices `chosen`, in that order, with a lease of their own."""
+        known = set(self.failed)
+        failed = [k for k, index in enumerate(chosen) if index in known] if known else ()
+        return ApartPart(self.lease.retain(), [self.pieces[index] for index in chosen], failed)
+
+    def release(self) -> None:
+        self.lease.release()
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return SentApart(address_of(self.lease), self.pieces), [self.lease.segment]
+
+    def carried(self) -> SentPart:
+        """With their bytes alone: those of other samples lie between them."""
+        blob, moved = bytearray(), []
+        for pieces in self.pieces:
+            places: list[int] = []
+            for at, size in zip(pieces[::2], pieces[1::2], strict=True):
+                places += (len(blob), size)
+                blob += self.lease.view[at : at + size]
+            moved.append(tuple(places))
+        return SentApart(bytes(blob), moved)
 
     def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
         return None, None

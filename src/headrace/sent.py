@@ -63,8 +63,12 @@ class Memory(Protocol):
         """Samples that were pickled, with their buffers."""
         ...
 
+    def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
+        """Samples that were pickled each by itself."""
+        ...
+
     def unpack(self, blob: bytes) -> list[object]:
-        """The same of a string of bytes."""
+        """The same as `packed` of a string of bytes."""
         ...
 
 
@@ -200,6 +204,21 @@ class SentPickle(_Whole):
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.packed(self.place, self.lengths)[self.start : self.stop]
+
+
+@dataclass(slots=True)
+class SentApart(_Whole):
+    """Samples that lie pickled in one place, each by itself; `pieces` as `headrace.parts.ApartPart` has them."""
+
+    place: Place
+    pieces: Sequence[tuple[int, ...]]
+
+    @property
+    def count(self) -> int:
+        return len(self.pieces)
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield memory.apart(self.place, self.pieces)
 
 
 @dataclass(slots=True)

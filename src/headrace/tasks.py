@@ -125,6 +125,7 @@ class Reply:
             empty.
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
+        pieces: of SAMPLES that are packed each by itself: see `headrace.parts.ApartPart`.
         sizes: for EACH of each sample the bytes of its pickle and of its buffers, none where it has failed. There may
             be fewer than the task has samples: those behind them are left, for these were many bytes, or took long.
         copies: of "written", (offset, bytes) of the task's place, where no memory is shared.
@@ -144,6 +145,7 @@ class Reply:
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
     sizes: Sequence[tuple[int, ...]] = ()
+    pieces: Sequence[tuple[int, ...]] = ()
     copies: list[tuple[int, bytes]] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
     made_s: float = 0.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.memory import Arena, Lease
-from headrace.parts import ListPart, PackedPart, RawPart, member_pieces
+from headrace.parts import ApartPart, ListPart, PackedPart, RawPart, member_pieces
 from headrace.rows import Rows
 from headrace.sent import SentKeys, SentObjects, offset_in
 from headrace.tasks import Finish, Task
 from headrace.torch_compat import serialize
+from headrace.torch_compat.packed_each import PackedEach
+from headrace.work.inputs import Inputs
 from headrace.work.task_runner import open_part
 
 
@@ -188,6 +191,33 @@ def test_packed_samples_are_cut() -> None:
     assert open_part(inner) == [3, 4, 5]
     assert arena.leased_bytes
     inner.release()
+    arena.close()
+
+
+@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8), drawn=st.randoms(use_true_random=False))
+def test_samples_packed_each_by_itself_are_taken_in_any_order(lengths: list[int], drawn: random.Random) -> None:
+    arena = SmallArena()
+    samples = [(str(k), np.arange(length), b"x" * length) for k, length in enumerate(lengths)]
+    packed = PackedEach()
+    for sample in samples:
+        packed.add(sample)
+    lease = arena.lease(serialize.packed_size(packed.parts))
+    serialize.write(packed.parts, lease.view)
+    failed = sorted(drawn.sample(range(len(samples)), drawn.randint(0, len(samples))))
+    whole = ApartPart(lease, packed.pieces, failed)
+    start = drawn.randint(0, len(samples) - 1)
+    chosen = drawn.choices(range(len(samples) - start), k=drawn.randint(1, 9))
+    part = whole.cut(start, len(samples)).take(chosen)
+    expected = [start + index for index in chosen]
+    assert list(part.failed) == [k for k, number in enumerate(expected) if number in failed]
+    opened = [open_part(part), list(Inputs().samples([part.carried()], {}))]
+    for given_back in opened:
+        assert [name for name, _, _ in given_back] == [str(number) for number in expected]
+        for (_, array, body), number in zip(given_back, expected, strict=True):
+            assert array.tolist() == list(range(lengths[number]))
+            assert array.flags.writeable
+            assert body == b"x" * lengths[number]
+    assert part.nbytes >= sum(8 * lengths[number] for number in expected)
     arena.close()
 
 

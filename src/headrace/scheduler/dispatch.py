@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from headrace.memory import Arena, Lease
-from headrace.parts import PackedPart
+from headrace.parts import ApartPart, PackedPart
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.recipe import Works
 from headrace.tasks import Reply, Task
@@ -61,7 +61,7 @@ class Dispatch:
         reply.made_s = made_s
         return reply
 
-    async def samples(self, task: Task, is_urgent: Callable[[], bool]) -> tuple[Reply, PackedPart | None]:
+    async def samples(self, task: Task, is_urgent: Callable[[], bool]) -> tuple[Reply, PackedPart | ApartPart | None]:
         """Have samples made, and put where the next stage finds them; None where the whole task has failed.
 
         Args:
@@ -88,6 +88,8 @@ class Dispatch:
                 lease.release()
             raise
         if reply.kind == "written":
+            if reply.pieces:
+                return reply, ApartPart(room[0], reply.pieces, reply.failed)
             return reply, PackedPart(room[0], reply.lengths, 0, len(reply.kept), reply.failed)
         for lease in room:
             lease.release()

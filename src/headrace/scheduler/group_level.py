@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from headrace.parts import ListPart, Part
+from headrace.parts import ApartPart, ListPart, Part
 from headrace.scheduler.grouping import FoundGroup, GroupFinder
 from headrace.scheduler.inner import Level, Outcome, Units
 from headrace.scheduler.recipe import GroupStage, InnerStage
@@ -96,9 +97,9 @@ class GroupLevel(Level):
         done = 0
         while done < len(numbers):
             shared, stop = waiting[done].shared, done + 1
-            while stop < len(numbers) and waiting[stop].shared is shared and numbers[stop] == numbers[stop - 1] + 1:
+            while stop < len(numbers) and waiting[stop].shared is shared:
                 stop += 1
-            parts.append(shared.cut(numbers[done], numbers[done] + stop - done))
+            parts += shared.some(numbers[done:stop])
             done = stop
         for one in waiting:
             one.shared.end()
@@ -144,9 +145,13 @@ class _SharedPart:
         if not self._users:
             self._part.release()
 
-    def cut(self, start: int, stop: int) -> Part:
-        """The samples with these numbers, with leases of their own."""
-        return self._part.cut(start - self._start, stop - self._start)
+    def some(self, numbers: Sequence[int]) -> list[Part]:
+        """The samples with these numbers, in as few parts as they lie in, with leases of their own."""
+        chosen = [number - self._start for number in numbers]
+        if isinstance(self._part, ApartPart):
+            return [self._part.take(chosen)]
+        edges = [k for k in range(1, len(chosen)) if chosen[k] != chosen[k - 1] + 1]
+        return [self._part.cut(chosen[a], chosen[b - 1] + 1) for a, b in pairwise([0, *edges, len(chosen)])]
 
 
 class _Waiting(NamedTuple):

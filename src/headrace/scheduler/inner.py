@@ -272,7 +272,7 @@ class Level:
         self._learned_here.learn_time(reply.made_s, len(positions))
         if made is not None:
             if self._pace is not None:
-                self._pace.learn(len(positions), reply.made_s, sum(made.lengths))
+                self._pace.learn(len(positions), reply.made_s, made.nbytes)
             return made, reply.kept, reply.measures
         count = 1 if finish is Finish.GROUP else len(positions)
         return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count), ()

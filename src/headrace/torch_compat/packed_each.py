@@ -49,6 +49,20 @@ class PackedEach:
         """For `write`; none where there is nothing."""
         return [b"".join(self._pickles), *self._buffers] if self._pickles else []
 
+    @property
+    def pieces(self) -> list[tuple[int, ...]]:
+        """For each value where its pickle begins, its bytes, and the same of each of its buffers."""
+        found = []
+        at, buffers_at = 0, aligned(sum(each[0] for each in self.sizes if each))
+        for first, *buffers in self.sizes:
+            pieces = [at, first]
+            at += first
+            for size in buffers:
+                pieces += (buffers_at, size)
+                buffers_at += aligned(size)
+            found.append(tuple(pieces))
+        return found
+
 
 def each_size(sizes: Iterable[Sequence[int]]) -> int:
     """How many bytes `write` has written of `PackedEach`."""

@@ -228,7 +228,7 @@ def _pieces(source: memoryview | NDArray[np.uint8], lengths: Sequence[int]) -> l
     return pieces
 
 
-def unpack_parts(parts: Sequence[bytes]) -> Any:
+def unpack_parts(parts: Sequence[Buffer]) -> Any:
     """The value of `pack`'s parts, each of them a copy; its arrays have memory of their own."""
     return pickle.loads(parts[0], buffers=[bytearray(part) for part in parts[1:]])
 

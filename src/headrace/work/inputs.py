@@ -140,8 +140,16 @@ class Inputs:
         samples: list[object] = serialize.unpack(self.view(place), lengths, copy=True)
         return samples
 
+    def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
+        """Samples that were pickled each by itself; their memory is their own."""
+        view = self.view(place)
+        return [
+            serialize.unpack_parts([view[at : at + size] for at, size in zip(some[::2], some[1::2], strict=True)])
+            for some in pieces
+        ]
+
     def unpack(self, blob: bytes) -> list[object]:
-        """The same of a string of bytes."""
+        """The same as `packed` of a string of bytes."""
         samples: list[object] = serialize.unpack_bytes(blob)
         return samples
 

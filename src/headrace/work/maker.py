@@ -26,6 +26,7 @@ from headrace.positions import part_position
 from headrace.sent import SentPart, offset_in
 from headrace.tasks import Chain, Step
 from headrace.torch_compat import serialize
+from headrace.torch_compat.packed_each import PackedEach
 from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin
@@ -275,6 +276,17 @@ class Maker:
             samples[:] = [self._sendable(sample, chain) for sample in samples]
             return serialize.pack(samples)
 
+    def packed_apart(
+        self, samples: list[object], chain: Chain
+    ) -> tuple[list[serialize.PickledPart], list[tuple[int, ...]]]:
+        """The same, each packed by itself, and where the pieces of each are: see `PackedEach.pieces`."""
+        try:
+            packed = _packed_each(samples)
+        except Exception:
+            samples[:] = [self._sendable(sample, chain) for sample in samples]
+            packed = _packed_each(samples)
+        return packed.parts, packed.pieces
+
     def _sendable(self, sample: object, chain: Chain) -> object:
         try:
             serialize.pack(sample)
@@ -299,6 +311,13 @@ def _generators(steps: Sequence[Step]) -> frozenset[str]:
 
 class _Several(list[object]):
     """The samples that have become of one."""
+
+
+def _packed_each(samples: Sequence[object]) -> PackedEach:
+    packed = PackedEach()
+    for sample in samples:
+        packed.add(sample)
+    return packed
 
 
 def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:

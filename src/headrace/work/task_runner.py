@@ -51,6 +51,7 @@ class _Result:
     measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
     sizes: Sequence[tuple[int, ...]] = ()
+    pieces: Sequence[tuple[int, ...]] = ()
     took_s: float = 0.0
 
 
@@ -169,7 +170,10 @@ class TaskRunner:
                 made = [self._maker.group(chain, made, order, busy)]
             result.kept, samples = listed(made)
             result.measures = self._maker.measured(samples, chain, busy)
-            result.made = self._maker.packed_samples(samples, chain)
+            if chain.measure is None:
+                result.made = self._maker.packed_samples(samples, chain)
+            else:  # some are put together that do not follow each other
+                result.made, result.pieces = self._maker.packed_apart(samples, chain)
             failed = failures_among(samples)
             result.failed = [k for k, _ in failed]
             result.errors = [(order.slot + result.kept[k], failure.error) for k, failure in failed]
@@ -239,7 +243,7 @@ class TaskRunner:
         copies = self._copies(place, [(0, size)])
         reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
         reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
-        reply.sizes, reply.took_s = result.sizes, result.took_s
+        reply.sizes, reply.pieces, reply.took_s = result.sizes, result.pieces, result.took_s
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
