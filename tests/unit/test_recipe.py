@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.scheduler.recipe import BatchSpec, Learned
+from headrace.datasets.batchers import EvenBatcher
+from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
 
 
 def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:
@@ -35,3 +36,21 @@ def test_heavy_samples_are_divided_among_the_workers() -> None:
     learned = Learned(use_slots=True)
     learned.learn_time(0.5, 100)
     assert spec(2, 8, is_adaptive=True).chunk(512, learned.sample_s) == 128
+
+
+def test_slow_samples_that_are_put_together_are_not_made_many_at_once() -> None:
+    groups = BatchSpec(
+        chain=1,
+        batch_size=1,
+        workers=1,
+        inner=(GroupStage(2, lambda: EvenBatcher(4, drop_last=False), "batch(4)"),),
+        look_ahead=64,
+        is_adaptive=True,
+        depth=8,
+    )
+    assert groups.gathered(1) == 64
+    assert groups.grouped_chunk(1, 0.0) == 1  # not known: the first ones tell
+    assert groups.grouped_chunk(1, 0.5) == 1
+    assert groups.grouped_chunk(1, 0.01) == 5
+    assert groups.grouped_chunk(1, 1e-4) == 64
+    assert groups.grouped_chunk(1, 1e-5) == 100

@@ -205,9 +205,10 @@ class Level:
     def _chunk(self) -> int:
         if self._pace is not None:
             return self._pace.size
-        batches = self._batches
-        share = batches.chunk(batches.gathered(batches.batch_size or self._pile.size), self._learned.sample_s)
-        return max(share, batches.worth(self._learned_here.sample_s)) if batches.has_groups else share
+        size = self._batches.batch_size or self._pile.size
+        if not self._batches.has_groups:
+            return self._batches.chunk(size, self._learned.sample_s)
+        return self._batches.grouped_chunk(size, self._learned_here.sample_s)
 
     def _take(self) -> Units:
         if self._pace is not None:

@@ -161,6 +161,16 @@ class BatchSpec:
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
         return min(batch_size, max(share, self.worth(sample_s))) if self.is_adaptive else share
 
+    def grouped_chunk(self, batch_size: int, sample_s: float) -> int:
+        """How many samples go into one task, at most, where they are put together on the way.
+
+        No more than are made soon: a batch may need few of them, and those of a task come all at once.
+        """
+        if not sample_s:
+            return self.chunk(batch_size, 0.0)
+        share = self.chunk(self.gathered(batch_size), sample_s)
+        return max(1, min(share, int(_QUICK_S / sample_s)), self.worth(sample_s))
+
     def is_quick(self, batch_size: int, sample_s: float) -> bool:
         """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""
         known = self.is_adaptive and sample_s > 0 and self.depth >= self.workers
