@@ -102,6 +102,8 @@ def test_fields_have_padding_of_their_own() -> None:
         (256, [torch.zeros(1, dtype=torch.uint8), torch.zeros(2, dtype=torch.uint8)], "cannot hold it"),
         (0.5, [{"x": [1]}, {"x": [1, 2]}], r"pad_value=0.5 for the samples' fields 'x'.* int64: they cannot hold it"),
         (float("nan"), [np.zeros(1, np.int32), np.zeros(2, np.int32)], "cannot hold it"),
+        (-1e9, [np.zeros(1, np.float16), np.zeros(2, np.float16)], r"pad_value=-1000000000.0 .* float16: they cannot"),
+        (1e39, [torch.zeros(1), torch.zeros(2)], "cannot hold it"),
         (2, [np.zeros(1, bool), np.zeros(2, bool)], "cannot hold it"),
         (0, [np.zeros(1, np.int32), np.zeros(2, np.int64)], r"are of int32, int64: one dtype is needed"),
         (0, [np.zeros(1, np.int32), np.zeros(1, np.float32)], r"are of float32, int32: one dtype is needed"),
@@ -111,6 +113,12 @@ def test_fields_have_padding_of_their_own() -> None:
 def test_what_cannot_be_padded_is_said(pad: Any, samples: list[Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         PaddedCollate(pad)(samples)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64])
+def test_infinity_is_a_number_to_pad_with(dtype: type) -> None:
+    batch: Any = PaddedCollate(float("-inf"))([np.zeros(1, dtype), np.zeros(2, dtype)])
+    assert torch.isinf(batch).tolist() == [[False, True], [False, False]]
 
 
 def test_a_field_that_a_sample_lacks_is_a_key_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -112,9 +113,14 @@ def _holds(dtype: str, pad: float) -> bool:
     if dtype == "bool":
         return pad in (0, 1)
     if "int" not in dtype:
-        return True
+        return not math.isfinite(pad) or _is_finite(dtype, pad)
     bounds = np.iinfo(dtype)
     return float(pad).is_integer() and bounds.min <= pad <= bounds.max
+
+
+def _is_finite(dtype: str, pad: float) -> bool:
+    known: torch.dtype = getattr(torch, dtype)
+    return abs(pad) <= torch.finfo(known).max
 
 
 def _the(name: str) -> str:
