@@ -96,8 +96,10 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
         (lambda: texts().rename(text="a", n="a"), hr.OptionError, "two fields would have one name"),
         (lambda: texts().rename(), hr.OptionError, "give old names"),
         (lambda: texts().skip(-1), hr.OptionError, r"\.skip\(-1\)"),
+        (lambda: texts().filter(len).skip(1), hr.OptionError, r"\.skip\(1\) behind \.filter\(\)"),
+        (lambda: texts().filter(len).map(dict).slice(1, 2), hr.OptionError, r"\.slice\(1, 2, 1\) behind \.filter\(\)"),
         (lambda: texts().shard(2, 2), hr.OptionError, r"\.shard\(2, 2\): 0 <= index < count"),
-        (lambda: texts().filter(len).skip(1).batch(2).skip(1), hr.OptionError, r"behind \.batch"),
+        (lambda: texts().skip(1).filter(len).batch(2).skip(1), hr.OptionError, r"behind \.batch"),
         (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right behind \.batch"),
         (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
         (lambda: numbers().batch(2).collate(slow_sum), hr.OptionError, "a plain function is needed"),
@@ -111,6 +113,11 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
         (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "one of batch_size= and"),
         (lambda: numbers().bucket(int, [3], batch_tokens=0), hr.OptionError, "of 1 or more"),
         (lambda: numbers().bucket(slow_sum, [3], batch_size=2), hr.OptionError, "a plain function is needed"),
+        (
+            lambda: numbers().bucket(float, [3], batch_size=2),
+            TypeError,
+            "the length of a sample is 0.0: a whole number",
+        ),
         (
             lambda: numbers().bucket(int, [3], batch_tokens=8),
             ValueError,
@@ -259,3 +266,46 @@ def test_collate_without_a_function_is_torchs_own() -> None:
     with hr.DataLoader(arrays().skip(6).take(1).batch(1).collate()) as loader:
         (batch,) = loader
     assert torch.equal(batch["ids"], default_collate([{"ids": np.arange(6)}])["ids"])
+
+
+def test_the_first_of_several_fields_is_renamed() -> None:
+    data = hr.from_map([{"jpg": 1, "n": 2}, {"png": 3, "jpg": 4}, {"jpeg": 5}])
+    renamed = list(data.rename(**{"png;jpg;jpeg": "image"}))
+    assert renamed == [{"image": 1, "n": 2}, {"image": 3, "jpg": 4}, {"image": 5}]
+
+
+def test_parts_of_what_a_filter_leaves_are_all_of_it() -> None:
+    parts = [list(numbers().filter(lambda n: n % 3 > 0).shard(k, 2)) for k in range(2)]
+    assert parts == [[1, 2, 4], [5, 7, 8]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int) -> None:
+    data = numbers().map(lambda n: [n] * n).bucket(len, [4], batch_tokens=8)
+    with hr.DataLoader(data, num_workers=workers, on_error="skip") as loader:
+        kept = sorted(n for batch in loader for row in batch.tolist() for n in row if n)
+        assert [sample.position for sample in loader.stats().skipped_samples] == [9]
+    assert kept == [n for n in range(9) for _ in range(n)]
+
+
+@pytest.mark.parametrize(
+    ("make", "full"),
+    [
+        (lambda data: data.batch(4), 2),
+        (lambda data: data.batch(4).filter(lambda batch: True), 2),
+        (lambda data: data.padded_batch(4).map(as_it_came), 2),
+        (lambda data: data.bucket(int, [4], batch_size=4), 2),
+        (lambda data: data.batch(4).unbatch().bucket(int, [4], batch_size=4).filter(lambda batch: True), 2),
+        (lambda data: data.batch(4).unbatch().batch(2).collate(sum), 5),
+        (lambda data: data.batch(4).unbatch().map(lambda n: [n]).collate(), 10),
+    ],
+)
+def test_a_loader_that_drops_the_last_batch_drops_those_that_are_short(
+    make: Callable[[hr.Stream], hr.Stream], full: int
+) -> None:
+    with hr.DataLoader(make(numbers()), drop_last=True) as loader:
+        assert len(list(loader)) == full
+
+
+async def as_it_came(batch: Any) -> Any:
+    return batch

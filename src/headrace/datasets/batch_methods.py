@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 from numpy.typing import ArrayLike
@@ -122,16 +123,20 @@ class BatchMethods(AddsOperators[S]):
         name = name_of(length) if callable(length) else repr(length)
         if callable(length) and is_async(length):
             raise OptionError(f".bucket({name}): a plain function is needed, and no `async def`")
-        described = [name, repr(edges), *(f"{name}={size}" for name, size in given.items())]
-        return self._with(
-            GroupOperator(
-                f"bucket({', '.join(described + ['drop_last=True'] * drop_last)})",
-                functools.partial(BucketBatcher, edges, batch_size, batch_tokens, drop_last=drop_last),
-                Length(length),
-                _padded(pad_value),
-                makes_batches=True,
-            )
+        described = ", ".join([name, repr(edges), *(f"{name}={size}" for name, size in given.items())])
+        buckets = GroupOperator(
+            f"bucket({described})",
+            functools.partial(BucketBatcher, edges, batch_size, batch_tokens, drop_last=False),
+            Length(length, batch_tokens),
+            _padded(pad_value),
+            makes_batches=True,
         )
+        whole = replace(
+            buckets,
+            name=f"bucket({described}, drop_last=True)",
+            batcher=functools.partial(BucketBatcher, edges, batch_size, batch_tokens, drop_last=True),
+        )
+        return self._with(whole if drop_last else replace(buckets, without_short=whole))
 
     def pack(
         self,

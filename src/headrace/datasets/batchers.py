@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class BucketBatcher:
         edges: ascending: the greatest length of each bucket but the last, which has all that are longer.
         size: samples in a full bucket; None: it goes by `tokens`.
         tokens: how large a group may be once its samples are padded: their number times the longest one's length.
+            No sample is longer by itself: see `Length`.
         drop_last: leave out what is in buckets that are not full at the end.
     """
 
@@ -48,14 +50,8 @@ class BucketBatcher:
         number = bisect_left(self._edges, measure)
         bucket = self._buckets.setdefault(number, [])
         longest = max(measure, self._longest.get(number, 0))
-        if self._tokens is not None:
-            if measure > self._tokens:
-                raise ValueError(
-                    f"bucket: a sample has the length {measure}, and batch_tokens={self._tokens} is less: cut it, or "
-                    "leave it out by .filter()"
-                )
-            if (len(bucket) + 1) * longest > self._tokens:
-                return bucket  # it waits, and begins the next one
+        if self._tokens is not None and bucket and (len(bucket) + 1) * longest > self._tokens:
+            return bucket  # it waits, and begins the next one
         bucket.append(self._offered)
         self._longest[number] = longest
         self._offered += 1
@@ -70,10 +66,21 @@ class Length:
 
     Args:
         of: a field, whose `len` it is; or a function of the sample that gives it.
+        most: how long it may be; None: any length.
     """
 
-    def __init__(self, of: str | int | Callable[[Any], int]) -> None:
-        self._of = of
+    def __init__(self, of: str | int | Callable[[Any], int], most: int | None = None) -> None:
+        self._of, self._most = of, most
 
     def __call__(self, sample: object) -> int:
-        return self._of(sample) if callable(self._of) else len(field_of(sample, self._of))
+        given = self._of(sample) if callable(self._of) else len(field_of(sample, self._of))
+        try:
+            length = operator.index(given)
+        except TypeError:
+            raise TypeError(f"bucket: the length of a sample is {given!r:.100}: a whole number is needed") from None
+        if self._most is not None and length > self._most:
+            raise ValueError(
+                f"bucket: a sample has the length {length}, and batch_tokens={self._most} is less: cut it, or leave it "
+                "out by .filter()"
+            )
+        return length

@@ -78,11 +78,13 @@ class Stretch(PassOperator):
     Attributes:
         name: the call, as it is shown.
         numbers: the range, for the number of all samples.
+        is_behind_filters: see `PassOperator`.
     """
 
     is_steady = True
     name: str
     numbers: Callable[[int], range]
+    is_behind_filters: bool = False
 
     @property
     def text(self) -> str:

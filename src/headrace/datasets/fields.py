@@ -140,11 +140,10 @@ class Rename:
         self._new_by_old = new_by_old
 
     def __call__(self, sample: dict[str, object]) -> dict[str, object]:
-        for old in self._new_by_old:
-            find_field(sample, old, "rename")
-        renamed = {self._new_by_old.get(name, name): value for name, value in sample.items()}
+        new_by_old = {find_field(sample, old, "rename"): new for old, new in self._new_by_old.items()}
+        renamed = {new_by_old.get(name, name): value for name, value in sample.items()}
         if len(renamed) != len(sample):
-            twice = [new for old, new in self._new_by_old.items() if new in sample and new not in self._new_by_old]
+            twice = [new for new in new_by_old.values() if new in sample and new not in new_by_old]
             raise ValueError(
                 f"rename: the sample has a field {twice[0]!r} already: rename that, too, or .select() others"
             )

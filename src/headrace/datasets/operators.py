@@ -71,6 +71,11 @@ class Operator(ABC):
         """The same, its batches made by `fn`; None: it makes none, or says itself how."""
         return None
 
+    @property
+    def whole(self) -> Operator | None:
+        """The same without a short last batch; None: the batches that are delivered are an earlier one's."""
+        return None
+
     def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """All of them, this one last."""
         return (*operators, self)
@@ -124,6 +129,10 @@ class EachSample(Operator):
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_each(self)
 
+    @property
+    def whole(self) -> Operator | None:
+        return self if self.is_unbatch or self.is_collate else None
+
     def behind(self, operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
         """Batches are collated by what makes them, where that can."""
         batch = operators[-1].collated(self.step.fn) if self.is_collate and operators else None
@@ -175,6 +184,10 @@ class Batch(Operator):
         return replace(self, collate=fn) if self.collate is None else None
 
     @property
+    def whole(self) -> Batch:
+        return replace(self, drop_last=True)
+
+    @property
     def on_the_way(self) -> GroupOperator:
         """What it is where more follows than functions of batches."""
         last = ", drop_last=True" if self.drop_last else ""
@@ -192,6 +205,7 @@ class GroupOperator(Operator):
         measure: gives a number of a sample, in a worker; None: it is 1.
         collate: makes one of a group's samples, in a worker; None: the default collation.
         makes_batches: whether what it makes is what a loader delivers.
+        without_short: the same without a short last batch; None: there is no such thing.
     """
 
     name: str
@@ -199,10 +213,15 @@ class GroupOperator(Operator):
     measure: Callable[[Any], int] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     makes_batches: bool = False
+    without_short: GroupOperator | None = None
 
     @property
     def text(self) -> str:
         return self.name
+
+    @property
+    def whole(self) -> GroupOperator:
+        return self.without_short or self
 
     @property
     def where(self) -> str:
@@ -238,6 +257,11 @@ class PassOperator(OrderOperator):
 
     __slots__ = ()
     is_constant = False  # whether it gives the same of the same samples in each pass, where it is fixed
+
+    @property
+    def is_behind_filters(self) -> bool:
+        """Whether it says the same of the source's samples as of those that a filter has left."""
+        return True
 
     @property
     def needs_numbers(self) -> bool:

@@ -81,7 +81,7 @@ class OrderMethods(AddsOperators[S]):
         """
         if not 0 <= index < count:
             raise OptionError(f".shard({index}, {count}): 0 <= index < count must hold")
-        return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count)))
+        return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
     def sample(
         self,

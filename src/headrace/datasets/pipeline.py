@@ -287,6 +287,11 @@ class _Compiler:
 
     def add_order(self, operator: PassOperator) -> None:
         self._check_place(operator)
+        if not self._is_counted and not operator.is_behind_filters:
+            raise OptionError(
+                f".{operator.text} behind .filter(): it would count the samples of the source, those that are left out "
+                "too; move it before that"
+            )
         self._order.add(operator)
 
     def add_shuffle(self, operator: Shuffle) -> None:

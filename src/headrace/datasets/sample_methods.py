@@ -138,6 +138,8 @@ class SampleMethods(AddsOperators[S]):
     def rename(self, **new_by_old: str) -> S:
         """Other names for fields: `.rename(jpg="image", cls="label")`; a sample that lacks one is a FormatError.
 
+        "jpg;png" is the first of the two that a sample has: `.rename(**{"jpg;png": "image"})`.
+
         Fields that nobody needs are read all the same where it comes before `.select()` or `.to_tuple()`: put it behind
         the one, and give the other the old names.
         """

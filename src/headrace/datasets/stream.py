@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from headrace.datasets.adding import counted
@@ -125,12 +124,11 @@ class Stream(Operators["Stream"]):
         return "\n".join(lines)
 
     def without_short_batches(self) -> Stream:
-        """The same stream, its `.batch()` leaving a short last batch out."""
-        group = self.pipeline().group
-        if group is None:
-            return self
-        full = replace(group, drop_last=True)
-        return Stream(self.source, tuple(full if operator is group else operator for operator in self.operators))
+        """The same stream, a short last batch left out by what makes those that it gives."""
+        for k, operator in reversed([*enumerate(self.operators)]):
+            if (whole := operator.whole) is not None:
+                return Stream(self.source, (*self.operators[:k], whole, *self.operators[k + 1 :]))
+        return self
 
     def pipeline(self) -> Pipeline:
         """The operators by who carries them out.
