@@ -417,7 +417,7 @@ class EngineMachine(RuleBasedStateMachine):
                 driven.let_go(0)
             self.ask(driven, None)
         assert driven.running.done(), "the epoch stands still"
-        while driven.received < len(driven.trainer.sent):
+        while driven.opened or driven.received < len(driven.trainer.sent):
             self.ask(driven, None)
         assert driven.trainer.is_closed
         is_over = self.ending == "goes on" or self.left > 0

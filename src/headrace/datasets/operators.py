@@ -50,9 +50,9 @@ class Operator(ABC):
         """The call, as it is shown."""
 
     @property
-    @abstractmethod
     def where(self) -> str:
         """Where it is carried out."""
+        return "workers"
 
     @property
     def is_implied(self) -> bool:
@@ -138,18 +138,6 @@ class EachSample(Operator):
         batch = operators[-1].collated(self.step.fn) if self.is_collate and operators else None
         return (*operators, self) if batch is None else (*operators[:-1], batch)
 
-    def narrowed(self, selection: Selection) -> EachSample | None:
-        """The same, where a selection follows; None: nothing is left to do.
-
-        It is a decoder, opens fields, or names sources.
-        """
-        if self.opens_fields:
-            return self
-        if self.decoder is None:
-            return self if selection.names_source else None
-        decoder = self.decoder.only(frozenset().union(*selection.wanted))
-        return replace(self, decoder=decoder, step=replace(self.step, fn=decoder))
-
 
 @dataclass(frozen=True, slots=True)
 class Batch(Operator):
@@ -172,10 +160,6 @@ class Batch(Operator):
     def count(self, count: int) -> int:
         """How many batches come of so many samples."""
         return count // self.size if self.drop_last else -(-count // self.size)
-
-    @property
-    def where(self) -> str:
-        return "workers"
 
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_batch(self)
@@ -222,10 +206,6 @@ class GroupOperator(Operator):
     @property
     def whole(self) -> GroupOperator:
         return self.without_short or self
-
-    @property
-    def where(self) -> str:
-        return "workers"
 
     def count(self, count: int) -> int:
         """Refused: that is known only later."""

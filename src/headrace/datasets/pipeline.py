@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.datasets.fields import Selection
+from headrace.datasets.narrowing import narrowed
 from headrace.datasets.operators import (
     Batch,
     EachSample,
@@ -190,7 +191,7 @@ class Pipeline:
         if self._selected is None:
             return self.each
         first, selection = self._selected
-        before = [narrow for operator in self.each[:first] if (narrow := operator.narrowed(selection)) is not None]
+        before = [narrow for operator in self.each[:first] if (narrow := narrowed(operator, selection)) is not None]
         return (*before, *self.each[first:])  # behind the selection there may be other fields of these names
 
 
