@@ -254,7 +254,8 @@ def _tasks() -> dict[object, str]:
 
 
 def _files() -> dict[object, str]:
-    return {name: name for name in ours.names_in(tempfile.gettempdir())}
+    folder = Path(tempfile.gettempdir())
+    return {name: name for name in ours.names_in(str(folder)) if not ours.is_probe(folder / name)}
 
 
 def _shm() -> dict[object, str]:

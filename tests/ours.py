@@ -14,6 +14,7 @@ from pathlib import Path
 MARK = "HEADRACE_TEST_RUN"
 BESIDE = "HEADRACE_BESIDE_TESTS"  # other checks of this tree carry it: they make no names in /dev/shm
 _NAMED_BY_PROCESS = re.compile(r"(?:torch_|pym-)(\d+)\D")  # torch's, and those of multiprocessing's heap
+_PROBE = re.compile(r"[a-z0-9_]{8}")  # see tempfile._get_default_tempdir
 
 _of_others: set[int] = set()  # processes that were there before the first test, and still are: they need no look
 _seen: set[int] = {os.getpid()}  # ours, also those that have ended since
@@ -57,6 +58,16 @@ def shared_names(among: Iterable[str] | None = None) -> set[str]:
         for name, file in files.items()
         if file.st_uid == os.getuid() and _is_ours(name, holders.get(file.st_ino, set()))
     }
+
+
+def is_probe(path: Path) -> bool:
+    """Whether it is what each Python tries a folder for temporary files with: one that is killed then leaves it."""
+    if not _PROBE.fullmatch(path.name):
+        return False
+    try:
+        return path.stat().st_size in (0, 4) and path.read_bytes() in (b"", b"blat")
+    except OSError:  # a folder, or gone meanwhile
+        return not path.exists()
 
 
 def _is_ours(name: str, holders: set[int]) -> bool:

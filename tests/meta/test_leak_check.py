@@ -121,3 +121,14 @@ def scratch_name() -> Iterator[str]:
     name = f"psm_{uuid.uuid4().hex}"
     yield name
     Path("/dev/shm", name).unlink()
+
+
+def test_only_the_probe_of_a_folder_for_temporary_files_is_no_leak(tmp_path: Path) -> None:
+    for name, body in {"g356hdcz": b"blat", "a_b_c_d_": b"", "tmpg356h": b"data", "tmpg356hdcz": b"blat"}.items():
+        (tmp_path / name).write_bytes(body)
+    (tmp_path / "a_folder").mkdir()
+    assert {path.name for path in tmp_path.iterdir() if not ours.is_probe(path)} == {
+        "tmpg356h",
+        "tmpg356hdcz",
+        "a_folder",
+    }
