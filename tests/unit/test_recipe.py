@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.datasets.batchers import EvenBatcher
+from headrace.scheduler.pace import Pace
 from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
 
 
@@ -49,8 +50,10 @@ def test_slow_samples_that_are_put_together_are_not_made_many_at_once() -> None:
         depth=8,
     )
     assert groups.gathered(1) == 64
-    assert groups.grouped_chunk(1, 0.0) == 1  # not known: the first ones tell
-    assert groups.grouped_chunk(1, 0.5) == 1
-    assert groups.grouped_chunk(1, 0.01) == 5
-    assert groups.grouped_chunk(1, 1e-4) == 64
-    assert groups.grouped_chunk(1, 1e-5) == 100
+    for sample_s, most in ((0.5, 1), (0.01, 5), (1e-4, 50), (1e-5, 64)):
+        pace = Pace(groups.gathered(1))
+        assert pace.size == 1  # not known: the first ones tell
+        for _ in range(10):
+            pace.begin()
+            pace.learn(1, sample_s, 100)
+        assert pace.size == min(most, max(1, int(5e-3 / sample_s)))

@@ -19,7 +19,7 @@ from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pace import Pace
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.recipe import GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
+from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopStage, WorkStage
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Finish, Task
 
@@ -123,7 +123,7 @@ class Level:
         self.number = number
         self._stages = tuple(stage for stage in stages if not isinstance(stage, LimitStage))
         self._key = spec.key
-        self._batches, self._learned, self._learned_here = spec.batches, spec.learned, Learned(use_slots=False)
+        self._batches, self._learned = spec.batches, spec.learned
         self._dispatch, self._budget, self._host = dispatch, budget, host
         self._origins = spec.position_map.levels[number]
         self._known = self._origins.known  # samples of what the first unit gives: they are not given again
@@ -138,8 +138,8 @@ class Level:
         self._positions: deque[int] = deque()  # of those that wait
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
         works = all(type(stage) is WorkStage for stage in self._stages)  # the loop's steps are waited for together
-        is_paced = works and spec.batches.together > 1 and not spec.batches.has_groups
-        self._pace = Pace(spec.batches.together) if is_paced else None
+        most = spec.batches.together if not spec.batches.has_groups else spec.batches.gathered(1)
+        self._pace = Pace(most) if works and most > 1 else None
         self.group: TaskGroup | None = None
 
     @property
@@ -205,10 +205,7 @@ class Level:
     def _chunk(self) -> int:
         if self._pace is not None:
             return self._pace.size
-        size = self._batches.batch_size or self._pile.size
-        if not self._batches.has_groups:
-            return self._batches.chunk(size, self._learned.sample_s)
-        return self._batches.grouped_chunk(size, self._learned_here.sample_s)
+        return self._batches.chunk(self._batches.batch_size or self._pile.size, self._learned.sample_s)
 
     def _take(self) -> Units:
         if self._pace is not None:
@@ -270,7 +267,6 @@ class Level:
         task = Task(chain, self._key, batch, finish, parts, units.start, positions)
         is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
         reply, made = await self._dispatch.samples(task, is_urgent)
-        self._learned_here.learn_time(reply.made_s, len(positions))
         if made is not None:
             if self._pace is not None:
                 self._pace.learn(len(positions), reply.made_s, made.nbytes)

@@ -1,4 +1,4 @@
-"""How many samples go into one task, where each of them is given on by itself."""
+"""How many samples go into one task, where it is not known how many of them a batch needs, or it needs one."""
 
 from __future__ import annotations
 

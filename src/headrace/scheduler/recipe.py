@@ -144,10 +144,6 @@ class BatchSpec:
         """How many samples are made for a batch of so many, about: no more than may lie ready."""
         return max(batch_size, min(_GROUPED, self.look_ahead)) if self.has_groups and self.depth else batch_size
 
-    def worth(self, sample_s: float) -> int:
-        """How many samples are worth a task of their own, at most; 0: not known."""
-        return min(_MAX_CHUNK, int(_WORTH_S / sample_s)) if sample_s else 0
-
     def chunk(self, batch_size: int, sample_s: float) -> int:
         """How many samples of a batch go into one task, at most.
 
@@ -159,17 +155,7 @@ class BatchSpec:
         if self.is_quick(batch_size, sample_s):
             return batch_size
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))
-        return min(batch_size, max(share, self.worth(sample_s))) if self.is_adaptive else share
-
-    def grouped_chunk(self, batch_size: int, sample_s: float) -> int:
-        """How many samples go into one task, at most, where they are put together on the way.
-
-        No more than are made soon: a batch may need few of them, and those of a task come all at once.
-        """
-        if not sample_s:
-            return self.chunk(batch_size, 0.0)
-        share = self.chunk(self.gathered(batch_size), sample_s)
-        return max(1, min(share, int(_QUICK_S / sample_s)), self.worth(sample_s))
+        return min(batch_size, max(share, int(_WORTH_S / sample_s))) if self.is_adaptive and sample_s else share
 
     def is_quick(self, batch_size: int, sample_s: float) -> bool:
         """Whether it is better not to divide a batch: it takes so little, and each worker can have one of its own."""
