@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from end_to_end import parquet
 from end_to_end.tars import put_index, put_shards
+from end_to_end.words import Words
 
 import headrace as hr
 from headrace.datasets.joined_sources import InputsDataset, JoinedShards
@@ -40,19 +41,6 @@ def rows() -> hr.Stream:
         samples = [{"n": 1000 + 25 * k + n, "text": "row"} for n in range(25)]
         memory.put(f"memory://inputs/{k}.parquet", parquet.written(samples, row_group_size=7))
     return hr.stream([f"memory://inputs/{k}.parquet" for k in range(2)])
-
-
-class Words(hr.AsyncDataset):
-    """Samples that are no dicts, with keys of their own."""
-
-    def __len__(self) -> int:
-        return 25
-
-    def keys(self) -> list[str]:
-        return [f"word-{k}" for k in range(25)]
-
-    async def aget(self, key: str) -> str:
-        return key
 
 
 def number(sample: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
+from end_to_end.words import Words
 
 import headrace as hr
 from headrace.datasets import joined_orders
@@ -29,20 +30,6 @@ def web() -> hr.Stream:
 def code() -> hr.Stream:
     urls = put_shards("mixed-code", CODE)
     return hr.stream(urls, index=put_index(urls, "mixed-code"))
-
-
-class Words(hr.AsyncDataset):
-    """Samples that are no dicts, with keys of their own."""
-
-    def __len__(self) -> int:
-        return 25
-
-    def keys(self) -> list[str]:
-        return [f"word-{k}" for k in range(25)]
-
-    async def aget(self, key: str) -> str:
-        await asyncio.sleep(0)
-        return key
 
 
 def numbered(sample: dict[str, Any]) -> dict[str, Any]:
