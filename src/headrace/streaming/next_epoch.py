@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,13 +16,14 @@ from headrace.engine.epoch_plan import EpochPlan, as_array, as_ranges, levels_of
 from headrace.engine.sources import described_as_read
 from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
-from headrace.plan import Cursor, Order, Steps, share
+from headrace.plan import Cursor, Order, Steps
 from headrace.plan.order import ENDLESS
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
+from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.torch_compat.ranks import Ranks
-from headrace.types import Ints, Tail
+from headrace.types import Ints
 
 log = logging.getLogger("headrace")
 
@@ -209,9 +209,9 @@ class NextEpoch:
         batch_size, shared = steps.batch, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
-            batch_size = _part(wanted, ranks)
+            batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
-            begin, shared = self._shared(begin, ranks, wanted, size)
+            begin, shared = counted_share(begin, ranks, wanted, size, pipeline, settings.tail)
         begin = replace(begin, batch_size=self._announced_batch_size)
         plan = EpochPlan(
             begin=begin,
@@ -306,7 +306,7 @@ class NextEpoch:
             )
         if not is_shared:
             whole, rest = divmod(begin.samples, size)
-            mine = whole * _part(size, ranks) + _part(rest, ranks)
+            mine = whole * part_of(size, ranks) + part_of(rest, ranks)
             since = (
                 ResplitBase()
                 if order is not None and keeps_count
@@ -314,46 +314,6 @@ class NextEpoch:
             )
             begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
         return begin, size
-
-    def _shared(self, begin: State, ranks: Ranks, size: int, planned: int) -> tuple[State, Steps | None]:
-        """(where to go on, this rank's samples of an epoch of so many): ranks have as many batches as each other.
-
-        Where batches are now of another size, what is left over is shared anew, from the step on that all ranks are at.
-
-        Args:
-            size: samples of a global batch.
-            planned: of those that positions are planned by.
-
-        Raises:
-            StateMismatchError: batches are of another size, and what was received is no number of whole steps.
-        """
-        step = begin.step_now or size
-        since, count = begin.since, self.stream.pipeline().given_count
-        if count is None or ranks.world == 1:
-            return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
-        tail: Tail = "drop" if self._settings.tail == "drop" else "short"
-        steps = Steps(Cursor.at(since.everywhere), count, step, tail, ranks.rank, ranks.world)
-        batches = begin.batches - since.batches
-        steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
-        if step != size:
-            source = self.stream.pipeline().source
-            if source.ranks_by == "position" and begin.mark is not None:
-                raise StateMismatchError(
-                    f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
-                    f"have {size}: load it with batches of that size",
-                    field="step",
-                )
-            if begin.samples - since.here != steps.samples(batches):
-                merge = "" if self.planning is None else ", or merge the states of all ranks by hr.merge_states"
-                raise StateMismatchError(
-                    f"the state is of batches of {step} samples on all ranks, the last of which came before others; "
-                    f"here they have {size}: load it with batches of that size{merge}",
-                    field="step",
-                )
-            at = steps.after(batches).position
-            since = ResplitBase(at, begin.samples, size, begin.batches)
-            steps = Steps(Cursor.at(at), count, size, tail, ranks.rank, ranks.world)
-        return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
 
     @property
     def _announced_batch_size(self) -> int:
@@ -367,26 +327,6 @@ class _Loaded(NamedTuple):
     state: State
     packed: dict[str, object] | None
     order: Order | None
-
-
-def _received(steps: Steps, batches: int, samples: int) -> Iterator[tuple[int, int]]:
-    """Which of a rank's samples so many batches were; the last ones, which are short, may have come before others."""
-    sizes = [steps.samples(k + 1) - steps.samples(k) for k in range(steps.full, steps.steps)]
-    for early in itertools.product((False, True), repeat=len(sizes)):
-        others = (batches - sum(early)) * steps.batch
-        if others + sum(itertools.compress(sizes, early)) == samples and others <= steps.full * steps.batch:
-            yield 0, others
-            for k, is_received in enumerate(early, steps.full):
-                if is_received:
-                    yield steps.samples(k), steps.samples(k + 1)
-            return
-    yield 0, samples
-
-
-def _part(count: int, ranks: Ranks) -> int:
-    """How many of so many samples of a step are this rank's."""
-    low, high = share(count, ranks.rank, ranks.world)
-    return high - low
 
 
 def _why_no_state(pipeline: Pipeline) -> str | None:

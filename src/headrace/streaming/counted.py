@@ -1,0 +1,81 @@
+"""How ranks share an epoch whose samples are counted as they come."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from headrace.datasets.pipeline import Pipeline
+from headrace.engine.epoch_plan import as_array
+from headrace.errors import StateMismatchError
+from headrace.plan import Cursor, Steps, share
+from headrace.state import ResplitBase, State
+from headrace.streaming.among_ranks import has_numbers
+from headrace.torch_compat.ranks import Ranks
+from headrace.types import Tail
+
+
+def counted_share(
+    begin: State, ranks: Ranks, size: int, planned: int, pipeline: Pipeline, tail: Tail
+) -> tuple[State, Steps | None]:
+    """(where to go on, this rank's samples of an epoch of so many): ranks have as many batches as each other.
+
+    Where batches are now of another size, what is left over is shared anew, from the step on that all ranks are at.
+
+    Args:
+        size: samples of a global batch.
+        planned: of those that positions are planned by.
+        tail: how the epoch ends.
+
+    Raises:
+        StateMismatchError: batches are of another size, and what was received is no number of whole steps.
+    """
+    step = begin.step_now or size
+    since, count = begin.since, pipeline.given_count
+    if count is None or ranks.world == 1:
+        return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
+    ending: Tail = "drop" if tail == "drop" else "short"
+    steps = Steps(Cursor.at(since.everywhere), count, step, ending, ranks.rank, ranks.world)
+    batches = begin.batches - since.batches
+    steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
+    if step != size:
+        if pipeline.source.ranks_by == "position" and begin.mark is not None:
+            raise StateMismatchError(
+                f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
+                f"have {size}: load it with batches of that size",
+                field="step",
+            )
+        if begin.samples - since.here != steps.samples(batches):
+            merge = (
+                ", or merge the states of all ranks by hr.merge_states" if has_numbers(pipeline, ranks.world) else ""
+            )
+            raise StateMismatchError(
+                f"the state is of batches of {step} samples on all ranks, the last of which came before others; "
+                f"here they have {size}: load it with batches of that size{merge}",
+                field="step",
+            )
+        at = steps.after(batches).position
+        since = ResplitBase(at, begin.samples, size, begin.batches)
+        steps = Steps(Cursor.at(at), count, size, ending, ranks.rank, ranks.world)
+    return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
+
+
+def part_of(count: int, ranks: Ranks) -> int:
+    """How many of so many samples of a step are this rank's."""
+    low, high = share(count, ranks.rank, ranks.world)
+    return high - low
+
+
+def _received(steps: Steps, batches: int, samples: int) -> Iterator[tuple[int, int]]:
+    """Which of a rank's samples so many batches were; the last ones, which are short, may have come before others."""
+    sizes = [steps.samples(k + 1) - steps.samples(k) for k in range(steps.full, steps.steps)]
+    for early in itertools.product((False, True), repeat=len(sizes)):
+        others = (batches - sum(early)) * steps.batch
+        if others + sum(itertools.compress(sizes, early)) == samples and others <= steps.full * steps.batch:
+            yield 0, others
+            for k, is_received in enumerate(early, steps.full):
+                if is_received:
+                    yield steps.samples(k), steps.samples(k + 1)
+            return
+    yield 0, samples
