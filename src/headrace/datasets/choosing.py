@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.operators import PassOperator
+from headrace.datasets.order_operators import PassOperator
 from headrace.errors import OptionError
 from headrace.plan import ChosenOrder, ComputedOrder, DrawnOrder, Order, draw
 from headrace.types import Ints

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.adding import AddsOperators
 from headrace.datasets.choosing import SelectIndices, Stretch, WeightedSample
-from headrace.datasets.operators import EpochSize, Repeat, Shuffle, Take
+from headrace.datasets.order_operators import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
 
 S = TypeVar("S")  # a stream

@@ -7,18 +7,8 @@ from dataclasses import dataclass
 
 from headrace.datasets.fields import Selection
 from headrace.datasets.narrowing import narrowed
-from headrace.datasets.operators import (
-    Batch,
-    EachSample,
-    EpochSize,
-    GroupOperator,
-    Operator,
-    OrderOperator,
-    PassOperator,
-    Repeat,
-    Shuffle,
-    Take,
-)
+from headrace.datasets.operators import Batch, EachSample, GroupOperator, Operator
+from headrace.datasets.order_operators import EpochSize, OrderOperator, PassOperator, Repeat, Shuffle, Take
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError

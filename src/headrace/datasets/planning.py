@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.datasets.adding import counted
 from headrace.datasets.faces import HasKeys
-from headrace.datasets.operators import Shuffle
+from headrace.datasets.order_operators import Shuffle
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan import (
