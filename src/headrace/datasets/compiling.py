@@ -1,0 +1,220 @@
+"""A stream's operators, taken in one after the other: what goes together, and the pipeline that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.datasets.operators import (
+    Batch,
+    EachSample,
+    GroupOperator,
+    Operator,
+)
+from headrace.datasets.order_operators import (
+    EpochSize,
+    OrderOperator,
+    PassOperator,
+    Repeat,
+    Shuffle,
+    Take,
+)
+from headrace.datasets.ordering import OrderBuilder, Ordering
+from headrace.datasets.pipeline import Pipeline, Regroup
+from headrace.datasets.source import KeepsKey, SampleSource, Traits
+from headrace.errors import OptionError
+from headrace.functions import is_async
+from headrace.tasks import Step
+
+
+def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
+    """The operators by who carries them out.
+
+    Raises:
+        OptionError: two of them do not go together.
+    """
+    compiler = _Compiler(source)
+    for operator in operators:
+        operator.add_to(compiler)
+    return compiler.pipeline()
+
+
+class _Compiler:
+    """Takes operators in, one after the other.
+
+    A batch that only functions of batches follow is what the loader itself makes. If anything else follows it is made
+    on the way, and another level of samples begins: those that come of it.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+        self._order = OrderBuilder()
+        self._keeps: list[KeepsKey] = []
+        self._levels: list[tuple[GroupOperator | None, list[EachSample], int | None]] = [(None, [], None)]
+        self._batch: Batch | None = None  # the last one, as long as only functions of batches follow
+        self._after: list[EachSample] = []
+        self._limit: int | None = None  # of the last level
+        self._is_given = self._is_batched = False
+        self._makes_batches = False  # what puts samples together, of which nobody knows how many
+
+    def pipeline(self) -> Pipeline:
+        """What they are together."""
+        order = self._order.ordering()
+        self._source.check_order(order)
+        self._order.check_passes()
+        _check_order(self._source.traits, order)
+        (_, each, _), *regroups = self._levels
+        pipeline = Pipeline(
+            self._source,
+            order,
+            tuple(self._keeps),
+            tuple(each),
+            self._limit,
+            self._batch,
+            _steps(self._after),
+            self._is_given,
+            tuple(Regroup(grouping, _steps(some), limit) for grouping, some, limit in regroups),
+            self._is_batched or self._makes_batches,
+        )
+        if self._source.is_compressed and not pipeline.is_by_number:
+            order.check_as_read()
+        return pipeline
+
+    @property
+    def _each(self) -> list[EachSample]:
+        return self._levels[-1][1]
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether there is one sample yet for each of the source."""
+        return len(self._levels) == 1 and all(operator.step.keeps_count for operator in self._each)
+
+    def add_each(self, operator: EachSample) -> None:
+        step = operator.step
+        if operator.is_collate and self._is_batched:
+            raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
+        if self._batch is not None and step.kind == "map" and not is_async(step.fn):
+            self._after.append(operator)
+            return
+        self._close()
+        if operator.keeps_key is not None and self._asks_index:
+            self._keeps.append(operator.keeps_key)
+            return
+        if self._limit is not None and not step.keeps_count:
+            self._begin_level(None, [])
+        self._each.append(operator)
+        self._is_batched = self._is_batched and not operator.is_unbatch
+        self._makes_batches = operator.is_collate or (self._makes_batches and not operator.is_unbatch)
+
+    def add_batch(self, operator: Batch) -> None:
+        self._close()
+        self._batch, self._is_batched, self._makes_batches = operator, True, False
+
+    def add_group(self, operator: GroupOperator) -> None:
+        self._close()
+        self._begin_level(operator, [])
+        self._is_batched, self._makes_batches = False, operator.makes_batches
+
+    def add_take(self, operator: Take) -> None:
+        self._take(operator.samples * (1 if self._batch is None else self._batch.size))
+
+    def add_order(self, operator: PassOperator) -> None:
+        self._check_place(operator)
+        if not self._is_counted and not operator.is_behind_filters:
+            raise OptionError(
+                f".{operator.text} behind .filter(): it would count the samples of the source, those that are left out "
+                "too; move it before that"
+            )
+        self._order.add(operator)
+
+    def add_shuffle(self, operator: Shuffle) -> None:
+        self._check_place(operator)
+        self._order.add_shuffle(operator)
+
+    def add_repeat(self, operator: Repeat) -> None:
+        self._check_place(operator, is_of_one=False)
+        self._order.add_passes(operator)
+
+    def add_epoch(self, operator: EpochSize) -> None:
+        if self._is_counted or self._is_batched:
+            self._check_place(operator)
+            self._order.add_passes(operator)
+            return
+        if any(limit is not None for *_, limit in self._levels):
+            raise OptionError(
+                f".{operator.text} behind .take() or .epoch(), behind which others are made of samples: there is no "
+                "more to begin again with than was taken there; have .epoch() in the place of that"
+            )
+        self._take(operator.samples)
+        if self._source.traits.iterated:
+            self._is_given = True
+        elif self._order.operators or not self._source.is_endless:
+            self._order.add_passes(Repeat(None))
+
+    def _close(self) -> None:
+        """More follows the last batch than functions of batches."""
+        if self._batch is not None:
+            self._begin_level(self._batch.on_the_way, self._after)
+            self._batch, self._after = None, []
+
+    def _begin_level(self, grouping: GroupOperator | None, each: list[EachSample]) -> None:
+        """Another level begins: groups, or samples one by one behind a limit, which go through these steps."""
+        self._levels.append((grouping, each, self._limit))
+        self._limit, self._is_given = None, False
+
+    def _take(self, samples: int) -> None:
+        if self._limit is not None or not self._is_counted:
+            self._limit = samples if self._limit is None else min(self._limit, samples)
+        else:
+            self._order.add_take(samples)
+
+    @property
+    def _asks_index(self) -> bool:
+        """Whether an index tells what is asked of a key now: then nothing is read of what is left out."""
+        is_first = len(self._levels) == 1 and all(operator.opens for operator in self._each)
+        if not is_first or not self._order.has_only_shuffles or not self._source.answers_keys:
+            return False
+        return not self._source.is_compressed  # then it is read from its start
+
+    def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
+        """Whether what concerns the order may come here.
+
+        Args:
+            is_of_one: it is about samples one by one, and not about all of a pass.
+        """
+        call = f".{operator.text}"
+        if self._is_batched:
+            raise OptionError(f"{call} behind .batch(): it is about samples; move it before .batch()")
+        if self._limit is not None:
+            raise OptionError(f"{call} behind .filter() and .take(): shuffle before .take()")
+        many = next((one.text for one in self._each if one.step.kind == "many"), None)
+        grouping, _, limit = self._levels[-1]
+        if len(self._levels) > 1 or (many is not None and is_of_one):
+            before = many or (f"take({limit})" if grouping is None else grouping.text)
+            raise OptionError(
+                f"{call} behind .{before}: it is about samples of the source, and those have become others; "
+                "move it before that"
+            )
+
+
+def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:
+    return tuple(operator.step for operator in operators)
+
+
+def _check_order(traits: Traits, order: Ordering) -> None:
+    by = None if order.shuffle is None else order.shuffle.by
+    if traits.numbered and by == "buffer":
+        raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
+    if order.by_numbers is not None and by in ("window", "shards", "within"):
+        raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
+    if order.by_numbers is not None and not traits.numbered:
+        raise OptionError(f".{order.by_numbers.text} needs samples that have numbers: shards need an index for that")
+    if not traits.numbered:
+        if by is not None and not order.is_shuffled_first:
+            raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")
+        if traits.iterated and by not in (None, "buffer"):
+            raise OptionError(
+                ".shuffle() of an AsyncIterableDataset: it decides its order itself; by='buffer' can be done"
+            )
+        order.check_as_read()
+    if traits.iterated and order.passes is not None and order.passes.passes[1] is None:
+        raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")
