@@ -74,7 +74,7 @@ def first_batch(kind: str, place: str, listing: str) -> None:
 
 def write_manifest(count: int, place: str) -> None:
     from headrace.datasets.manifest import ManifestWriter
-    from headrace.indexes.building import names_path
+    from headrace.indexes.whereabouts import names_path
     from headrace.types import Listed
 
     began, folder = time.monotonic(), f"many://{count}-sorted/"

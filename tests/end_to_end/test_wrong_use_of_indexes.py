@@ -18,7 +18,7 @@ from headrace.cli import main as command
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.tar.format import TAR
-from headrace.indexes.building import cache_path, cached
+from headrace.indexes.whereabouts import cache_path, cached
 from headrace.rows import Rows
 from headrace.running import running_reader
 

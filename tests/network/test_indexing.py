@@ -31,13 +31,12 @@ from headrace.formats.index.file import Directory, check_block, read_directory
 from headrace.formats.index.shard import ShardIndex
 from headrace.indexes.building import (
     BuildProgress,
-    beside,
     build_beside,
     build_file,
     build_index,
     build_shard,
-    cache_path,
 )
+from headrace.indexes.whereabouts import beside, cache_path
 from headrace.options import FetchOptions
 from headrace.rows import Rows
 from headrace.testing import FaultServer

@@ -73,7 +73,8 @@ def run(given: argparse.Namespace) -> int:
 
 async def _run(given: argparse.Namespace) -> int:
     from headrace.fetch import Reader
-    from headrace.indexes.building import BuildProgress, build_beside, build_index, cache_path
+    from headrace.indexes.building import BuildProgress, build_beside, build_index
+    from headrace.indexes.whereabouts import cache_path
 
     options = storage_options(given.storage_option)
     urls, form = _shards(given, options)

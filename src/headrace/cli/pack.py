@@ -251,7 +251,7 @@ def _run(given: argparse.Namespace) -> int:
     from headrace.datasets.iterating import loader_of
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
-    from headrace.indexes.building import names_path
+    from headrace.indexes.whereabouts import names_path
 
     if given.format == "parquet":
         _check_pyarrow()

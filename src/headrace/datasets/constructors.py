@@ -5,26 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.files import Files
-from headrace.datasets.folders import folder_of
 from headrace.datasets.guessing import Names, folders_at, names_at, place_of
 from headrace.datasets.patterns import is_pattern
 from headrace.datasets.places import opening, shards_at, with_index_built
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.stream import Stream
-from headrace.datasets.synchronous import FromIterable, FromMap, ResumableIterable, makes_one
-from headrace.datasets.tables import table_of
 from headrace.errors import OptionError, masked
-from headrace.formats.energon.catalogue import NAME
-from headrace.formats.energon.format import Energon
 from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.plain_text import By, Text
 from headrace.producers.resumable import gives_state
 from headrace.reading import read_from
+
+if TYPE_CHECKING:
+    from headrace.formats.plain_text import By
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -90,6 +86,8 @@ def stream(
     if place.table is not None:
         return table(place.table, storage_options=storage_options)
     if place.folder is not None:
+        from headrace.datasets.folders import folder_of
+
         return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
     source = shards_at(place, index, limits, storage_options)
     return Stream(source, opening(source))
@@ -145,6 +143,8 @@ def text(
         >>> [sample["text"] for sample in hr.text("memory://poems/0.txt")]
         ['Tyger Tyger,', 'burning bright']
     """
+    from headrace.formats.plain_text import Text
+
     form = Text(by)
     return stream(urls, format=form, index=index, limits=limits, listing=listing, storage_options=storage_options)
 
@@ -173,6 +173,9 @@ def energon(
         FormatError: `.nv-meta` is damaged. An index that does not fit its shard is one when that is read.
         StorageError: there is no such folder.
     """
+    from headrace.formats.energon.catalogue import NAME
+    from headrace.formats.energon.format import Energon
+
     place = os.fspath(url)
     end = min((at for at in (place.find("?"), place.find("#")) if at >= 0), default=len(place))
     if not place[:end].endswith(NAME):
@@ -196,6 +199,8 @@ def files(
         listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
     """
+    from headrace.datasets.files import Files
+
     names = names_at(urls, storage_options, kept=listing == "kept", folders=())
     return Stream(Files(names.urls, storage_options, names.facts))
 
@@ -234,6 +239,8 @@ def folder(
         >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
         ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
     """
+    from headrace.datasets.folders import folder_of
+
     kept = listing == "kept"
     place = os.fspath(url)
     if is_pattern(place):
@@ -272,6 +279,8 @@ def table(
         OptionError: there is no such column.
         FormatError: the table is damaged.
     """
+    from headrace.datasets.tables import table_of
+
     place = os.fspath(url)
 
     def rows_of(other: str) -> list[dict[str, Any]]:
@@ -297,6 +306,8 @@ def from_map(dataset: Any) -> Stream:
     What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
     to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
     """
+    from headrace.datasets.synchronous import FromMap
+
     return Stream(FromMap(dataset))
 
 
@@ -313,6 +324,8 @@ def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, rank
     Raises:
         OptionError: it is neither.
     """
+    from headrace.datasets.synchronous import FromIterable, ResumableIterable, makes_one
+
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")
     is_resumable = gives_state(iterable) and not makes_one(iterable)

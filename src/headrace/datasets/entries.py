@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from headrace.datasets.kinds import Survey, path_in
 from headrace.datasets.packed import Packed, packed
-from headrace.datasets.survey import surveyed
 from headrace.errors import not_as_listed
 from headrace.protocols import Version
 from headrace.types import Ints, Listed
+
+if TYPE_CHECKING:
+    from headrace.datasets.kinds import Survey
 
 _CHUNK = 2**14
 UNKNOWN = -1
@@ -68,6 +69,8 @@ class Entries(Sequence[str]):
     @cached_property
     def survey(self) -> Survey:
         """What the names have."""
+        from headrace.datasets.survey import surveyed
+
         return surveyed(self.names, self.start)
 
     def listed(self) -> Iterator[Listed]:
@@ -126,6 +129,9 @@ def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str |
 
 def survey_of(urls: Sequence[str]) -> Survey:
     """What some addresses have."""
+    from headrace.datasets.kinds import path_in
+    from headrace.datasets.survey import surveyed
+
     if not any(url.startswith(("http://", "https://")) for url in urls[:1]):
         return urls.survey if isinstance(urls, Entries) else surveyed(packed(urls), 0)
     return surveyed(packed(map(path_in, urls)), urls.start if isinstance(urls, Entries) else 0)

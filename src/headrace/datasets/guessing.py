@@ -8,19 +8,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.datasets.blocking import blocking
 from headrace.datasets.entries import Entries, entries_of, listed_of, only, survey_of
-from headrace.datasets.kinds import Kinds, form_in, mixed, only_shards, path_in, way_round
-from headrace.datasets.listing import Listing, listing_of
 from headrace.datasets.patterns import Pattern, is_pattern
 from headrace.datasets.urls import expand
 from headrace.errors import OptionError, StorageError, masked
 from headrace.formats.folders import beside
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
-from headrace.formats.registry import SNIFFED_BYTES, format_named, format_of, known_formats, sniffed, sniffed_by_end
+from headrace.formats.registry import (
+    SNIFFED_BYTES,
+    KnownFormat,
+    format_named,
+    format_of,
+    formats_by_names,
+    known_formats,
+    sniffed,
+    sniffed_by_end,
+)
 from headrace.reading import found
+
+if TYPE_CHECKING:  # what is looked up takes more modules, and most is named
+    from headrace.datasets.kinds import Kinds
+    from headrace.datasets.listing import Listing
 
 Asks = Callable[[str, int | None], bytes | None]
 Options = Mapping[str, object] | None
@@ -89,6 +101,8 @@ def names_at(
     looked_up = [is_pattern(url) or (folders is not None and is_folder(url)) for url in given]
     if not any(looked_up):
         return Names(given)
+    from headrace.datasets.listing import listing_of
+
     parts: list[Sequence[str]] = []
     listings: list[Listing] = []
     for url, is_looked_up in zip(given, looked_up, strict=True):
@@ -108,6 +122,8 @@ def names_at(
 
 def _ending_so(urls: Entries, ends: tuple[str, ...]) -> Entries:
     """Those names that end in one of these; all, where none does."""
+    from headrace.datasets.kinds import path_in
+
     some = only(urls, lambda url: path_in(url).lower().endswith(ends)) if ends else urls
     return some if len(some) else urls
 
@@ -145,6 +161,8 @@ def place_of(
 
 def _by_kinds(names: Names, asks: Asks) -> Place:
     """What was listed, by the kinds of objects that there are."""
+    from headrace.datasets.kinds import Kinds, form_in, mixed, way_round
+
     urls, facts, first = names.urls, names.facts, names.listings[0]
     kinds = Kinds(survey_of(urls))
     if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.is_whole:
@@ -193,6 +211,8 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
 def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
     """The same without tables and statistics that lie beside tar shards, and are named as those are."""
+    from headrace.datasets.kinds import only_shards
+
     if "tar" not in kinds.formats:
         return names.urls, names.facts
     urls = only(names.urls, only_shards(names.urls, "tar"))
@@ -203,22 +223,22 @@ def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str]
 
 def _of_format(names: Names, form: Format) -> Place:
     """What was listed of a format that the caller knows: by the names, where any says it, else all."""
+    from headrace.datasets.kinds import Kinds
+
     says_so = [one for one in form.suffixes if any(url.lower().endswith(one) for url in names.urls[:1000])]
     kinds = Kinds(survey_of(names.urls))
     urls = names.urls
     if kinds.formats.get(form.name) and (len(kinds.formats) > 1 or kinds.others):
-        urls = only(urls, lambda url: _says(url, form))
+        says = formats_by_names()
+        urls = only(urls, lambda url: (one := says(url)) is not None and one.name == form.name)
     why = f"{form.name}, as it was given{'' if says_so else '; the names do not say it'}"
     return Place(urls, form, (*names.facts, ("format", why)))
 
 
-def _says(url: str, form: Format) -> bool:
-    one = format_of((url,))
-    return one is not None and one.name == form.name
-
-
 def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) -> Place:
     """What the first bytes say; or, where there is no such object, what lies in the folder of that name."""
+    from headrace.datasets.kinds import way_round
+
     urls = names.urls
     head = asks(urls[0], SNIFFED_BYTES)
     form, which = _by_bytes(urls[0], asks, head)
@@ -267,6 +287,8 @@ def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> 
         OptionError: one has nothing, or its store does not list.
         StorageError: one was not listed.
     """
+    from headrace.datasets.listing import listing_of
+
     listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]
     for listing in listings:
         if not listing.urls:
@@ -297,8 +319,8 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
     Args:
         form: whose catalogues; None: any, which is found by what they say.
     """
-    named: defaultdict[str, list[Format]] = defaultdict(list)
-    for one in [form] if form is not None else known_formats().values():
+    named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
+    for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
         if one.catalogue is not None:
             named[one.catalogue].append(one)
     entries: list[ShardEntry] = []
@@ -346,8 +368,9 @@ def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str
     return [(f"{path.rstrip('/')}/{name}{url[end:]}", name) for name in names]
 
 
-def _surest(forms: Sequence[Format], data: bytes) -> Format | None:
+def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:
     """Of formats whose catalogues have one name, the one that is surest of this one; None where none is."""
+    forms = [one.load() for one in known]
     sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
     return sure[max(sure)] if max(sure, default=0.0) > 0 else None
 

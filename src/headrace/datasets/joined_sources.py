@@ -18,6 +18,7 @@ from headrace.datasets.ordering import Ordering
 from headrace.datasets.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.errors import OptionError
+from headrace.formats.tar.format import TAR
 from headrace.functions import is_async
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
@@ -166,8 +167,9 @@ class JoinedShards(IndexedShards):
     def __init__(self, spec: JoinedSpec) -> None:
         shards: list[IndexedShards] = [source.data for source in spec.sources]
         urls = tuple(url for source in shards for url in source.urls)
-        index = Index(urls, JoinedFiles([source.index for source in shards]), shards[0].limits)
-        super().__init__(urls, index, shards[0].storage_options, shards[0].limits)
+        index = Index(urls, JoinedFiles([source.index for source in shards]), shards[0].limits, TAR)
+        # of members as they are: each input opens its own
+        super().__init__(urls, index, shards[0].storage_options, shards[0].limits, TAR)
         self._readers = OwnReaders(self.storage_options, self.aclose)
         self.spec = spec
         self._firsts = [0, *np.cumsum([len(source.urls) for source in shards]).tolist()]

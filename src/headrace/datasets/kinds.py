@@ -157,4 +157,4 @@ def form_in(kinds: Kinds) -> Format | None:
     """The format that all are of; None where they are of none, or of several."""
     if len(kinds.formats) != 1 or kinds.others:
         return None
-    return known_formats()[next(iter(kinds.formats))]
+    return known_formats()[next(iter(kinds.formats))].load()

@@ -22,7 +22,7 @@ from headrace.datasets.manifest import Manifest, ManifestWriter
 from headrace.datasets.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.formats.json_values import as_number, as_object
-from headrace.indexes.building import names_path
+from headrace.indexes.whereabouts import names_path
 from headrace.reading import as_listed, listed, pinned
 from headrace.types import Listed
 

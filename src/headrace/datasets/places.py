@@ -14,9 +14,8 @@ from headrace.errors import OptionError
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener, is_kept
-from headrace.indexes.building import beside, cache_path, cached
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
-from headrace.indexes.of_format import OwnTables
+from headrace.indexes.whereabouts import beside, cache_path, cached
 from headrace.tasks import Step
 
 IndexAt = str | os.PathLike[str] | Sequence[str] | None
@@ -82,6 +81,8 @@ def _with_own_tables(
 ) -> IndexedShards:
     if index not in ("auto", None):
         raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
+    from headrace.indexes.of_format import OwnTables
+
     if not urls:
         raise OptionError(f"the catalogue of the format {form.name!r} names no shards")
     return IndexedShards(

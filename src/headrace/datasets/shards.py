@@ -23,9 +23,8 @@ from headrace.errors import (
 )
 from headrace.formats.compression.decompressor import Decompressor
 from headrace.formats.format import Format, packing_of
-from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
-from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index, for_each
 from headrace.producer import Producer
 from headrace.producers.members import Members
@@ -47,10 +46,10 @@ class Shards:
     """Shards in object storage, whose samples are found while they are read."""
 
     urls: Sequence[str]
-    storage_options: Mapping[str, object] | None = None
-    limits: Limits = DEFAULTS
-    format: Format = TAR
-    facts: tuple[tuple[str, str], ...] = ()
+    storage_options: Mapping[str, object] | None
+    limits: Limits
+    format: Format
+    facts: tuple[tuple[str, str], ...]
 
     @property
     def is_compressed(self) -> bool:
@@ -81,9 +80,9 @@ class IndexedShards(AsyncDataset):
         self,
         urls: Sequence[str],
         index: Index,
-        storage_options: Mapping[str, object] | None = None,
-        limits: Limits = DEFAULTS,
-        form: Format = TAR,
+        storage_options: Mapping[str, object] | None,
+        limits: Limits,
+        form: Format,
         facts: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.facts = facts

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from headrace.datasets.kinds import MEDIA, TABLE, Survey, extension_of
 from headrace.datasets.packed import Packed
 from headrace.formats.compression.decompressor import ENDINGS
-from headrace.formats.format import Format
-from headrace.formats.registry import formats_by_names, known_formats
+from headrace.formats.registry import KnownFormat, formats_by_names, known_formats
 from headrace.types import Ints
 
 Bytes = NDArray[np.uint8]
-Says = Callable[[str], Format | None]
+Says = Callable[[str], KnownFormat | None]
 
 _CHUNK = 2**17
 _DOT, _SLASH, _NEWLINE = b"./\n"

@@ -16,8 +16,8 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.format import MP4
 from headrace.formats.mp4.frames import ClipDecoder, check_decoder
 from headrace.formats.scaling import is_size
-from headrace.indexes.building import cache_path, cached
 from headrace.indexes.videos import Videos
+from headrace.indexes.whereabouts import cache_path, cached
 from headrace.tasks import Step
 
 

@@ -3,46 +3,63 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import cast
 
 from headrace.errors import OptionError, masked
-from headrace.formats.arrow.format import ARROW
 from headrace.formats.compression.decompressor import path_of, without_compression
-from headrace.formats.delimited import CSV, TSV
-from headrace.formats.energon.format import ENERGON
 from headrace.formats.format import Format
-from headrace.formats.json_lines import JSON_LINES
-from headrace.formats.litdata.format import LITDATA
-from headrace.formats.mds.format import MDS
-from headrace.formats.mp4.format import MP4
-from headrace.formats.parquet.format import PARQUET
-from headrace.formats.plain_text import TEXT
-from headrace.formats.safetensors import SAFETENSORS
-from headrace.formats.tar.format import TAR
-from headrace.formats.tfrecord.format import TFRECORD
-from headrace.formats.zip.format import NPZ, ZIP
 
-_OURS: tuple[Format, ...] = (
-    TAR,
-    JSON_LINES,
-    PARQUET,
-    ARROW,
-    MDS,
-    LITDATA,
-    ENERGON,
-    TFRECORD,
-    MP4,
-    ZIP,
-    NPZ,
-    SAFETENSORS,
-    CSV,
-    TSV,
-    TEXT,
+
+@dataclass(frozen=True, slots=True)
+class KnownFormat:
+    """What there is to know of a format without its module.
+
+    Attributes:
+        name, suffixes, catalogue: as `Format` has them.
+        load: gives the format; the module of one of ours is imported with the first call.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    catalogue: str | None
+    load: Callable[[], Format]
+
+    @classmethod
+    def of(cls, form: Format) -> KnownFormat:
+        """A format that is there."""
+        return cls(form.name, form.suffixes, form.catalogue, lambda: form)
+
+
+def _ours(name: str, *suffixes: str, home: str, catalogue: str | None = None) -> KnownFormat:
+    return KnownFormat(name, suffixes, catalogue, lambda: cast("Format", pkgutil.resolve_name(f"{__package__}.{home}")))
+
+
+# Tests compare what is said here with what the modules say.
+_OURS = (
+    _ours("tar", ".tar", home="tar.format:TAR"),
+    _ours("jsonl", ".jsonl", ".ndjson", home="json_lines:JSON_LINES"),
+    _ours("parquet", ".parquet", ".parq", ".pq", home="parquet.format:PARQUET"),
+    _ours("arrow", ".arrow", ".feather", ".ipc", home="arrow.format:ARROW"),
+    _ours("mds", ".mds", home="mds.format:MDS", catalogue="index.json"),
+    _ours("litdata", home="litdata.format:LITDATA", catalogue="index.json"),
+    _ours("energon", home="energon.format:ENERGON", catalogue=".nv-meta/split.yaml"),
+    _ours("tfrecord", ".tfrecord", ".tfrecords", home="tfrecord.format:TFRECORD"),
+    _ours("mp4", ".mp4", ".m4v", ".mov", home="mp4.format:MP4"),
+    _ours("zip", ".zip", home="zip.format:ZIP"),
+    _ours("npz", ".npz", home="zip.format:NPZ"),
+    _ours("safetensors", ".safetensors", home="safetensors:SAFETENSORS"),
+    _ours("csv", ".csv", home="delimited:CSV"),
+    _ours("tsv", ".tsv", home="delimited:TSV"),
+    _ours("text", ".txt", home="plain_text:TEXT"),
 )
-_OWN: dict[str, Format] = {own.name: own for own in _OURS}
+_OWN = {own.name: own for own in _OURS}
+_OWN_SUFFIXES = {suffix: own for own in _OURS for suffix in own.suffixes}
 _NAME = re.compile(r"[a-z0-9_+-]+")
 _SUFFIX = re.compile(r"(\.[a-z0-9_+-]+)+")
 SNIFFED_BYTES = 4096
@@ -75,9 +92,10 @@ def register_format(format: Format) -> None:  # noqa: A002 (the name that the fi
     _registered[_checked(format).name] = format
 
 
-def known_formats() -> dict[str, Format]:
+def known_formats() -> dict[str, KnownFormat]:
     """All formats by name."""
-    return {**_installed(), **_registered, **_OWN}
+    others = {**_installed(), **_registered}
+    return {**{name: KnownFormat.of(other) for name, other in others.items()}, **_OWN}
 
 
 def format_named(name: str | Format) -> Format:
@@ -92,7 +110,7 @@ def format_named(name: str | Format) -> Format:
     if name not in tuple(known):
         names = " and ".join([", ".join(map(repr, [*known][:-1])), repr([*known][-1])])
         raise OptionError(f"format={name!r} is not known; {names} are")
-    return known[name]
+    return known[name].load()
 
 
 def format_of(urls: Iterable[str]) -> Format | None:
@@ -102,7 +120,7 @@ def format_of(urls: Iterable[str]) -> Format | None:
         OptionError: they say several, or some say none; or two formats have one suffix.
     """
     says = formats_by_names()
-    found: Format | None = None
+    found: KnownFormat | None = None
     first = ""
     for url in urls:
         one = says(url)
@@ -111,26 +129,27 @@ def format_of(urls: Iterable[str]) -> Format | None:
             said_first = f"{masked(first)} {'says ' + found.name if found is not None else 'does not'}"
             raise OptionError(f"{said}, and {said_first}: all shards of a stream are of one format, or give format=")
         found, first = one, url
-    return found
+    return None if found is None else found.load()
 
 
-def formats_by_names() -> Callable[[str], Format | None]:
+def formats_by_names() -> Callable[[str], KnownFormat | None]:
     """Gives the format that an address says by its name; None where it says none. It is for many addresses.
 
     It raises an OptionError where two formats have one suffix.
     """
-    endings: defaultdict[str, list[Format]] = defaultdict(list)
-    for known in known_formats().values():
-        for suffix in known.suffixes:
-            endings[suffix].append(known)
-    seen: dict[str, Format | None] = {}
+    endings: defaultdict[str, list[KnownFormat]] = defaultdict(list)
+    seen: dict[str, KnownFormat | None] = {**_OWN_SUFFIXES}  # all of a name's end: nobody has a longer one
 
-    def says(url: str) -> Format | None:
+    def says(url: str) -> KnownFormat | None:
         path = path_of(url).lower()
         dot = path.find(".", path.rfind("/") + 1)
         tail = path[dot:] if dot >= 0 else ""
         if tail in seen:
             return seen[tail]
+        if not endings:
+            for known in known_formats().values():
+                for suffix in known.suffixes:
+                    endings[suffix].append(known)
         bare = without_compression(path)
         # the longest suffix that fits: a format may be more special than another
         fitting = endings.get(max((suffix for suffix in endings if bare.endswith(suffix)), key=len, default=""), [])
@@ -147,28 +166,32 @@ def formats_by_names() -> Callable[[str], Format | None]:
 def sniffed(url: str, head: bytes) -> Format | None:
     """The format that is surest of an object by its first bytes; None where none is."""
     name = path_of(url).rpartition("/")[2]
-    return _surest({one.name: one.sniff(name, head) for one in known_formats().values()})
+    return _surest(lambda form: form.sniff(name, head))
 
 
 def sniffed_by_end(url: str, tail: bytes) -> Format | None:
     """The format that is surest of an object by its last bytes; None where none is."""
     name = path_of(url).rpartition("/")[2]
-    return _surest({one.name: one.sniff_end(name, tail) for one in known_formats().values()})
+    return _surest(lambda form: form.sniff_end(name, tail))
 
 
-def _surest(sure: Mapping[str, float]) -> Format | None:
-    best = max(sure, key=lambda name: sure[name])
-    return known_formats()[best] if sure[best] > 0 else None
+def _surest(sniff: Callable[[Format], float]) -> Format | None:
+    forms = [known.load() for known in known_formats().values()]
+    best = max(forms, key=sniff)
+    return best if sniff(best) > 0 else None
 
 
 def _checked(one: Format) -> Format:
     if one.name in _OWN or not _NAME.fullmatch(one.name):
         raise OptionError(f"the format {one.name!r} must be called by a-z, 0-9, '_', '+' and '-', and not as ours are")
-    taken = [suffix for own in _OWN.values() for suffix in own.suffixes]
     for suffix in one.suffixes:
-        if not _SUFFIX.fullmatch(suffix) or suffix in taken or without_compression(f"x{suffix}") != f"x{suffix}":
+        if (
+            not _SUFFIX.fullmatch(suffix)
+            or suffix in _OWN_SUFFIXES
+            or without_compression(f"x{suffix}") != f"x{suffix}"
+        ):
             raise OptionError(
-                f"the suffix {suffix!r} of {one.name} must be like '.rec', and none of {', '.join(taken)}"
+                f"the suffix {suffix!r} of {one.name} must be like '.rec', and none of {', '.join(_OWN_SUFFIXES)}"
             )
     return one
 

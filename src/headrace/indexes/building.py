@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +15,6 @@ import anyio.to_thread
 
 from headrace.errors import OptionError, StageError, masked
 from headrace.fetch.stores.addresses import split
-from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.fetch.stores.writing import check_writable, part_beside, replace_file, write_object
 from headrace.formats.compression.decompressor import kind_of, path_of
 from headrace.formats.format import Format
@@ -27,77 +25,19 @@ from headrace.formats.tar.format import TAR
 from headrace.indexes.one_shard import Cost, build_shard, write_shard
 from headrace.indexes.pinned import PinnedObject
 from headrace.indexes.spool import Spool, open_spool
+from headrace.indexes.whereabouts import beside, cache_path
 from headrace.protocols import Reads
 
 __all__ = [
     "BuildProgress",
     "Cost",
-    "beside",
     "build_beside",
     "build_file",
     "build_index",
     "build_shard",
-    "cache_path",
-    "cached",
-    "names_path",
 ]
 
-SUFFIX = ".hri"
 _BLOCK_HELD_BYTES = 2**20  # of a shard's index, before it goes to disk
-
-
-def cache_path(urls: Iterable[str], storage_options: Mapping[str, object] | None = None, form: Format = TAR) -> Path:
-    """Where the index of these shards, in this order, of this format and in this store, is kept on this machine."""
-    lines = "\n".join(_absolute(url) for url in urls)
-    if form.name != TAR.name:
-        lines += f"\nformat={form.name}"
-    for name, value in sorted((storage_options or {}).items()):
-        if "endpoint" in name.lower() or "account_name" in name.lower():
-            lines += f"\n{name}={masked(str(value))}"
-    name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-    return _folder() / f"{name}{SUFFIX}"
-
-
-def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
-    """Where the list of a folder's or a pattern's objects is kept on this machine."""
-    name = cache_path((place,), storage_options).stem
-    return _folder().with_name("manifests") / f"{name}.names"
-
-
-def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
-    """The index of these shards that is kept on this machine; None where there is none."""
-    try:
-        if not _folder().exists():
-            return None  # most have none, and very many addresses
-        place = cache_path(urls, storage_options, form)
-        return place if place.exists() else None
-    except PermissionError:  # the home of somebody else
-        return None
-
-
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # whoever we are has no home
-        root = Path(tempfile.gettempdir())
-    return root / "headrace" / "indexes"
-
-
-def beside(url: str) -> str:
-    """The address of the index that lies beside the shard at `url`, and is about it alone."""
-    if split(url)[0] not in WEB_SCHEMES:
-        return url + SUFFIX
-    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
-    return url[:end] + SUFFIX + url[end:]
-
-
-def _absolute(url: str) -> str:
-    """`url` without secrets; of a local file one that means the same in every folder."""
-    if "://" in url and not url.startswith("file:") and "?" not in url and "@" not in url:
-        return url  # as nearly all are
-    scheme, _, path = split(url)
-    return str(Path(path).absolute()) if scheme == "file" else masked(url)
 
 
 @dataclass(slots=True)

@@ -17,9 +17,7 @@ from headrace.formats.index.file import Directory, check_block, read_directory, 
 from headrace.formats.index.foreign import read_dali, read_wids, sniff
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.formats.tar.format import TAR
 from headrace.indexes.held import HeldReads
-from headrace.indexes.one_shard import build_shard
 from headrace.protocols import Reads
 from headrace.types import Ints
 
@@ -71,7 +69,7 @@ class Index:
         form: of the shards.
     """
 
-    def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits, form: Format = TAR) -> None:
+    def __init__(self, urls: Sequence[str], files: IndexFiles, limits: Limits, form: Format) -> None:
         self._urls, self._files, self._limits, self._format = urls, files, limits, form
         self._opened: OpenedIndex | None = None
         self._starts: Ints | None = None
@@ -135,6 +133,8 @@ class Index:
         url = self._urls[ordinal]
         shard = None if self._opened.load is None else await self._opened.load(reader, ordinal)
         if shard is None:
+            from headrace.indexes.one_shard import build_shard
+
             shard, _ = await build_shard(reader, url, form=self._format, limits=self._limits, headers_only=True)
         count = int(self._opened.counts[ordinal])
         if len(shard.rows) != count:
@@ -175,7 +175,7 @@ class OneFile:
 class BuiltFile(OneFile):
     """A file of our own on this machine, made where it is missing: of the shards' headers, without checksums."""
 
-    def __init__(self, url: str, limits: Limits, form: Format = TAR) -> None:
+    def __init__(self, url: str, limits: Limits, form: Format) -> None:
         super().__init__(url)
         self._limits, self._format = limits, form
 

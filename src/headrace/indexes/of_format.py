@@ -11,9 +11,9 @@ from headrace.errors import FormatError, ObjectChangedError, masked, not_as_list
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
-from headrace.indexes.building import cache_path
 from headrace.indexes.index import OpenedIndex, for_each
 from headrace.indexes.kept_tables import SUFFIX, KeptReads, is_far, load, save
+from headrace.indexes.whereabouts import cache_path
 from headrace.protocols import Reads, Version
 from headrace.rows import Rows
 from headrace.types import Ints
