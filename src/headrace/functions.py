@@ -10,6 +10,7 @@ from typing import TypeVar
 from headrace.errors import OptionError
 
 F = TypeVar("F")
+T = TypeVar("T")
 
 
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
@@ -43,3 +44,8 @@ def checked(function: F, operator: str) -> F:
     if not callable(function):
         raise OptionError(f".{operator}({function!r}): a function is needed")
     return function
+
+
+def as_it_is(sample: T) -> T:
+    """The sample that was given."""
+    return sample

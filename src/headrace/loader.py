@@ -18,6 +18,7 @@ from headrace.deliver.loops import Closing, asyncio_loop
 from headrace.drop_in.in_thread import InThread
 from headrace.drop_in.regime import Torch
 from headrace.drop_in.torch_loader import T_co, TorchLoader
+from headrace.functions import as_it_is
 from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.observe.report import report, verdict
 from headrace.observe.stats import Stats
@@ -386,9 +387,7 @@ class DataLoader(TorchLoader[T_co], Closing):
 def single_samples(stream: Stream) -> DataLoader[Any]:
     """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
     group = stream.pipeline().group
-    return DataLoader(
-        stream, batch_size=None, collate_fn=resolve.as_it_is if group is None or not group.collate else None
-    )
+    return DataLoader(stream, batch_size=None, collate_fn=as_it_is if group is None or not group.collate else None)
 
 
 _OWN = ("_holder", "_instead")  # what a copy has of its own

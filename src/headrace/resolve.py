@@ -13,7 +13,7 @@ from torch.utils.data import default_convert
 
 from headrace import descriptors
 from headrace.errors import LateOptionError, OptionError
-from headrace.functions import is_async, name_of
+from headrace.functions import as_it_is, is_async, name_of
 from headrace.memory_limit import memory_bytes
 from headrace.options import FetchOptions, Settings, SkipPolicy
 from headrace.torch_compat.collate import default_collate, is_extended
@@ -322,11 +322,6 @@ def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and type(value) is not bool and value >= 0
-
-
-def as_it_is(sample: object) -> object:
-    """A `collate_fn` of samples that are given on one by one, by which they are what they were."""
-    return sample
 
 
 def _of_single(function: Callable[[Any], object]) -> _Single | None:

@@ -28,6 +28,7 @@ class Step:
         is_implied: whether it follows from the source, and nobody wrote it.
         prepare: of the first step, what makes samples ready for it, many at once and in their places. It gives the
             bytes that they were, and raises nothing.
+        is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Step:
     random: bool = False
     is_implied: bool = False
     prepare: Callable[[Sequence[object]], int] | None = None
+    is_numbered: bool = False
 
     @property
     def keeps_count(self) -> bool:

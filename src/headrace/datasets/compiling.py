@@ -90,6 +90,8 @@ class _Compiler:
 
     def add_each(self, operator: EachSample) -> None:
         step = operator.step
+        if step.is_numbered:
+            self._check_numbered(operator)
         if operator.is_collate and self._is_batched:
             raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
@@ -175,6 +177,16 @@ class _Compiler:
             return False
         return not self._source.is_compressed  # then it is read from its start
 
+    def _check_numbered(self, operator: EachSample) -> None:
+        """Whether samples have the places that they come at here."""
+        if not self._is_counted or self._limit is not None or self._is_batched:
+            names = [one.text for one in self._each if not one.step.keeps_count]
+            before = ".batch()" if self._is_batched else f".{names[0]}" if names else "what takes some of these"
+            raise OptionError(
+                f".{operator.text} behind {before}: how many samples other ranks have there nobody knows, so that "
+                "numbers would differ; move it before that"
+            )
+
     def _check_place(self, operator: OrderOperator, *, is_of_one: bool = True) -> None:
         """Whether what concerns the order may come here.
 
@@ -182,6 +194,12 @@ class _Compiler:
             is_of_one: it is about samples one by one, and not about all of a pass.
         """
         call = f".{operator.text}"
+        numbered = next((one for *_, each, _ in self._levels for one in each if one.step.is_numbered), None)
+        if numbered is not None:
+            raise OptionError(
+                f"{call} behind .{numbered.text}: that gives the places of samples in the epoch, which would be others "
+                f"then; move {call} before it"
+            )
         if self._is_batched:
             raise OptionError(f"{call} behind .batch(): it is about samples; move it before .batch()")
         if self._limit is not None:

@@ -32,6 +32,11 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
         raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")
     if pipeline.group is not None or pipeline.is_batched:
         raise OptionError(f"{label} makes batches: put .batch() behind {call}, and .collate() with it")
+    if pipeline.numbered is not None:
+        raise OptionError(
+            f"{pipeline.numbered.name} of {label} gives places in the epoch, which an input has none of: put it behind "
+            f"{call}"
+        )
     if not pipeline.keeps_count:
         raise OptionError(f"{pipeline.changing[0]} of {label} changes their number: put it behind {call}")
     split_steps(pipeline.steps, label, call)

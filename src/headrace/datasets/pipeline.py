@@ -75,7 +75,13 @@ class Pipeline:
     @property
     def is_in_place(self) -> bool:
         """Whether each sample of the source comes under its own number or key, and by itself."""
-        return not self.order.operators and not self.keeps and self.keeps_count and self.group is None
+        is_of_source = not self.order.operators and not self.keeps and self.numbered is None
+        return is_of_source and self.keeps_count and self.group is None
+
+    @property
+    def numbered(self) -> Step | None:
+        """The step that gives samples the numbers of their places in the epoch."""
+        return next((step for step in self.steps if step.is_numbered), None)
 
     @property
     def keeps_count(self) -> bool:

@@ -12,7 +12,7 @@ from headrace.datasets.operators import EachSample
 from headrace.datasets.tokenizing import Tokenize, ids_by
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.functions import checked, is_async, name_of
+from headrace.functions import as_it_is, checked, is_async, name_of
 from headrace.tasks import Step
 
 S = TypeVar("S")  # a stream
@@ -106,6 +106,25 @@ class SampleMethods(AddsOperators[S]):
         """
         fn = checked(fn, "flat_map")
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
+
+    def enumerate(self) -> S:
+        """(number, sample) in the place of each sample: its place in the epoch, counted from 0 over all ranks together.
+
+        So it does not depend on ranks and workers, and goes on where a state does. It comes behind what decides the
+        order, and before `.filter()` and whatever else leaves samples out or puts them together: else ranks could not
+        know it. Of samples that are filled up by tail="pad" a number comes twice; of those that tail="carry" has left
+        for another epoch it is negative.
+
+        Raises:
+            OptionError: it comes behind such an operator. When a loader begins: several ranks share samples that are
+                counted while they are read, so that none knows how many the others have.
+
+        Examples:
+            >>> import headrace as hr
+            >>> list(hr.from_map(["a", "b", "c"]).slice(1).enumerate())
+            [(0, 'b'), (1, 'c')]
+        """
+        return self._with(EachSample(Step("enumerate()", "map", as_it_is, is_numbered=True)))
 
     def unbatch(self) -> S:
         """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.

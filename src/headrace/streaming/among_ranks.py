@@ -28,6 +28,17 @@ def divided(stream: Stream, world: int) -> Stream:
     Raises:
         OptionError: they cannot share it; it says what to do.
     """
+    stream = _shared(stream, world)
+    pipeline = stream.pipeline()
+    if pipeline.numbered is not None and not has_numbers(pipeline, world):
+        raise OptionError(
+            f".{pipeline.numbered.name} of {stream!r}: {world} ranks read samples of their own, and none of them knows "
+            f"how many come before those on the others: make an index (headrace index URL…), or {_ALL}"
+        )
+    return stream
+
+
+def _shared(stream: Stream, world: int) -> Stream:
     pipeline = stream.pipeline()
     source = pipeline.source
     if source.traits.iterated:

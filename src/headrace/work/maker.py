@@ -148,7 +148,7 @@ class Maker:
                     begin_sample(key, number, everywhere=self._everywhere, generators=generators)
                     is_begun = True
                 began = time.perf_counter()
-                result = _call(step, sample)
+                result = _call(step, (position, sample) if step.is_numbered else sample)
                 if PROCESS.forks != self._original.forks:
                     self._original.check(name)
                 busy[name] = busy.get(name, 0.0) + time.perf_counter() - began

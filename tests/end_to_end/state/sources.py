@@ -371,6 +371,16 @@ def most_batches(batch: dict[str, Any]) -> bool:
     return int(batch["n"].sum()) % 4 != 3
 
 
+def numbered(data: Any) -> Any:
+    """Samples with their places in the epoch."""
+    return data.enumerate().map(_with_place)
+
+
+def _with_place(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
+    place, sample = numbered
+    return {**sample, "place": place}
+
+
 def of_one(sample: Any) -> Any:
     """A sample that is given on by itself, as a batch of one."""
     return default_collate([sample])

@@ -188,7 +188,9 @@ def _by_key(sample: dict[str, Any]) -> bool:
 
 def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
     """A case by its number."""
-    rng, of_many, of_one, of_inputs = (random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs"))
+    rng, of_many, of_one, of_inputs, of_numbers = (
+        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers")
+    )
     while True:
         kind = rng.choice(KINDS)
         counts = [rng.choice([0, 1, 3, 8, 15]) for _ in range(rng.randint(1, 5))]
@@ -217,6 +219,8 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         operators = rng.choice([[shuffle, choose, step], [shuffle, step, choose]])
         if what == "these":  # numbers of all samples: there are fewer behind a filter of keys
             operators = [shuffle, choose, step]
+        if of_numbers.random() < 0.4 and which in ("map", "map, async"):
+            which, operators = f"{which}, enumerate", [shuffle, choose, step, sources.numbered]
         if of_many.random() < 0.4:
             options["in_order"] = True
             many, gives_many = regrouped(

@@ -1,0 +1,141 @@
+"""Numbers of samples: their places in the epoch, whoever makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+from end_to_end.tars import put_index, put_shards
+
+import headrace as hr
+
+COUNTS = (9, 0, 17, 30)
+
+
+@pytest.fixture(scope="module")
+def urls() -> list[str]:
+    return put_shards("enumerated", COUNTS)
+
+
+@pytest.fixture(scope="module")
+def indexed(urls: list[str]) -> hr.Stream:
+    return hr.stream(urls, index=put_index(urls, "enumerated"))
+
+
+def number(sample: dict[str, Any]) -> int:
+    return int(sample["cls"])
+
+
+def given(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": 4, "collate_fn": list, "seed": 7, **options}) as loader:
+        return list(loader)
+
+
+def flat(batches: list[Any]) -> list[Any]:
+    return list(itertools.chain(*batches))
+
+
+@pytest.mark.parametrize("by", ["window", "global", "shards", None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_numbers_are_the_places_in_the_epoch_when_samples_are_shuffled(
+    indexed: hr.Stream, by: Any, workers: int
+) -> None:
+    data = (indexed if by is None else indexed.shuffle(by)).map(number)
+    assert flat(given(data.enumerate(), num_workers=workers)) == list(enumerate(flat(given(data))))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
+    data = indexed.shuffle().map(number).enumerate()
+    alone = flat(given(data, batch_size=6))
+    ranks = [given(data, batch_size=6 // world, rank=rank, world_size=world) for rank in range(world)]
+    steps = [list(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+    assert sorted(flat(steps)) == sorted(alone)
+    for k, step in enumerate(steps[:-2]):  # the last ones share what is left
+        assert sorted(step) == alone[6 * k : 6 * k + 6]
+
+
+@pytest.mark.parametrize("kind", ["indexed", "as read", "filtered", "repeated"])
+def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], kind: str) -> None:
+    data = {
+        "indexed": indexed.shuffle().enumerate(),
+        "as read": hr.stream(urls, index=None).shuffle("window", window=8).enumerate(),
+        "filtered": indexed.enumerate().filter(lambda pair: number(pair[1]) % 3 == 1),
+        "repeated": indexed.take(7).repeat(3).enumerate(),
+    }[kind].map(lambda pair: (pair[0], number(pair[1])))
+    whole = given(data)
+    with hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7) as loader:
+        batches = iter(loader)
+        states = [json.dumps(loader.state_dict()) for _ in zip(range(3), batches, strict=False)]
+    for done, state in enumerate(states, 1):
+        with hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7) as loader:
+            loader.load_state_dict(json.loads(state))
+            assert list(loader) == whole[done:]
+
+
+def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
+    data = indexed.map(number).enumerate()
+
+    async def later() -> list[Any]:
+        return [sample async for sample in data]
+
+    assert list(data) == asyncio.run(later()) == flat(given(data)) == list(enumerate(range(sum(COUNTS))))
+    assert ".enumerate()  [workers]" in data.describe()
+    assert len(data) == sum(COUNTS)
+    with pytest.raises(TypeError, match="by its number"):
+        data[3]
+
+
+def test_filter_behind_leaves_the_numbers_as_they_are(indexed: hr.Stream) -> None:
+    data = indexed.map(number).enumerate().filter(lambda pair: pair[1] % 2)
+    assert list(data) == [(n, n) for n in range(1, sum(COUNTS), 2)]
+    kept = indexed.filter(lambda key: int(key) % 2, field="__key__").map(number).enumerate()
+    assert list(kept) == [(k, 2 * k + 1) for k in range(sum(COUNTS) // 2)]  # an index says which: they are the order
+
+
+def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_ranks() -> None:
+    def letters() -> Any:
+        part = hr.shard_info()
+        return list("abcdef")[part.rank :: part.world]
+
+    data = hr.from_iterable(letters, ranks_by="shard_info").epoch(samples=6).enumerate()
+    assert list(data) == list(enumerate("abcdef"))
+    with (
+        pytest.raises(hr.OptionError, match=r"enumerate\(\).*2 ranks read samples of their own"),
+        hr.DataLoader(data, rank=0, world_size=2) as loader,
+    ):
+        next(iter(loader))
+    assert flat(given(data, rank=0, world_size=2, shard=False)) == list(enumerate("abcdef"))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda data: data.filter(bool).enumerate(), r"enumerate\(\) behind \.filter\(bool\)"),
+        (lambda data: data.flat_map(list).enumerate(), r"enumerate\(\) behind \.flat_map"),
+        (lambda data: data.batch(2).enumerate(), r"enumerate\(\) behind \.batch\(\)"),
+        (lambda data: data.batch(2).unbatch().enumerate(), r"enumerate\(\) behind \.unbatch"),
+        (lambda data: data.filter(bool).take(2).enumerate(), r"enumerate\(\) behind \.filter"),
+        (lambda data: data.enumerate().shuffle(), r"shuffle\(auto\) behind \.enumerate\(\)"),
+        (lambda data: data.enumerate().repeat(2), r"repeat\(2\) behind \.enumerate\(\)"),
+        (lambda data: data.enumerate().epoch(samples=9), r"epoch\(samples=9\) behind \.enumerate\(\)"),
+        (lambda data: data.enumerate().zip(data), r"enumerate\(\) of input 0 of \.zip\(\)"),
+        (lambda data: hr.mix({"a": data.enumerate()}), r"enumerate\(\) of source 'a'"),
+        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"behind \.enumerate\(\): that makes tuples"),
+        (lambda data: hr.DataLoader(data.enumerate(), shuffle=True), r"shuffle\(auto\) behind \.enumerate\(\)"),
+    ],
+)
+def test_enumerate_is_refused_where_numbers_would_be_others_than_one_thinks(make: Any, says: str) -> None:
+    with pytest.raises(hr.OptionError, match=says):
+        make(hr.from_map([[1], [2]]))
+
+
+def test_samples_that_fill_up_have_their_numbers_twice_and_those_left_over_negative_ones() -> None:
+    data = hr.from_map(range(5)).enumerate()
+    assert sorted(flat(given(data, batch_size=2, tail="pad"))) == [(0, 0), *enumerate(range(5))]
+    with hr.DataLoader(data, batch_size=2, collate_fn=list, tail="carry") as loader:
+        assert flat(list(loader)) == list(enumerate(range(4)))
+        assert flat(list(loader)) == [(-1, 4), *enumerate(range(5))]
