@@ -443,14 +443,50 @@ def test_documents_without_such_tokens_are_an_error() -> None:
     some = hr.from_map([{"input_ids": np.arange(2, dtype=dtype)} for dtype in ("int32", "uint16")])
     with pytest.raises(TypeError, match="'input_ids' is of int32 in one document, and of uint16 in another"):
         first_of(some.pack(4, lengths=[2, 2]))
-    with pytest.raises((OverflowError, ValueError)) as caught:
-        first_of(stored("megatron", [3, 5]).pack(90, tokens="tokens", pad_value=-100))
-    assert any(".pack(pad_value=…): field 'tokens' is of uint16" in note for note in caught.value.__notes__)
+    many = hr.from_map([{"input_ids": [1, 2], "hash": [1, 2**63]}])
+    with pytest.raises(OverflowError, match="9223372036854775808, which int64 cannot hold"):
+        first_of(many.pack(4, lengths=[2], fields="hash"))
+
+
+@pytest.mark.parametrize("pad", [-100, np.int64(-100), 1.5, float("nan"), 2**16])
+def test_what_tokens_cannot_hold_does_not_fill_sequences_up(pad: Any) -> None:
+    with pytest.raises(ValueError, match=r"\.pack\(pad_value=…\): field 'tokens' is of uint16, which cannot hold"):
+        first_of(stored("megatron", [3, 5]).pack(90, tokens="tokens", pad_value=pad))
+
+
+class SlowByTurns(Documents):
+    """Each document comes when the one behind it has come."""
+
+    def __init__(self, lengths: Sequence[int], *, is_backwards: bool) -> None:
+        super().__init__(lengths)
+        self.is_backwards = is_backwards
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        for _ in range(len(self.lengths) - key if self.is_backwards else key):
+            await asyncio.sleep(0)
+        return {"input_ids": hr.rng().integers(0, 1000, self.lengths[key])}
+
+
+async def drawn_anew(one: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.sleep(0)
+    return {"input_ids": np.concatenate([one["input_ids"][:1], hr.rng().integers(0, 1000, len(one["input_ids"]) - 1)])}
+
+
+def test_random_numbers_of_documents_do_not_depend_on_which_comes_first() -> None:
+    lengths = [3, 2, 4, 3, 2, 6]
+    made = [
+        plain(list(SlowByTurns(lengths, is_backwards=is_backwards).map(drawn_anew).pack(10, lengths=lengths)))
+        for is_backwards in (False, True)
+    ]
+    assert made[0] == made[1]
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no lengths": (lambda data: data.pack(8), r"must be known before it is read, .*give lengths=, a number for each"),
     "length": (lambda data: data.pack(0, lengths=[1]), "a sequence has 1 token or more"),
+    "no number": (lambda data: data.pack(8.0, lengths=[1]), "a sequence has 1 token or more"),
+    "pad": (lambda data: data.pack(8, lengths=[1], pad_value=None), "a number is needed, or one for each field"),
+    "many": (lambda data: data.pack(8, lengths=np.array([1, 2**63], np.uint64)), "too many tokens; document 1 has"),
     "method": (lambda data: data.pack(8, lengths=[1], method="first_fit"), "'concat' or 'best_fit' is meant"),
     "shape": (lambda data: data.pack(8, lengths=[[1]]), r"not an array of int64 of shape \(1, 1\)"),
     "floats": (lambda data: data.pack(8, lengths=[1.5]), r"a whole number for each document is needed"),

@@ -108,11 +108,34 @@ def test_fields_have_padding_of_their_own() -> None:
         (0, [np.zeros(1, np.int32), np.zeros(2, np.int64)], r"are of int32, int64: one dtype is needed"),
         (0, [np.zeros(1, np.int32), np.zeros(1, np.float32)], r"are of float32, int32: one dtype is needed"),
         (0, [np.zeros(1), np.zeros((1, 1))], r"the shapes .*: as many dimensions are needed"),
+        (0, [{"x": [1]}, {"x": "a"}], r"the samples' fields 'x' of a batch are list, str: arrays, tensors or lists in"),
+        (0, [{"x": 1}, {"x": [1]}], r"are int, list: arrays, tensors or lists in all of them are needed"),
+        (0, [[1, 2], np.zeros(1, np.uint64)], r"are of int64, uint64: one dtype is needed"),
+        (0, [([1], 2), ([1],)], "are tuples of several lengths: one is needed"),
+        (0, [np.zeros(1, ">i4"), np.zeros(2, ">i4")], "byte order"),
     ],
 )
 def test_what_cannot_be_padded_is_said(pad: Any, samples: list[Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         PaddedCollate(pad)(samples)
+
+
+@pytest.mark.parametrize("samples", [[[2**63], [1, 2]], [[2**63 + 1, 1]], [[2**63], [2**63, 2**63]], [[2**64], [-1]]])
+def test_whole_numbers_that_int64_cannot_hold_are_no_floats(samples: list[Any]) -> None:
+    with pytest.raises(OverflowError, match=r"a list has the whole number \d+, which int64 cannot"):
+        PaddedCollate()(samples)
+    arrays: Any = PaddedCollate()([np.array(one, np.uint64) for one in ([2**63 + 1], [1, 2])])
+    assert arrays.tolist() == [[2**63 + 1, 0], [1, 2]]
+    assert PaddedCollate()([[2.0**70], [float("inf"), 1]]).shape == (2, 2)  # type: ignore[attr-defined]
+
+
+def test_arrays_tensors_and_lists_of_a_field_go_together() -> None:
+    some: list[Any] = [torch.tensor([1, 2]), np.array([3]), [4, 5, 6]]
+    for samples in (some, some[::-1], some[1:], some[::2]):
+        batch: Any = PaddedCollate()([{"x": one} for one in samples])
+        expected = [[*map(int, one)] for one in samples]
+        longest = max(map(len, expected))
+        assert batch["x"].tolist() == [one + [0] * (longest - len(one)) for one in expected]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.complex64])

@@ -34,7 +34,15 @@ class AsyncFieldMap(FieldMap):
 
 def field_of(sample: Any, field: str | int) -> Any:
     """One field of a dict, or one position of a tuple."""
-    return sample[find_field(sample, str(field))] if isinstance(sample, dict) else sample[field]
+    if isinstance(sample, dict):
+        return sample[find_field(sample, str(field))]
+    try:
+        return sample[field]
+    except TypeError as error:
+        error.add_note(
+            f"field={field!r} of a sample that is a {type(sample).__name__}: tuples have them by their places"
+        )
+        raise
 
 
 def with_field(sample: Any, field: str | int, value: object, into: str | None = None) -> object:
@@ -61,6 +69,8 @@ def find_field(sample: dict[str, Any], names: str, stage: str = "to_tuple") -> s
     Raises:
         FormatError: it has none of them.
     """
+    if not hasattr(sample, "keys"):
+        raise TypeError(f"the sample is a {type(sample).__name__}, whose fields have no names: {names!r}")
     for name in names.split(";"):
         if name in sample:
             return name

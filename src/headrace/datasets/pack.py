@@ -21,6 +21,7 @@ from headrace.tasks import Step
 from headrace.types import Ints
 
 _IDS = ("document_ids", "position_ids")
+_TOKENS_MOST = 2**60
 
 
 def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
@@ -31,7 +32,7 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
     """
     stream, length, tokens = data._as_stream(), packing.length, packing.tokens
     call = f".pack({length!r})"
-    if length < 1:
+    if not hasattr(length, "__index__") or length < 1:
         raise OptionError(f"{call}: a sequence has 1 token or more")
     if packing.method not in ("concat", "best_fit"):
         raise OptionError(f".pack(method={packing.method!r}): 'concat' or 'best_fit' is meant")
@@ -46,6 +47,10 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
     unknown = next((name for name in pads if name not in names), None)
     if unknown is not None:
         raise OptionError(f".pack(pad_value={pads!r}): field {unknown!r} is none of {', '.join(names)}")
+    if not all(hasattr(pad, "__float__") for pad in pads.values()):
+        raise OptionError(
+            f".pack(pad_value={packing.pad_value!r}): a number is needed, or one for each field by its name"
+        )
     given = None if packing.lengths is None else _checked(packing.lengths)
     pipeline = stream.pipeline()
     _check(pipeline, call)
@@ -56,6 +61,7 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
             "each document; or pack files of tokens: hr.tokens(url, documents='samples').pack(…, tokens='tokens')"
         )
     steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
+    length = int(length)
     makes = PackStep(length, tokens, names[1:], pads, packing.document_ids, steps)
     is_random = any(step.random for step in pipeline.steps)
     packed = PackDataset(PackSpec(stream, length, packing.method, given))
@@ -72,6 +78,9 @@ def _checked(lengths: ArrayLike) -> Ints:
     if given.size and given.min() < 0:
         wrong = int(np.flatnonzero(given < 0)[0])
         raise OptionError(f".pack(lengths=…): document {wrong} has {given[wrong]} tokens; 0 or more are meant")
+    if given.astype(np.float64).sum() > _TOKENS_MOST:
+        longest = int(given.argmax())
+        raise OptionError(f".pack(lengths=…): there are too many tokens; document {longest} has {given[longest]}")
     return given.astype(np.int64)
 
 

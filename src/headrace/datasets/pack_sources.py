@@ -14,8 +14,10 @@ from headrace.datasets.planning import Planning
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders, Traits
 from headrace.functions import is_async
 from headrace.indexes.index import for_each
+from headrace.plan import draw
 from headrace.plan.packs import Pieces
 from headrace.producer import Producer
+from headrace.running import RunningSample, running_sample
 from headrace.tasks import Step
 
 
@@ -60,10 +62,12 @@ class PackDataset(AsyncDataset):
         if self._parts is not None:
             samples = await self._parts(*pieces)
             return [DocumentPart(*one, None) for one in zip(numbers, samples, starts, stops, strict=True)]
-        wholes = self.spec.lengths[pieces.documents].tolist()
+        wholes, running = self.spec.lengths[pieces.documents].tolist(), running_sample.get()
 
         async def get(k: int) -> DocumentPart:
             number = numbers[k]
+            if running is not None:  # they are got at once: of one generator each would draw what the others leave
+                running_sample.set(RunningSample(draw("document", running.key, k), running.position))
             try:
                 sample = await source.at(number if keys is None else keys[number], wanted)
                 for step in steps:

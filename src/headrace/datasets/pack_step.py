@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.numbers import array_of, holds
 from headrace.types import Ints
 
 Tokens = NDArray[Any]
@@ -94,7 +95,7 @@ class PackStep:
             have = ", ".join(map(str, sample)) if hasattr(sample, "keys") else f"it is a {type(sample).__name__}"
             argument = f"tokens={name!r}" if name == self.tokens else f"fields={self.fields!r}"
             raise KeyError(f".pack({argument}): a document has no field {name!r}; it has: {have}")
-        values, kinds = np.asarray(sample[name]), "iu" if name == self.tokens else "iufb"
+        values, kinds = array_of(sample[name]), "iu" if name == self.tokens else "iufb"
         if values.ndim != 1 or values.dtype.kind not in kinds:
             kind = "whole numbers" if name == self.tokens else "numbers"
             raise TypeError(
@@ -108,11 +109,10 @@ class PackStep:
         for part in parts:
             if part.dtype != dtype:
                 raise TypeError(f"field {name!r} is of {dtype} in one document, and of {part.dtype} in another")
-        try:
-            joined = np.full(self.length, self.pads.get(name, 0), dtype)
-        except (OverflowError, ValueError) as error:
-            error.add_note(f".pack(pad_value=…): field {name!r} is of {dtype}")
-            raise
+        pad = self.pads.get(name, 0)
+        if not holds(dtype.name, pad, np.finfo(dtype).max if dtype.kind == "f" else 0):
+            raise ValueError(f".pack(pad_value=…): field {name!r} is of {dtype}, which cannot hold {pad}")
+        joined = np.full(self.length, pad, dtype)
         np.concatenate(parts, out=joined[: sum(map(len, parts))])
         return joined
 

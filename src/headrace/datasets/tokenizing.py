@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.datasets.fields import field_of, with_field
 from headrace.errors import OptionError
 from headrace.functions import is_async
+from headrace.numbers import array_of
 
 
 class Tokenize:
@@ -39,15 +40,16 @@ class Tokenize:
     def _array(self, given: Any) -> NDArray[Any]:
         """What a tokenizer gave for a text, as an array of this kind."""
         ids = given["input_ids"] if hasattr(given, "keys") else getattr(given, "ids", given)
-        tokens = np.asarray(ids)
+        tokens = array_of(ids)
         if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
             raise TypeError(
                 f"tokenize: the tokenizer gave a {type(given).__name__} for a text; a list or an array of its tokens' "
                 "numbers is needed"
             )
         bounds = np.iinfo(self._dtype)
-        if tokens.size and not bounds.min <= tokens.min() <= tokens.max() <= bounds.max:
-            raise ValueError(f"tokenize: a token has the number {tokens.max()}, which {self._dtype} cannot hold")
+        for token in (tokens.min(), tokens.max()) if tokens.size else ():
+            if not bounds.min <= token <= bounds.max:
+                raise ValueError(f"tokenize: a token has the number {token}, which {self._dtype} cannot hold")
         return tokens.astype(self._dtype, copy=False)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from headrace.numbers import array_of, holds
 from headrace.torch_compat.collate import plain_collate
 
 Pad = float | Mapping[str, float]
@@ -48,11 +48,13 @@ class PaddedCollate:
             fields.update(map(str, first))
             return {key: self._collated([value[key] for value in values], str(key), fields) for key in first}
         if isinstance(first, tuple):
+            if len(set(map(len, values))) > 1:
+                raise ValueError(f"{_the(name)} of a batch are tuples of several lengths: one is needed")
             columns = [(str(k), some) for k, some in enumerate(zip(*values, strict=True))]
             fields.update(k for k, _ in columns)
             made: list[Any] = [self._collated(some, k, fields) for k, some in columns]
             return type(first)(*made) if hasattr(first, "_fields") else made  # torch's default gives a list, too
-        arrays = _arrays(values)
+        arrays = _arrays(values, name)
         return plain_collate(values) if arrays is None else self._filled(arrays, name)
 
     def _filled(self, arrays: Sequence[Any], name: str) -> object:
@@ -73,20 +75,36 @@ class PaddedCollate:
         return torch.as_tensor(filled)
 
 
-def _arrays(values: Sequence[Any]) -> Sequence[Any] | None:
-    """The values as arrays of numbers, or tensors; None: they are something else."""
-    if _is_tensor(values[0]):
-        return values
-    is_list = type(values[0]) is list
-    if not is_list and type(values[0]) is not np.ndarray:
+def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
+    """The values as arrays of numbers, or tensors; None: they are something else.
+
+    Raises:
+        ValueError: some are, and others are not.
+    """
+    kinds = set(map(type, values))
+    others = {kind for kind in kinds if kind not in (list, np.ndarray) and not issubclass(kind, torch.Tensor)}
+    if others:
+        if len(others) < len(kinds):
+            named = _listed({kind.__name__ for kind in kinds})
+            raise ValueError(f"{_the(name)} of a batch are {named}: arrays, tensors or lists in all of them are needed")
         return None
+    if kinds - {list, np.ndarray}:
+        return [value if _is_tensor(value) else torch.as_tensor(array_of(value)) for value in values]
     try:
-        arrays = [np.asarray(value) for value in values]
+        arrays = [array_of(value) for value in values]
     except ValueError:  # lists within them that differ in length
         return None
-    if is_list:  # one without numbers says nothing of their kind
-        dtypes = [array.dtype for array in arrays if array.size] or [np.dtype(np.int64)]
-        arrays = [array.astype(np.result_type(*dtypes), copy=False) for array in arrays]
+    except OverflowError as error:
+        error.add_note(_the(name))
+        raise
+    is_list = [type(value) is list for value in values]
+    if any(is_list):  # one without numbers says nothing of their kind
+        of_lists = [array.dtype for array, listed in zip(arrays, is_list, strict=True) if listed and array.size]
+        dtypes = of_lists or [array.dtype for array in arrays if array.size] or [np.dtype(np.int64)]
+        common = np.result_type(*dtypes)
+        arrays = [
+            array.astype(common, copy=False) if listed else array for array, listed in zip(arrays, is_list, strict=True)
+        ]
     return arrays if all(array.dtype.kind in "biufc" for array in arrays) else None
 
 
@@ -104,23 +122,12 @@ def _checked(pad: float, name: str, like: Any) -> float:
     Raises:
         ValueError: they cannot.
     """
-    if not _holds(str(like.dtype).removeprefix("torch."), pad):
+    name_of_type = like.dtype.name if hasattr(like.dtype, "name") else str(like.dtype).removeprefix("torch.")
+    known = getattr(torch, name_of_type)
+    largest = torch.finfo(known).max if known.is_floating_point or known.is_complex else 0
+    if not holds(name_of_type, pad, largest):
         raise ValueError(f"pad_value={pad} for {_the(name)}, which are of {like.dtype}: they cannot hold it")
     return pad
-
-
-def _holds(dtype: str, pad: float) -> bool:
-    if dtype == "bool":
-        return pad in (0, 1)
-    if "int" not in dtype:
-        return not math.isfinite(pad) or _is_finite(dtype, pad)
-    bounds = np.iinfo(dtype)
-    return float(pad).is_integer() and bounds.min <= pad <= bounds.max
-
-
-def _is_finite(dtype: str, pad: float) -> bool:
-    known: torch.dtype = getattr(torch, dtype)
-    return abs(pad) <= torch.finfo(known).max
 
 
 def _the(name: str) -> str:
