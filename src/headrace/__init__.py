@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from headrace.formats.parquet.format import Parquet
     from headrace.formats.registry import register_format
     from headrace.loader import DataLoader
-    from headrace.options import FetchOptions
+    from headrace.options import Exclude, FetchOptions
     from headrace.processes.fork_client import shutdown
     from headrace.reading import read
     from headrace.state import merge_states
@@ -131,7 +131,7 @@ _HOMES = {
     "headrace.formats.parquet.format": ("Parquet",),
     "headrace.formats.registry": ("register_format",),
     "headrace.loader": ("DataLoader",),
-    "headrace.options": ("FetchOptions",),
+    "headrace.options": ("Exclude", "FetchOptions"),
     "headrace.reading": ("read",),
     "headrace.state": ("merge_states",),
     "headrace.work.randomness": ("rng",),
@@ -153,6 +153,7 @@ __all__ = [
     "CollateError",
     "DataLoader",
     "DecodeError",
+    "Exclude",
     "FetchOptions",
     "FormatError",
     "HeadraceError",

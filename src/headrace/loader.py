@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal
 
-import anyio.to_thread
 import torch
 import torch.utils.data
 
@@ -20,9 +20,10 @@ from headrace.drop_in.regime import Torch
 from headrace.drop_in.torch_loader import T_co, TorchLoader
 from headrace.functions import as_it_is
 from headrace.holding import Holder, goes_on_from, holder_of
-from headrace.observe.report import report, verdict
+from headrace.left_out import MAX_SKIPS
+from headrace.observe.report import Reports
 from headrace.observe.stats import Stats
-from headrace.options import FetchOptions
+from headrace.options import Exclude, FetchOptions
 from headrace.streaming.regime import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _LONGEST_DATA_TEXT = 200
 
 
-class DataLoader(TorchLoader[T_co], Closing):
+class DataLoader(TorchLoader[T_co], Closing, Reports):
     """Batches of a data set, for `for` and for `async for`.
 
     It takes torch's arguments by torch's names. What happens behind it follows from the data set: torch's own, and all
@@ -99,6 +100,10 @@ class DataLoader(TorchLoader[T_co], Closing):
             thread, and says True for those that are left out. Other data sets than torch's only.
         max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
             next one's error is raised. Samples that one failed read was for count as one.
+        exclude: samples, and steps, that are left out and never read, as after a loss spike: `hr.Exclude(…)`, or a file
+            that `quarantine` has written. Data sets whose samples have numbers only.
+        quarantine: a file to which each sample that `on_error` leaves out is added, a line of JSON with its number,
+            its name and why. Several processes may write to one.
         workers: "process"; "thread", for functions that release the GIL (global generators are the trainer's there);
             or, for data sets of ours, an executor that starts them.
         economic: the mode of the RFC "DataLoader-Economic": memory follows `prefetch_factor` and not the number of
@@ -163,7 +168,9 @@ class DataLoader(TorchLoader[T_co], Closing):
         memory_budget: int | str = "auto",
         fetch: FetchOptions | None = None,
         on_error: Literal["raise", "skip"] | Callable[[BaseException], object] = "raise",
-        max_skips: int | tuple[int | None, int | None] | None = resolve.MAX_SKIPS,
+        max_skips: int | tuple[int | None, int | None] | None = MAX_SKIPS,
+        exclude: Exclude | str | os.PathLike[str] | None = None,
+        quarantine: str | os.PathLike[str] | None = None,
         workers: Literal["process", "thread"] | Executor = "process",
         economic: bool = False,
         num_batch_workers: int | None = None,
@@ -175,7 +182,7 @@ class DataLoader(TorchLoader[T_co], Closing):
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
         self.fallback = fallback
-        self.on_error, self.max_skips = on_error, max_skips
+        self.on_error, self.max_skips, self.exclude, self.quarantine = on_error, max_skips, exclude, quarantine
         self.economic, self.num_batch_workers = economic, num_batch_workers
         self.num_workers_batches = num_workers_batches
         self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size
@@ -362,26 +369,10 @@ class DataLoader(TorchLoader[T_co], Closing):
         """A snapshot of what the loader has done so far, stage by stage."""
         return self._behind.stats()
 
-    def report(self) -> str:
-        """The same as a table, with one sentence that says what bounds the loader and what to try."""
-        return report(self.stats())
-
-    def bound_by(self) -> str:
-        """What bounds the loader, in a word.
-
-        "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
-        `from_iterable`), "work", "collate", or "unknown" after too few batches, or where nothing stands out.
-        """
-        return verdict(self.stats()).bound_by
-
     def close(self) -> None:
         """End all iterators, workers and reads; batches stay valid."""
         self._iterator = None
         self._behind.close()
-
-    async def aclose(self) -> None:
-        """As `close`, without blocking the caller's loop."""
-        await anyio.to_thread.run_sync(self.close)
 
 
 def single_samples(stream: Stream) -> DataLoader[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,38 @@ class FetchOptions:
             raise OptionError(f"cache_bytes={self.cache_bytes} must be 1 or more")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exclude:
+    """What is left out of a data set whose samples have numbers, and never read; what is left comes in the same order.
+
+    Global batches are filled up with what follows. Any number of ranks leaves out the same, states go on to be good,
+    and they say what was left out of their own epoch: that stays left out, whatever this says when they are loaded.
+
+    Attributes:
+        samples: the numbers of samples in the data set, before any shuffle: left out of each epoch.
+        steps: (first, behind the last) global batches, counted in the epoch's order from 0 as if nothing were left out:
+            `[(5000, 5010)]` are ten of them. They are of one epoch.
+        epoch: the number of that one.
+        files: what a loader has written by its `quarantine=`: samples left out of each epoch.
+    """
+
+    samples: Sequence[int] = ()
+    steps: Sequence[tuple[int, int]] = ()
+    epoch: int = 0
+    files: Sequence[str | os.PathLike[str]] = ()
+
+    def __post_init__(self) -> None:
+        if not all(_is_number(number) for number in self.samples):
+            raise OptionError(f"Exclude(samples={self.samples!r:.200}): numbers of samples are meant, of 0 or more")
+        for pair in self.steps:
+            if [_is_number(number) for number in pair] != [True, True] or pair[0] >= pair[1]:
+                raise OptionError(f"Exclude(steps={self.steps!r:.200}): pairs are meant: (first, behind the last)")
+        if not _is_number(self.epoch):
+            raise OptionError(f"Exclude(epoch={self.epoch!r}): the number of an epoch is meant, of 0 or more")
+        if isinstance(self.files, str | os.PathLike):
+            raise OptionError(f"Exclude(files={self.files!r}): a list of files is meant")
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class SkipPolicy:
     """Which samples that have failed are left out.
@@ -95,6 +128,8 @@ class Settings:
         tail: what becomes of a last step that is short; see `headrace.plan.Steps`.
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
         skips: which failed samples are left out; None: the first of a batch is raised in its place.
+        exclude: what is left out of epochs; None: nothing.
+        quarantine: the file that names the samples that were skipped; None: there is none.
         together: of samples that are given on one by one, how many workers make together at most.
         unchanged: see `headrace.tasks.Chain`.
     """
@@ -117,7 +152,17 @@ class Settings:
     memory_budget: int
     fetch: FetchOptions
     skips: SkipPolicy | None = None
+    exclude: Exclude | None = None
+    quarantine: str | None = None
     pin_memory: bool = False
     device: object = None
     together: int = 1
     unchanged: Callable[[object], bool] | None = None
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a whole number of 0 or more, also one of NumPy's."""
+    try:
+        return operator.index(value) >= 0
+    except TypeError:
+        return False

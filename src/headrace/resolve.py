@@ -13,9 +13,10 @@ from torch.utils.data import default_convert
 
 from headrace import descriptors
 from headrace.errors import LateOptionError, OptionError
-from headrace.functions import as_it_is, is_async, name_of
+from headrace.functions import as_it_is, name_of
+from headrace.left_out import exclusion, is_count, quarantine_file, skip_policy
 from headrace.memory_limit import memory_bytes
-from headrace.options import FetchOptions, Settings, SkipPolicy
+from headrace.options import FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended
 from headrace.torch_compat.packed_each import is_data
 from headrace.types import Tail
@@ -24,7 +25,6 @@ _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins wi
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this
 _PREFETCH_BATCHES = 4
 _TOGETHER = 64  # samples that are given on one by one, in one message
-MAX_SKIPS = None, 100  # what max_skips is by default: in all, in a row
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 
 
@@ -69,14 +69,14 @@ def check_torch(loader: Any) -> None:
         value = getattr(loader, name)
         if value != unset:
             raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
-    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims"):
+    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude"):
         value = getattr(loader, name)
         if value is not None:
             raise OptionError(
                 f"{name}={value!r:.100} is for headrace's data sets: of {kind} a sampler says what each rank gets; "
                 "hr.from_map(data) makes one of ours of it"
             )
-    if loader.snapshot_every_n_steps is not None and not _is_count(loader.snapshot_every_n_steps):
+    if loader.snapshot_every_n_steps is not None and not is_count(loader.snapshot_every_n_steps):
         raise OptionError(f"snapshot_every_n_steps={loader.snapshot_every_n_steps!r} must be a number of 0 or more")
     if loader.on_error != "raise":
         raise OptionError(
@@ -84,6 +84,7 @@ def check_torch(loader: Any) -> None:
             "hr.from_map(data) and hr.from_iterable(data) make one of ours of it"
         )
     skip_policy(loader.on_error, loader.max_skips)
+    quarantine_file(loader.quarantine, loader.on_error)
     if loader.fallback not in ("fork", "error"):
         raise OptionError(f"fallback={loader.fallback!r}: one of 'fork', 'error' is meant")
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
@@ -174,6 +175,7 @@ class Grouping(Protocol):
         is_batched: whether what comes out are batches.
         after: what is done to batches in workers.
         gives_many: by what many samples may come of one, or one of many.
+        puts_together: by what samples are put together before batches are made of them.
     """
 
     @property
@@ -187,6 +189,9 @@ class Grouping(Protocol):
 
     @property
     def gives_many(self) -> str | None: ...
+
+    @property
+    def puts_together(self) -> str | None: ...
 
 
 def resolve(loader: Any, pipeline: Grouping) -> Settings:
@@ -223,6 +228,8 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
             f"in_order=False and .{pipeline.gives_many}: a state could not say how much of a sample's was "
             "received; leave in_order out"
         )
+    if pipeline.puts_together is not None and loader.quarantine is not None:
+        raise OptionError(f"quarantine= and .{pipeline.puts_together}: which sample of a group failed is not known")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
     is_single = pipeline.group is None and batch_size is None and loader.in_order
     prefetch_factor, together = _ahead(loader, use_slots=use_slots, is_single=is_single)
@@ -231,7 +238,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         if pipeline.group is not None or batch_size != 1:
             given = f".{pipeline.group.text}" if pipeline.group is not None else f"batch_size={batch_size}"
             raise OptionError(f"global_batch_size={loader.global_batch_size} and {given}: give one of them")
-        if not _is_count(loader.global_batch_size) or not loader.global_batch_size:
+        if not is_count(loader.global_batch_size) or not loader.global_batch_size:
             raise OptionError(f"global_batch_size={loader.global_batch_size!r} must be a number of 1 or more")
     return Settings(
         batch_size=batch_size or 1,
@@ -252,6 +259,8 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         memory_budget=budget_bytes(loader.memory_budget),
         fetch=loader.fetch or FetchOptions(),
         skips=skip_policy(loader.on_error, loader.max_skips),
+        exclude=exclusion(loader.exclude),
+        quarantine=quarantine_file(loader.quarantine, loader.on_error),
         pin_memory=loader.pin_memory,
         device=loader.device,
         together=together,
@@ -299,31 +308,6 @@ def _tail(loader: Any, drop_last: bool) -> Tail:
     return "drop" if drop_last else tail or "short"
 
 
-def skip_policy(on_error: Any, max_skips: Any) -> SkipPolicy | None:
-    """Which failed samples are left out; None: none is.
-
-    Raises:
-        OptionError: an option has a value that cannot be used.
-    """
-    is_known = on_error in ("raise", "skip") if isinstance(on_error, str) else callable(on_error)
-    if not is_known:
-        raise OptionError(f"on_error={on_error!r}: 'raise', 'skip' or a function of an exception is meant")
-    if is_async(on_error):
-        raise OptionError(f"on_error={on_error!r} is asynchronous: it is called while batches are put in order")
-    limits = max_skips if isinstance(max_skips, tuple) else (max_skips, None)
-    if len(limits) != 2 or not all(limit is None or _is_count(limit) for limit in limits):
-        raise OptionError(f"max_skips={max_skips!r}: a number of 0 or more, or two of them or None: in all, in a row")
-    if on_error != "raise":
-        return SkipPolicy(None if on_error == "skip" else on_error, *limits)
-    if max_skips != MAX_SKIPS:
-        raise OptionError(f"max_skips={max_skips!r} bounds what on_error leaves out, and on_error is 'raise'")
-    return None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and type(value) is not bool and value >= 0
-
-
 def _of_single(function: Callable[[Any], object]) -> _Single | None:
     return None if function is as_it_is else _Single(function)
 
@@ -350,7 +334,7 @@ def _concurrency(asked: Any, processes: int) -> int:
         OptionError: it is no such number.
     """
     count = _MOST_READS if asked == "auto" else asked
-    if not _is_count(count) or not count:
+    if not is_count(count) or not count:
         raise OptionError(f"fetch_concurrency={asked!r} must be a number of 1 or more, or 'auto'")
     most = descriptors.reads_at_most(processes)
     if asked != "auto" and count > most:

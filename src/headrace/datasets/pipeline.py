@@ -95,6 +95,11 @@ class Pipeline:
         return many or next((regroup.name for regroup in self.regroups), None)
 
     @property
+    def puts_together(self) -> str | None:
+        """The first operator that puts samples together on the way."""
+        return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
+
+    @property
     def changing(self) -> tuple[str, ...]:
         """The names of what leaves samples out, or may, or gives others."""
         names = [step.name for step in self.steps if not step.keeps_count]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Self
 
 import anyio
+import anyio.to_thread
 
 
 class TaskLock:
@@ -55,7 +56,7 @@ class Closing:
 
     async def aclose(self) -> None:
         """As `close`, without blocking the caller's loop."""
-        raise NotImplementedError
+        await anyio.to_thread.run_sync(self.close)
 
     def __enter__(self) -> Self:
         return self

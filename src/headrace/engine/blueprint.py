@@ -19,6 +19,7 @@ from headrace.engine.async_steps import apply
 from headrace.engine.calls import TrainerCalls
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.job import Job
+from headrace.engine.quarantine import Quarantine
 from headrace.engine.sources import EpochIn, Sources
 from headrace.fetch import Meter, Reader
 from headrace.functions import is_async
@@ -133,9 +134,11 @@ class Blueprint:
         )
 
     def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: SkipMeters) -> Skips | None:
-        policy = self._job.settings.skips
+        policy, quarantine = self._job.settings.skips, self._job.settings.quarantine
         if policy is None:
             return None
+        if quarantine is not None:
+            meters = Quarantine(quarantine, plan, meters)
         return Skips(
             replace(policy, decide=calls.decide) if self._job.asks else policy,
             plan.number,

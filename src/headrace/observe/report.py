@@ -247,3 +247,23 @@ def _size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     raise AssertionError
+
+
+class Reports:
+    """What tells what it does by counters."""
+
+    def stats(self) -> Stats:
+        """A snapshot of what it has done so far, stage by stage."""
+        raise NotImplementedError
+
+    def report(self) -> str:
+        """The same as a table, with one sentence that says what bounds the loader and what to try."""
+        return report(self.stats())
+
+    def bound_by(self) -> str:
+        """What bounds the loader, in a word.
+
+        "trainer", "fetch", "loop" (your own code on the event loop, or in the threads of `from_map` and
+        `from_iterable`), "work", "collate", or "unknown" after too few batches, or where nothing stands out.
+        """
+        return verdict(self.stats()).bound_by

@@ -46,22 +46,43 @@ class Cursor:
         after = np.arange(self.position + max(start - held, 0), self.position + max(stop - held, 0))
         if start >= held:
             return after
-        return np.concatenate([expanded(self.holes)[start:stop], after])
+        return np.concatenate([expanded(_stretch(self.holes, start, stop)), after])
 
     def after(self, count: int) -> Cursor:
         """What is to come once the first `count` of these positions have been delivered."""
         held = self.hole_count
         if count >= held:
             return Cursor.at(self.position + count - held)
-        return Cursor(self.position, compressed(self.coming(count, held)))
+        return Cursor(self.position, _stretch(self.holes, count, held))
 
     def without(self, delivered: Ints) -> Cursor:
         """What is to come once `delivered` have been, which are among these."""
-        if not len(delivered):
+        return self.without_ranges(compressed(np.unique(delivered)))
+
+    def without_ranges(self, ranges: Ints) -> Cursor:
+        """What is to come of these but for some positions, which may be any.
+
+        Args:
+            ranges: [k, 2]: ascending ranges [start, stop) that do not touch.
+        """
+        if not len(ranges):
             return self
-        top = max(self.position, int(delivered.max()) + 1)
+        top = max(self.position, int(ranges[-1, 1]))
         planned = np.concatenate([self.holes, [[self.position, top]]])
-        return Cursor(top, difference(planned, compressed(np.unique(delivered))))
+        return Cursor(top, difference(planned, ranges))
+
+
+def _stretch(ranges: Ints, start: int, stop: int) -> Ints:
+    """The `start`-th up to the `stop`-th of the numbers of ranges, as ranges."""
+    ends = np.cumsum(ranges[:, 1] - ranges[:, 0])
+    stop = min(stop, int(ends[-1]) if len(ends) else 0)
+    if start >= stop:
+        return np.zeros((0, 2), np.int64)
+    first, last = int(ends.searchsorted(start, side="right")), int(ends.searchsorted(stop))
+    some = ranges[first : last + 1].copy()
+    some[-1, 1] -= ends[last] - stop
+    some[0, 0] = ranges[first, 1] - (ends[first] - start)
+    return some
 
 
 def expanded(ranges: Ints) -> Ints:

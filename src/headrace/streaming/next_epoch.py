@@ -22,6 +22,7 @@ from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
 from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
+from headrace.streaming.excluding import Excluding
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
 
@@ -52,6 +53,7 @@ class NextEpoch:
         self._facts: Fingerprint | None = None
         self._loaded: _Loaded | None = None
         self._kept_step: int | None = None  # samples of a global batch, as the state said that was loaded
+        self._excluded: Excluding | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -87,8 +89,14 @@ class NextEpoch:
             count, settings = len(Stream(pipeline.source.data, pipeline.order.operators)), self._settings
             whole, rest = divmod(count, self._step(ranks))
             return whole + bool(rest and settings.tail == "short")
-        count = (self.planning or Planning(pipeline, self._settings.seed)).count()
-        return Steps(self.turn.carried, count, self._step(ranks), self._settings.tail, ranks.rank, ranks.world).steps
+        planning, size, cursor = (
+            self.planning or Planning(pipeline, self._settings.seed),
+            self._step(ranks),
+            self.turn.carried,
+        )
+        if self._settings.exclude is not None:
+            cursor = self._excluding(planning).left(cursor, self.turn.number, size)
+        return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).steps
 
     def state(self, batches: int | None) -> dict[str, object]:
         """The state at its begin."""
@@ -193,6 +201,8 @@ class NextEpoch:
             raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
         if self._loaded is not None:
             begin, size = self._gone_on(begin, ranks, size, is_shared, order)
+        if settings.exclude is not None:
+            begin = self._excluding().begun(begin, size, order)
         steps = Steps(
             begin.cursor,
             ENDLESS if order is None else order.count,
@@ -233,6 +243,19 @@ class NextEpoch:
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
 
+    def _excluding(self, planning: Planning | None = None) -> Excluding:
+        """What leaves out what the loader was told to, of the samples that are planned so."""
+        planning = planning or self.planning
+        if planning is None:
+            raise OptionError(
+                f"exclude= names samples by their numbers, and those of {self.stream!r} have none: shards need an "
+                "index (headrace index URL…)"
+            )
+        if self._excluded is None or self._excluded.planning is not planning:
+            assert self._settings.exclude is not None
+            self._excluded = Excluding(self._settings.exclude, planning)
+        return self._excluded
+
     def _begin(self, ranks: Ranks) -> State:
         """The begin of all its samples."""
         turn = self.turn
@@ -252,6 +275,11 @@ class NextEpoch:
             raise OptionError(
                 f"tail={tail!r} needs to know how many samples there are, and {self.stream!r} does not: "
                 "'short' and 'drop' are left"
+            )
+        if tail == "pad" and self._settings.exclude is not None:
+            raise OptionError(
+                "tail='pad' fills a step up with the epoch's first samples, of which exclude= may leave some out: "
+                "'short', 'drop' and 'carry' are left"
             )
         if tail == "carry" and not self.stream.pipeline().order.is_fixed:
             raise OptionError("tail='carry' of .sample(sampler): which samples were left would have to be asked again")

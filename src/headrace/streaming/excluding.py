@@ -1,0 +1,96 @@
+"""What is left out of epochs, by samples' numbers and by steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from headrace.datasets.planning import Planning
+from headrace.engine.quarantine import numbers_in
+from headrace.errors import OptionError, StateMismatchError
+from headrace.options import Exclude
+from headrace.plan import Cursor, Order
+from headrace.plan.cursor import compressed
+from headrace.plan.order import ENDLESS
+from headrace.plan.ranges import united
+from headrace.state import State
+from headrace.types import Ints
+
+_AT_ONCE = 2**18  # positions whose samples are looked at
+
+
+class Excluding:
+    """Leaves out what `headrace.Exclude` names.
+
+    Args:
+        exclude: the same.
+        planning: of the samples, which have numbers.
+
+    Attributes:
+        planning: the same.
+    """
+
+    def __init__(self, exclude: Exclude, planning: Planning) -> None:
+        self._exclude, self.planning = exclude, planning
+        self._found: tuple[int, Ints] | None = None  # of the epoch that was last asked about
+
+    def begun(self, begin: State, step: int, order: Order | None) -> State:
+        """The same begin without what is left out, so that states of that epoch know of it.
+
+        Args:
+            step: samples of a global batch.
+            order: of its epoch, where that is known.
+
+        Raises:
+            OptionError: nobody could say at which positions samples are.
+            StateMismatchError: it is one of several ranks' states, which would not agree any more.
+        """
+        cursor = self.left(begin.cursor, begin.epoch, step, order)
+        if cursor.position == begin.cursor.position and np.array_equal(cursor.holes, begin.cursor.holes):
+            return begin
+        if begin.done:
+            raise StateMismatchError(
+                "exclude= leaves out what the ranks of this state have already divided among them: merge the states of "
+                "all ranks by hr.merge_states, and load that",
+                field="rank",
+            )
+        return replace(begin, cursor=cursor)
+
+    def left(self, cursor: Cursor, epoch: int, step: int, order: Order | None = None) -> Cursor:
+        """What is to come of an epoch without what is left out."""
+        order = order or self.planning.order(epoch)
+        ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
+        end = order.count
+        ranges = [(a, min(b, end)) for a, b in ranges if a < end]
+        ranges += map(tuple, self._ranges_of_samples(epoch, order).tolist())
+        return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
+
+    @cached_property
+    def _samples(self) -> Ints:
+        """The numbers of the samples, ascending."""
+        named = numbers_in(self._exclude.files, self.planning.fingerprint)
+        return np.unique(np.concatenate([np.asarray([*self._exclude.samples], np.int64), named]))
+
+    def _ranges_of_samples(self, epoch: int, order: Order) -> Ints:
+        """Where in an epoch they come."""
+        if not len(self._samples):
+            return np.zeros((0, 2), np.int64)
+        if self._found is None or self._found[0] != epoch:
+            self._found = epoch, compressed(self._positions(order))
+        return self._found[1]
+
+    def _positions(self, order: Order) -> Ints:
+        if order.count >= ENDLESS:
+            raise OptionError(
+                "exclude= of samples in an epoch without end: where they come cannot be looked up; give it an end by "
+                ".epoch(samples=N), or leave out steps"
+            )
+        if not self.planning.pipeline.order.is_fixed:
+            raise OptionError("exclude= of samples that .sample(sampler) chooses: have the sampler leave them out")
+        found = []
+        for start in range(0, order.count, _AT_ONCE):
+            positions = np.arange(start, min(start + _AT_ONCE, order.count))
+            found.append(positions[np.isin(self.planning.numbers(order, positions), self._samples)])
+        return np.concatenate(found) if found else np.zeros(0, np.int64)

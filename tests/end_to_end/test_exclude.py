@@ -1,0 +1,236 @@
+"""What is named is left out of epochs, on any number of ranks; what was skipped is written down, and can be named."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+from end_to_end.tars import put_shards
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+
+pytestmark = pytest.mark.usefixtures("warm_server")
+ALL = range(40)
+
+
+def loader_of(data: Any, size: int, rank: int = 0, world: int = 1, **options: Any) -> hr.DataLoader[Any]:
+    options = {"global_batch_size": size, "rank": rank, "world_size": world, "ranks": "local", "timeout": 30} | options
+    return hr.DataLoader(data, **options)
+
+
+def steps_of(loaders: Sequence[hr.DataLoader[Any]], most: int | None = None) -> list[list[int]]:
+    """The numbers of each global batch; so many of them."""
+    iterators, steps = [iter(loader) for loader in loaders], list[list[int]]()
+    while len(steps) != most:
+        batches = [next(iterator, None) for iterator in iterators]
+        if any(batch is None for batch in batches):
+            assert not any(batch is not None for batch in batches)
+            break
+        steps.append([number for batch in batches if batch is not None for number in batch.tolist()])
+    return steps
+
+
+def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
+    return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+
+@settings(max_examples=60, deadline=None, phases=[Phase.generate, Phase.reuse])
+@given(data=st.data(), seed=st.integers(0, 99), size=st.integers(4, 9))
+def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObject, seed: int, size: int) -> None:
+    stream = hr.from_map(ALL).shuffle(seed=seed)
+    (whole,) = steps_of([loader_of(stream, len(ALL))])
+    samples = data.draw(st.lists(st.sampled_from(ALL), max_size=6))
+    first = data.draw(st.integers(0, 8))
+    last = data.draw(st.integers(first + 1, 12))
+    skipped = {*samples, *whole[first * size : last * size]}
+    left = [number for number in whole if number not in skipped]
+    received, state = list[int](), dict[str, Any]()
+    exclude = hr.Exclude(samples=samples, steps=[(first, last)])
+    while len(received) < len(left):
+        world = data.draw(st.integers(1, min(3, len(left) - len(received))))
+        loaders = [loader_of(stream, size, rank, world, exclude=exclude) for rank in range(world)]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        received += itertools.chain(*steps_of(loaders, data.draw(st.integers(1, 4))))
+        states = [loader.state_dict() for loader in loaders]
+        assert all(one == states[0] for one in states)
+        state = json.loads(json.dumps(states[0]))
+        for loader in loaders:
+            loader.close()
+    assert received == left
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> None:
+    stream = hr.from_map(ALL).shuffle()
+    with loader_of(stream, 4) as before:
+        steps_of([before], 2)
+        state = before.state_dict()
+        whole = steps_of([before])
+    loaders = [loader_of(stream, 4, rank, world, exclude=hr.Exclude(steps=[(3, 5), (7, 8)])) for rank in range(world)]
+    for loader in loaders:
+        loader.load_state_dict(state)
+    assert steps_of(loaders) == [whole[2], whole[5], whole[6], whole[8], whole[9]]
+    assert all(len(loader) == 10 for loader in loaders)  # of the next epoch, of which no step is named
+
+
+def test_a_state_says_itself_what_its_epoch_lacks() -> None:
+    stream = hr.from_map(ALL)
+    with loader_of(stream, 4, exclude=hr.Exclude(samples=[9], steps=[(5, 9)])) as loader:
+        assert len(loader) == 6
+        next(iter(loader))
+        state = loader.state_dict()
+    with loader_of(stream, 4) as loader:
+        loader.load_state_dict(state)
+        assert steps_of([loader]) == [[4, 5, 6, 7], [8, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 36], [37, 38, 39]]
+        assert steps_of([loader]) == cut(ALL, 4)
+
+
+def test_steps_are_of_one_epoch_and_samples_of_all() -> None:
+    with loader_of(hr.from_map(range(8)), 2, exclude=hr.Exclude(samples=[3], steps=[(0, 2)], epoch=1)) as loader:
+        assert [len(loader), *steps_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
+        assert [len(loader), *steps_of([loader])] == [2, [4, 5], [6, 7]]
+        assert [len(loader), *steps_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
+
+
+def test_what_is_left_out_is_not_asked_for() -> None:
+    asked = list[int]()
+
+    class Asked(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 20
+
+        async def aget(self, key: int) -> int:
+            asked.append(key)
+            return key
+
+    with loader_of(Asked(), 4, exclude=hr.Exclude(samples=range(3, 9))) as loader:
+        assert steps_of([loader]) == cut([0, 1, 2, *range(9, 20)], 4)
+    assert sorted(asked) == [0, 1, 2, *range(9, 20)]
+
+
+def test_behind_a_filter_the_numbers_are_those_of_the_source() -> None:
+    stream = hr.from_map(ALL).filter(lambda number: number % 3 == 0)
+    with loader_of(stream, 4, exclude=hr.Exclude(samples=[6, 7, 8])) as loader:
+        assert steps_of([loader]) == cut([n for n in ALL if n % 3 == 0 and n != 6], 4)
+
+
+def test_an_epoch_without_end_leaves_steps_out() -> None:
+    with loader_of(hr.from_map(range(10)).repeat(), 5, exclude=hr.Exclude(steps=[(1, 2**40)])) as loader:
+        assert steps_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
+
+
+def test_all_of_an_epoch_can_be_left_out() -> None:
+    with loader_of(hr.from_map(ALL), 4, exclude=hr.Exclude(steps=[(0, 99)])) as loader:
+        assert [steps_of([loader]), len(steps_of([loader]))] == [[], 10]
+
+
+def failing(number: int) -> int:
+    if number % 7 == 3:
+        raise ValueError(f"I don't like {number}")
+    return number
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_was_skipped_is_written_down_and_left_out_the_next_time(tmp_path: Path, num_workers: int) -> None:
+    path = tmp_path / "bad.jsonl"
+    stream = hr.from_map(ALL).shuffle().map(failing)
+    options: dict[str, Any] = {"on_error": "skip", "quarantine": path, "exclude": path, "num_workers": num_workers}
+    with loader_of(stream, 8, **options) as loader:
+        first = [number for step in steps_of([loader]) for number in step]
+        assert loader.stats().skipped == 6
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(line["number"] for line in lines) == [3, 10, 17, 24, 31, 38]
+    assert {line["error"] for line in lines} == {f"ValueError: I don't like {line['number']}" for line in lines}
+    with loader_of(stream, 8, **options) as loader:
+        steps = steps_of([loader])
+        assert loader.stats().skipped == 0
+    assert [number for step in steps for number in step] == first
+    assert [len(step) for step in steps] == [8, 8, 8, 8, 2]  # filled up, where the first run's had holes
+
+
+def test_samples_of_shards_are_named(tmp_path: Path) -> None:
+    path, seen = tmp_path / "bad.jsonl", list[str]()
+    urls = put_shards("exclude", [4, 4, 4])
+
+    def failing(sample: dict[str, Any]) -> str:
+        if sample["__key__"].endswith("5"):
+            raise ValueError("no fives")
+        return str(sample["__key__"])
+
+    stream = hr.stream(urls, index="build").map(failing)
+    with loader_of(stream, 4, on_error="skip", quarantine=path) as loader:
+        for batch in loader:
+            seen += batch
+    (line,) = (json.loads(line) for line in path.read_text().splitlines())
+    assert line["number"] == 5
+    assert "5" in line["name"]
+    with loader_of(stream, 4, exclude=str(path)) as loader:
+        assert [key for batch in loader for key in batch] == seen
+
+
+def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
+    def refused(why: str, data: Any, exclude: Any, **options: Any) -> None:
+        with pytest.raises(hr.OptionError, match=why), loader_of(data, 4, exclude=exclude, **options) as loader:
+            next(iter(loader))
+
+    some, stream = hr.Exclude(samples=[1]), hr.from_map(ALL)
+    refused("'pad'", stream, some, tail="pad")
+    refused("have none", hr.from_iterable(ALL), some)
+    refused("without end", stream.repeat(), some)
+    refused("sampler", stream.sample(torch.utils.data.RandomSampler(ALL)), some)
+    refused("is meant", stream, [1])
+    refused("cannot be read", stream, tmp_path / "none")
+    file = tmp_path / "bad.jsonl"
+    for line, why in [
+        ("nonsense", "line 1: this is no line"),
+        ('{"data": "x"}', "has no number"),
+        ('{"data": "x", "number": 1}', "other data"),
+        ('{"data": "x", "number": true}', "other data"),
+    ]:
+        file.write_text(line + "\n")
+        refused(why, stream, file)
+    with pytest.raises(hr.OptionError, match="is for headrace's data sets"):
+        hr.DataLoader(ALL, exclude=some)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"samples": [-1]}, {"samples": ["a"]}, {"steps": [(2, 2)]}, {"steps": [(1,)]}, {"epoch": -1}, {"files": "a"}],
+)
+def test_what_names_nothing_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(hr.OptionError, match="meant"):
+        hr.Exclude(**options)
+
+
+def test_a_quarantine_of_no_use_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    with pytest.raises(hr.OptionError, match="'raise'"):
+        hr.DataLoader(hr.from_map(ALL), quarantine=path)
+    with pytest.raises(hr.OptionError, match="cannot be written"):
+        hr.DataLoader(hr.from_map(ALL), quarantine=tmp_path / "no" / "bad.jsonl", on_error="skip")
+    with pytest.raises(hr.OptionError, match=r"\.bucket"):
+        hr.DataLoader(hr.from_map(ALL).bucket(int, [9], batch_size=2), quarantine=path, on_error="skip")
+
+
+def test_a_states_own_part_is_not_divided_anew() -> None:
+    stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
+    loaders = [loader_of(stream, 4, rank, 2) for rank in range(2)]
+    steps_of(loaders, 2)
+    states = [loader.state_dict() for loader in loaders]
+    for loader in loaders:
+        loader.close()
+    exclude = hr.Exclude(steps=[(5, 6)])
+    with loader_of(stream, 4, 0, 2, exclude=exclude) as loader, pytest.raises(hr.StateMismatchError, match="merge"):
+        loader.load_state_dict(states[0])
+    loaders = [loader_of(stream, 4, rank, 2, exclude=exclude) for rank in range(2)]
+    for loader in loaders:
+        loader.load_state_dict(hr.merge_states(states))
+    assert steps_of(loaders, 4) == cut([*range(8, 20), *range(24, 28)], 4)
