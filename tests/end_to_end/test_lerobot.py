@@ -193,6 +193,27 @@ def test_state_is_exact_and_ranks_share_the_rows() -> None:
     assert sorted(ranks) == list(range(len(ROWS)))
 
 
+def versions(num_workers: int, combine: Any) -> list[dict[str, Any]]:
+    """The samples of the data set in both versions, put together."""
+    data = [hr.lerobot(put(make()), cameras=CAMERAS[0], decoder="pyav").shuffle() for make in LAYOUTS.values()]
+    with hr.DataLoader(combine(*data), batch_size=None, num_workers=num_workers) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_several_data_sets_are_put_together(num_workers: int) -> None:
+    mixed = versions(num_workers, lambda *data: hr.mix(dict(zip(LAYOUTS, data, strict=True))).take(20))
+    assert {sample["__source__"] for sample in mixed} == {*LAYOUTS}
+    pairs: Any = versions(num_workers, lambda one, other: one.take(5).zip(other.take(5)))
+    both = versions(num_workers, lambda one, other: one.take(3).concat(other.take(3)))
+    named = [(version, sample) for pair in pairs for version, sample in zip(LAYOUTS, pair, strict=True)]
+    named += [(version, sample) for sample, version in zip(both, ["v3.0"] * 3 + ["v2.1"] * 3, strict=True)]
+    for version, sample in [*((sample["__source__"], sample) for sample in mixed), *named]:
+        episode, k = int(sample["episode_index"]), int(sample["frame_index"])
+        assert sample["task"] == ("push", "pull")[episode % 2]
+        np.testing.assert_array_equal(sample[CAMERAS[0]], frame_of(0, episode, k, version))
+
+
 def test_rows_alone_read_no_video() -> None:
     with FaultServer() as server:
         urls = [server.add(f"bucket/robot/{name}", body) for name, body in version_3().items()]
@@ -288,8 +309,10 @@ def test_wrong_use_is_an_option_error() -> None:
     place = put(version_2())
     with pytest.raises(OptionError, match=r"no such videos; its are: observation\.images\.top"):
         hr.lerobot(place, cameras=["wrist"], decoder="pyav")
-    with pytest.raises(OptionError, match=r"offsets=\[\]"):
-        hr.lerobot(place, offsets=[], decoder="pyav")
+    wrong: list[Any] = [[], [float("nan")], 0.5, "ab", [[0.0]]]
+    for offsets in wrong:
+        with pytest.raises(OptionError, match=r"offsets=.*: one number of seconds or more"):
+            hr.lerobot(place, offsets=offsets, decoder="pyav")
     with pytest.raises(OptionError, match="decoder='opencv'"):
         hr.lerobot(place, decoder="opencv")
     with pytest.raises(OptionError, match="size="):

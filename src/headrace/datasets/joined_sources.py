@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, SupportsIndex
 
+import anyio.to_thread
 import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
@@ -24,6 +25,7 @@ from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
 from headrace.producers.members import Members
 from headrace.reading import OwnReaders
+from headrace.running import running_threads
 from headrace.tasks import Step
 from headrace.types import Ints
 
@@ -61,7 +63,7 @@ class InputsDataset(AsyncDataset):
 
     def __init__(self, spec: JoinedSpec) -> None:
         self.spec = spec
-        self._async_steps = [split_steps(pipeline.steps)[0] for pipeline in spec.pipelines]
+        self._first_steps = [split_steps(pipeline.steps)[0] for pipeline in spec.pipelines]
         self._keys: list[Sequence[object] | None] = [None] * len(spec.names)
 
     def __sample_source__(self) -> SampleSource:
@@ -85,7 +87,7 @@ class InputsDataset(AsyncDataset):
         return next((one.storage_options for one in (*objects, *sources) if one.has_store), None)
 
     async def got(self, number: int, at: int) -> object:
-        """A sample of one of the inputs, through those of its steps that are coroutine functions."""
+        """A sample of one of the inputs, through its coroutine functions, and what opens it for them."""
         source, text = self.spec.sources[number], self.spec.labels[number]
         inside: object = at
         try:
@@ -96,9 +98,12 @@ class InputsDataset(AsyncDataset):
                 inside = keys[at]
                 text += f", key {inside!r:.200}"
             sample = await source.at(inside, self.spec.pipelines[number].wanted)
-            for step in self._async_steps[number]:
+            for step in self._first_steps[number]:
                 text += f"; stage: {step.name}"
-                sample = await step.fn(sample)
+                if is_async(step.fn):
+                    sample = await step.fn(sample)
+                else:
+                    sample = await anyio.to_thread.run_sync(step.fn, sample, limiter=running_threads.get())
         except Exception as error:
             error.add_note(text)
             raise
@@ -252,8 +257,10 @@ def named(sample: object, name: str) -> object:
 
 
 def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple[list[Step], list[Step]]:
-    """(the coroutine functions that come first, the plain functions that follow)."""
-    first = next((k for k, step in enumerate(steps) if not is_async(step.fn)), len(steps))
+    """(the coroutine functions that come first, with what opens samples for them; the plain functions that follow)."""
+    opens = next((k for k, step in enumerate(steps) if step.random or not step.is_implied), len(steps))
+    begin = opens if any(is_async(step.fn) for step in steps[: opens + 1]) else 0
+    first = next((k for k in range(begin, len(steps)) if not is_async(steps[k].fn)), len(steps))
     late = next((step for step in steps[first:] if is_async(step.fn)), None)
     if late is not None:
         raise OptionError(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
+
 from headrace.datasets.blocking import blocking
 from headrace.datasets.camera_frames import AddFrames, CameraFrames, Episode
 from headrace.datasets.constructors import stream
@@ -80,14 +82,13 @@ def lerobot(
     """
     if size is not None and not is_size(size):
         raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
-    if offsets is not None and not len(offsets):
-        raise OptionError("offsets=[]: one or more is needed; without frames it is cameras=()")
+    if offsets is not None and not (np.ndim(offsets) == 1 and np.size(offsets) and _are_finite(offsets)):
+        raise OptionError(f"offsets={offsets!r:.200}: one number of seconds or more; without frames it is cameras=()")
     names = folders_at((os.fspath(url),), storage_options, kept=listing == "kept")
     folder = names.listings[0].folder
     about = _about(folder, storage_options)
     there = _There(folder, names.listings[0].urls, about, storage_options)
-    if cameras is None:
-        cameras = about.videos
+    cameras = about.videos if cameras is None else (cameras,) if isinstance(cameras, str) else cameras
     if wrong := [name for name in cameras if name not in about.videos]:
         known = ", ".join(about.videos) or "none"
         raise OptionError(f"cameras={wrong}: {masked(folder)} has no such videos; its are: {known}")
@@ -106,6 +107,10 @@ def lerobot(
     frames = CameraFrames(videos, episodes, tuple(cameras), tuple(offsets or (0.0,)), about.fps, storage_options)
     steps = EachSample(Step("frames", "map", frames, False)), EachSample(Step("decode(frames)", "map", adds, False))
     return Stream(source, (*rows.operators, *steps))
+
+
+def _are_finite(offsets: Sequence[float]) -> bool:
+    return np.asarray(offsets).dtype.kind in "iuf" and bool(np.isfinite(offsets).all())
 
 
 @dataclass(frozen=True, slots=True)
