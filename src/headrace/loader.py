@@ -23,7 +23,7 @@ from headrace.holding import Holder, goes_on_from, holder_of
 from headrace.left_out import MAX_SKIPS
 from headrace.observe.report import Reports
 from headrace.observe.stats import Stats
-from headrace.options import Exclude, FetchOptions
+from headrace.options import Balance, Exclude, FetchOptions
 from headrace.streaming.regime import Position, Streaming
 from headrace.torch_compat.plan_sampler import PlanSampler, order_of
 from headrace.torch_compat.ranks import Ranks, find_ranks
@@ -100,6 +100,10 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             thread, and says True for those that are left out. Other data sets than torch's only.
         max_skips: how many samples may be left out in an epoch, or (in all, in a row), None being any number; the
             next one's error is raised. Samples that one failed read was for count as one.
+        balance: deals the samples of each global batch to ranks so that their work is even: "tokens", "tokens^2" (what
+            attention within documents takes), or a function that gives an array of work for one of samples' numbers.
+            Each rank has as many samples as ever, and the global batches are the same ones. By tokens: for `.pack()`,
+            and token files with documents.
         exclude: samples, and steps, that are left out and never read, as after a loss spike: `hr.Exclude(…)`, or a file
             that `quarantine` has written. Data sets whose samples have numbers only.
         quarantine: a file to which each sample that `on_error` leaves out is added, a line of JSON with its number,
@@ -169,6 +173,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         fetch: FetchOptions | None = None,
         on_error: Literal["raise", "skip"] | Callable[[BaseException], object] = "raise",
         max_skips: int | tuple[int | None, int | None] | None = MAX_SKIPS,
+        balance: Balance | None = None,
         exclude: Exclude | str | os.PathLike[str] | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         workers: Literal["process", "thread"] | Executor = "process",
@@ -183,6 +188,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
         self.fallback = fallback
         self.on_error, self.max_skips, self.exclude, self.quarantine = on_error, max_skips, exclude, quarantine
+        self.balance = balance
         self.economic, self.num_batch_workers = economic, num_batch_workers
         self.num_workers_batches = num_workers_batches
         self.global_batch_size, self.tail, self.rank, self.world_size = global_batch_size, tail, rank, world_size

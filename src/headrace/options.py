@@ -6,10 +6,15 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from numpy.typing import ArrayLike
 
 from headrace.errors import OptionError
-from headrace.types import Tail
+from headrace.types import Ints, Tail
+
+Balance = Literal["tokens", "tokens^2"] | Callable[[Ints], ArrayLike]
+"""By what work ranks are to be even: see `headrace.DataLoader`."""
 
 MiB, GiB = 2**20, 2**30
 
@@ -129,6 +134,7 @@ class Settings:
         fetch_concurrency: reads at once; it is begun with `first_reads` of them.
         skips: which failed samples are left out; None: the first of a batch is raised in its place.
         exclude: what is left out of epochs; None: nothing.
+        balance: by what work ranks are even; None: each has a stretch of each step.
         quarantine: the file that names the samples that were skipped; None: there is none.
         together: of samples that are given on one by one, how many workers make together at most.
         unchanged: see `headrace.tasks.Chain`.
@@ -153,6 +159,7 @@ class Settings:
     fetch: FetchOptions
     skips: SkipPolicy | None = None
     exclude: Exclude | None = None
+    balance: Balance | None = None
     quarantine: str | None = None
     pin_memory: bool = False
     device: object = None

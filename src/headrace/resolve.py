@@ -16,7 +16,7 @@ from headrace.errors import LateOptionError, OptionError
 from headrace.functions import as_it_is, name_of
 from headrace.left_out import exclusion, is_count, quarantine_file, skip_policy
 from headrace.memory_limit import memory_bytes
-from headrace.options import FetchOptions, Settings
+from headrace.options import Balance, FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended
 from headrace.torch_compat.packed_each import is_data
 from headrace.types import Tail
@@ -69,7 +69,7 @@ def check_torch(loader: Any) -> None:
         value = getattr(loader, name)
         if value != unset:
             raise OptionError(f"{name}={value!r} is for headrace's data sets: {kind} does its own reading")
-    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude"):
+    for name in ("global_batch_size", "tail", "rank", "world_size", "device_mesh", "data_dims", "exclude", "balance"):
         value = getattr(loader, name)
         if value is not None:
             raise OptionError(
@@ -260,6 +260,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         fetch=loader.fetch or FetchOptions(),
         skips=skip_policy(loader.on_error, loader.max_skips),
         exclude=exclusion(loader.exclude),
+        balance=_balance(loader.balance),
         quarantine=quarantine_file(loader.quarantine, loader.on_error),
         pin_memory=loader.pin_memory,
         device=loader.device,
@@ -306,6 +307,18 @@ def _tail(loader: Any, drop_last: bool) -> Tail:
     if drop_last and tail not in (None, "drop"):
         raise OptionError(f"drop_last=True and tail={tail!r}: give one of them")
     return "drop" if drop_last else tail or "short"
+
+
+def _balance(given: Any) -> Balance | None:
+    """By what work ranks are to be even.
+
+    Raises:
+        OptionError: it is nothing that says it.
+    """
+    if given is None or given in ("tokens", "tokens^2") or callable(given):
+        balance: Balance | None = given
+        return balance
+    raise OptionError(f"balance={given!r:.100}: one of 'tokens', 'tokens^2', or a function of numbers is meant")
 
 
 def _of_single(function: Callable[[Any], object]) -> _Single | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.faces import HasKeys
 from headrace.datasets.pack_spec import PackSpec, numbered
@@ -83,6 +84,14 @@ class PackOrders(SourceOrders):
 
     def keys(self, keys: Sequence[object]) -> HasKeys:
         return _KeysOfPasses(self) if self._spec.is_shuffled else keys
+
+    def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
+        of_key = self.key if self._spec.is_shuffled else self._key
+        pieces = [of_key(number).pieces for number in numbers.tolist()]
+        return np.array([((some.stops - some.starts).astype(np.float64) ** power).sum() for some in pieces])
+
+    def _key(self, number: int) -> PackedKey:
+        return PackedKey(number, self._spec.pieces(number))
 
     def key(self, number: int) -> PackedKey:
         """The sequence with a number, where documents are shuffled."""

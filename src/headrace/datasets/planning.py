@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.adding import counted
 from headrace.datasets.faces import HasKeys
@@ -159,6 +160,10 @@ class Planning:
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""
         return self._own.numbers(order, positions)
+
+    def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
+        """The work that samples with these numbers are: their documents' lengths, each to this power."""
+        return self._own.work(numbers, power)
 
     def reads(self, order: Order, steps: Steps) -> Iterator[ReadWindow]:
         """What to read for the samples to come, shard by shard, window after window."""

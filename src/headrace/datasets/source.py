@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.datasets.faces import Described, HasKeys, IteratedData, KeyedData, Parts
 from headrace.datasets.fingerprints import fingerprint_of
@@ -387,6 +388,10 @@ class SourceOrders:
             starts = np.concatenate([[0], np.cumsum(self.sizes)])
             rows = self._passing[starts[shards] + rows] - self._starts[shards]
         return Places(shards, rows)
+
+    def work(self, numbers: Ints, power: int) -> NDArray[np.float64]:
+        """The work that samples with these numbers are: their documents' lengths, each to this power."""
+        return self._source.lengths()[numbers].astype(np.float64) ** power
 
     def numbers(self, order: Order, positions: Ints) -> Ints:
         """The numbers of the samples at some positions."""

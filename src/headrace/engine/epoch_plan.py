@@ -206,6 +206,8 @@ class EpochPlan:
         state = replace(state, skipped=(0, 0))
         coming = steps.begin.coming(0, min(_COMPARED, steps.left))
         numbers = _NONE if self.order is None else self.numbers(self.order, coming)
+        if steps.deal is not None and steps.full:
+            numbers = np.concatenate([numbers, steps.dealt(0, steps.size)[1]])
         return int(check_of(state.pack(self.facts, _NONE), numbers), 16)
 
     def save(self, received: ProgressSnapshot) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,9 @@ from headrace.errors import OptionError
 from headrace.plan.cursor import Cursor, compressed
 from headrace.plan.lanes import lane_turns
 from headrace.types import Ints, Tail
+
+Deal = Callable[[Ints, Sequence[int]], Ints]
+"""Of positions, and of how many of them each rank gets: the rank of each."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Steps:
         rank, world: which share of each step is meant.
         lanes: positions of a step are sorted by the lane that their remainder by this has, see `lane_turns`.
         done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered already.
+        deal: gives the rank of each of a step's positions, where ranks do not have a stretch each: as many for each
+            rank as that would be, and they come in the same order.
 
     Raises:
         OptionError: a step, or all that is left, has fewer samples than there are ranks.
@@ -42,10 +48,12 @@ class Steps:
     world: int = 1
     lanes: int = 1
     done: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
+    deal: Deal | None = None
     full: int = field(init=False)
     last: tuple[int, ...] = field(init=False)
     _lane: Ints = field(init=False)  # of each turn
     _turn: Ints = field(init=False)  # of each lane
+    _dealt: tuple[int, Ints] | None = field(init=False, default=None)  # the last step: (its begin, this rank's)
 
     def __post_init__(self) -> None:
         if self.size < self.world:
@@ -168,18 +176,18 @@ class Steps:
         batch, edge = self.batch, self.full * self.batch
         mine = numbers[: numbers.searchsorted(edge)]
         step = mine // batch
-        positions = self._in_steps(step * self.size, self.size, mine - step * batch)
+        positions = self._mine(step * self.size, self.size, mine - step * batch)
         if len(mine) == len(numbers):
             return positions
         pieces, begin = [positions], self.full * self.size
         for size in self.last:
             low, high = self._share(size)
             mine = numbers[numbers.searchsorted(edge) : numbers.searchsorted(edge + high - low)]
-            pieces.append(self._in_steps(np.full(len(mine), begin), size, mine - edge))
+            pieces.append(self._mine(np.full(len(mine), begin), size, mine - edge))
             begin, edge = begin + size, edge + high - low
         return np.concatenate(pieces)
 
-    def _in_steps(self, begins: Ints, size: int, inside: Ints) -> Ints:
+    def _mine(self, begins: Ints, size: int, inside: Ints) -> Ints:
         """The positions of these samples of this rank's batches.
 
         Args:
@@ -187,7 +195,30 @@ class Steps:
             size: of these steps.
             inside: where each one lies in its batch.
         """
-        inside = inside + self._share(size)[0]
+        if self.deal is None or self.world == 1:
+            return self._in_steps(begins, size, inside + self._share(size)[0])
+        positions = np.empty_like(inside)
+        for begin in np.unique(begins).tolist():
+            some = np.flatnonzero(begins == begin)
+            positions[some] = self._dealt_to_it(begin, size)[inside[some]]
+        return positions
+
+    def _dealt_to_it(self, begin: int, size: int) -> Ints:
+        """This rank's positions of a step."""
+        if self._dealt is None or self._dealt[0] != begin:
+            positions, ranks = self.dealt(begin, size)
+            self._dealt = begin, positions[ranks == self.rank]
+        return self._dealt[1]
+
+    def dealt(self, begin: int, size: int) -> tuple[Ints, Ints]:
+        """(the positions of a step that begins there, the rank of each)."""
+        positions = self._in_steps(np.full(size, begin), size, np.arange(size))
+        shares = [high - low for low, high in (share(size, rank, self.world) for rank in range(self.world))]
+        ranks = np.repeat(np.arange(self.world), shares) if self.deal is None else self.deal(positions, shares)
+        return positions, ranks
+
+    def _in_steps(self, begins: Ints, size: int, inside: Ints) -> Ints:
+        """The positions of samples of all ranks' batches together, see `_mine`."""
         if not len(inside):
             return inside
         held = self.begin.hole_count

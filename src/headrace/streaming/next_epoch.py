@@ -18,8 +18,10 @@ from headrace.errors import OptionError, StateMismatchError
 from headrace.options import Settings
 from headrace.plan import Cursor, Order, Steps
 from headrace.plan.order import ENDLESS
+from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
 from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
+from headrace.streaming.balancing import Balancing
 from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.excluding import Excluding
@@ -212,6 +214,7 @@ class NextEpoch:
             ranks.world if is_counted else 1,
             1 if order is None else order.lanes,
             as_array(begin.done),
+            self._deal(order, is_shared=is_shared),
         )
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
             told = f"{steps.left} samples for {ranks.world} ranks, of which each gets one by itself"
@@ -255,6 +258,18 @@ class NextEpoch:
             assert self._settings.exclude is not None
             self._excluded = Excluding(self._settings.exclude, planning)
         return self._excluded
+
+    def _deal(self, order: Order | None, *, is_shared: bool) -> Deal | None:
+        """How each step is dealt to ranks; None: each has a stretch of it."""
+        balance = self._settings.balance
+        if balance is None:
+            return None
+        if self.planning is None or order is None or not is_shared:
+            raise OptionError(
+                "balance= deals samples whose work is known before they are read: they must have numbers, none may be "
+                "left out on the way, such as by a filter, and batches must come in order"
+            )
+        return Balancing(balance, self.planning, order)
 
     def _begin(self, ranks: Ranks) -> State:
         """The begin of all its samples."""

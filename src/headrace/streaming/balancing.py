@@ -1,0 +1,58 @@
+"""Dealing each global batch to ranks by how much work its samples are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.datasets.planning import Planning
+from headrace.errors import OptionError
+from headrace.options import Balance
+from headrace.plan import Order
+from headrace.plan.balance import Work, dealt
+from headrace.types import Ints
+
+_POWERS = {"tokens": 1, "tokens^2": 2}
+
+
+class Balancing:
+    """Says which rank gets which samples of a step; each gets as many as ever.
+
+    Args:
+        balance: see `headrace.DataLoader`.
+        planning: of the samples, which have numbers.
+        order: of the epoch.
+
+    Raises:
+        OptionError: it goes by tokens, and how many samples have is known only once they are read.
+    """
+
+    def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:
+        self._balance, self._planning, self._order = balance, planning, order
+        if isinstance(balance, str) and not planning.pipeline.source.has_lengths:
+            raise OptionError(
+                f"balance={balance!r} goes by how many tokens samples have, and {planning.pipeline.source.name} knows "
+                "that only once they are read: give a function that makes an array of their work of one of their "
+                "numbers; or .pack() them"
+            )
+
+    def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
+        """The rank of each of the positions of a step.
+
+        Args:
+            positions: of a step.
+            sizes: how many of them each rank gets.
+        """
+        return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
+
+    def _work(self, numbers: Ints) -> Work:
+        if isinstance(self._balance, str):
+            return self._planning.work(numbers, _POWERS[self._balance])
+        work = np.asarray(self._balance(numbers), np.float64)
+        if work.shape != numbers.shape or not (np.isfinite(work) & (work >= 0)).all():
+            raise OptionError(
+                f"balance= is to give {len(numbers)} numbers of 0 or more, the work of each of so many samples, and "
+                f"gave {work!r:.200}"
+            )
+        return work

@@ -1,0 +1,101 @@
+"""Global batches dealt to ranks so that these have as much work: the batches stay what they were."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+
+pytestmark = pytest.mark.usefixtures("warm_server")
+LENGTHS = np.maximum(1, np.random.default_rng(3).lognormal(3.0, 1.0, 400).astype(np.int64))
+SIZE = 128
+
+
+class Documents(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        return {"input_ids": np.full(LENGTHS[key], key, np.int32), "number": key}
+
+
+def rows(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(map(tuple, row)) for row in zip(*(batch[name].tolist() for name in sorted(batch)), strict=True)]
+
+
+def loaders_of(data: Any, world: int, size: int = 16, **options: Any) -> list[hr.DataLoader[Any]]:
+    return [
+        hr.DataLoader(data, global_batch_size=size, rank=rank, world_size=world, ranks="local", timeout=30, **options)
+        for rank in range(world)
+    ]
+
+
+def steps_of(loaders: list[hr.DataLoader[Any]], most: int | None = None) -> list[tuple[Any, ...]]:
+    """The ranks' batches of each step."""
+    return list(itertools.islice(zip(*loaders, strict=True), most))
+
+
+def squares(row: tuple[Any, ...]) -> int:
+    """The tokens of each of a sequence's documents, squared."""
+    ids = np.array(row[0])
+    return int((np.bincount(ids[ids >= 0]) ** 2).sum())
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_packed_sequences_are_even_and_the_steps_are_the_same(method: Any, is_shuffled: bool) -> None:
+    data = hr.from_map(Documents()) if not is_shuffled else hr.from_map(Documents()).shuffle()
+    data = data.pack(SIZE, lengths=LENGTHS, method=method)
+    whole = [rows(batch) for batch in loaders_of(data, 1)[0]]
+    steps = [list(map(rows, batches)) for batches in steps_of(loaders_of(data, 4, balance="tokens^2"))]
+    assert [sorted(itertools.chain(*step)) for step in steps] == [sorted(step) for step in whole]
+    assert all([len(mine) for mine in step] == [4] * 4 for step in steps[:-2])
+    loads = np.array([[sum(map(squares, mine)) for mine in step] for step in steps[:-2]])
+    assert (loads.max(axis=1) <= 1.15 * loads.mean(axis=1)).all()  # of four each
+    in_turn = np.array([[sum(map(squares, step[k : k + 4])) for k in range(0, 16, 4)] for step in whole[:-2]])
+    assert loads.max(axis=1).sum() < 0.9 * in_turn.max(axis=1).sum()
+
+
+def test_a_function_says_what_work_samples_are() -> None:
+    loaders = loaders_of(hr.from_map(range(64)), 2, 8, balance=lambda numbers: numbers**2)
+    for mine, others in steps_of(loaders):
+        assert abs(int((mine**2).sum() - (others**2).sum())) <= 0.02 * int((mine**2).sum() + 100)
+
+
+def test_states_are_of_the_steps_whoever_gets_what() -> None:
+    data = hr.from_map(range(60)).shuffle()
+    whole = [sorted(batch.tolist()) for (batch,) in steps_of(loaders_of(data, 1, 12))]
+    loaders = loaders_of(data, 3, 12, balance=lambda numbers: numbers)
+    steps_of(loaders, 2)
+    (state,) = {json.dumps(loader.state_dict()) for loader in loaders}
+    for world, options in ((2, {}), (4, {"balance": np.sqrt})):
+        loaders = loaders_of(data, world, 12, **options)
+        for loader in loaders:
+            loader.load_state_dict(json.loads(state))
+        assert [sorted(itertools.chain(*(one.tolist() for one in step))) for step in steps_of(loaders)] == whole[2:]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "why"),
+    [
+        (hr.from_map(range(60)), {"balance": "tokens"}, "only once they are read"),
+        (hr.from_map(range(60)), {"balance": "time"}, "one of 'tokens'"),
+        (hr.from_map(range(60)), {"balance": lambda _: [1]}, "gave"),
+        (hr.from_map(range(60)), {"balance": lambda numbers: -numbers}, "0 or more"),
+        (hr.from_map(range(60)), {"balance": np.sqrt, "in_order": False}, "in order"),
+        (hr.from_map(range(60)).filter(bool).epoch(samples=9), {"balance": np.sqrt}, "left out"),
+    ],
+)
+def test_what_cannot_be_dealt_evenly_is_refused(data: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(hr.OptionError, match=why):
+        next(iter(loaders_of(data, 2, 8, **options)[0]))
+
+
+def test_one_rank_has_all_of_it() -> None:
+    (loader,) = loaders_of(hr.from_map(range(20)), 1, 10, balance=np.sqrt)
+    assert [batch.tolist() for batch in loader] == [[*range(10)], [*range(10, 20)]]
