@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from headrace.datasets.base import Operators
+from headrace.datasets.forked import check_apart, side_by_side
 from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.datasets.joined import check_input, check_objects, joined
 from headrace.datasets.joined_sources import split_steps
@@ -32,7 +33,10 @@ def interleave(inputs: Sequence[object], *, block: int) -> Stream:
 
 def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     """Samples of several inputs side by side."""
-    spec = _checked(ZipSpec(_streams("zip", inputs), strict=strict))
+    streams = _streams("zip", inputs)
+    if (branches := side_by_side(streams)) is not None:
+        return branches
+    spec = _checked(ZipSpec(streams, strict=strict))
     check_objects(spec)
     later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
     source = ZipDataset(spec)
@@ -56,6 +60,7 @@ def _streams(name: str, inputs: Sequence[object]) -> list[Stream]:
 
 
 def _checked(spec: Spec) -> Spec:
+    check_apart(spec.streams, spec.call)
     for label, pipeline in zip(spec.labels, spec.pipelines, strict=True):
         check_input(label, pipeline, spec.call)
     return spec

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TypeVar
 
 from headrace.datasets.adding import AddsOperators
 from headrace.datasets.combining import combined
+from headrace.datasets.forking import Branch
+from headrace.errors import OptionError
 
 S = TypeVar("S")  # a stream
 
@@ -58,6 +61,31 @@ class InputMethods(AddsOperators[S]):
         """
         stream: S = combined("zipped", (self, *others), strict=strict)
         return stream
+
+    def fork(self, n: int) -> tuple[S, ...]:
+        """`n` branches of the stream, to which different things are done; `.zip()` of them gets each sample once.
+
+        Each branch gets a copy of the sample: what one changes in place no other one sees. What decides the order, what
+        leaves samples out and what puts them together comes before it, or behind `.zip()`. A branch that is used by
+        itself is the stream with the branch's steps.
+
+        Args:
+            n: branches.
+
+        Raises:
+            OptionError: there is to be none. By `.zip()`, and all else that puts streams together: branches would not
+                stay together, so that samples would be got once for each.
+
+        Examples:
+            >>> import headrace as hr
+            >>> image, label = hr.from_map([{"n": 1}, {"n": 2}]).fork(2)
+            >>> list(image.map(lambda sample: sample["n"] * 10).zip(label.map(lambda sample: sample["n"] % 2)))
+            [(10, 1), (20, 0)]
+        """
+        if n < 1:
+            raise OptionError(f".fork({n}): 1 branch or more")
+        name = uuid.uuid4().hex
+        return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 
     def interleave(self, *others: AddsOperators[S], block: int = 1) -> S:
         """Blocks of the streams in turn: some samples of this one, as many of the next one, and so on.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.datasets.base import Operators
+from headrace.datasets.forked import check_apart
 from headrace.datasets.joined import check_input, joined
 from headrace.datasets.mix_spec import MixSpec, Weights
 from headrace.datasets.pipeline import Pipeline
@@ -61,6 +62,7 @@ def mix(
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
         sources[name] = stream._as_stream()
     mixed = MixSpec(sources, weights, until, step)
+    check_apart(mixed.streams, mixed.call)
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
         check_input(label, pipeline, mixed.call)
         _check_repeats(label, pipeline)

@@ -47,6 +47,11 @@ class Operator(ABC):
         """Whether it follows from the source, and nobody wrote it."""
         return False
 
+    @property
+    def fork(self) -> str | None:
+        """Which fork it begins a branch of; None: of none."""
+        return None
+
     @abstractmethod
     def count(self, count: int) -> int:
         """How many samples (or batches) come of `count`."""

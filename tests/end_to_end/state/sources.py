@@ -381,6 +381,21 @@ def _with_place(numbered: tuple[int, dict[str, Any]]) -> dict[str, Any]:
     return {**sample, "place": place}
 
 
+def branched(data: Any) -> Any:
+    """Samples to which something is done in each of two branches."""
+    first, second = data.fork(2)
+    return first.map(_drawn).zip(second.map(as_it_is).map(_drawn)).map(_of_branches)
+
+
+def _drawn(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "drawn": int(hr.rng().integers(1 << 40))}
+
+
+def _of_branches(pair: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+    assert pair[0]["n"] == pair[1]["n"]
+    return {**pair[0], "other": pair[1]["drawn"]}
+
+
 def of_one(sample: Any) -> Any:
     """A sample that is given on by itself, as a batch of one."""
     return default_collate([sample])

@@ -221,6 +221,8 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
             operators = [shuffle, choose, step]
         if of_numbers.random() < 0.4 and which in ("map", "map, async"):
             which, operators = f"{which}, enumerate", [shuffle, choose, step, sources.numbered]
+        elif of_numbers.random() < 0.2:
+            which, operators = f"{which}, fork", [*operators, sources.branched]
         if of_many.random() < 0.4:
             options["in_order"] = True
             many, gives_many = regrouped(

@@ -1,0 +1,168 @@
+"""Branches of a stream: each sample is got once, and what is done to it in one branch no other one sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+
+
+class Counted(hr.AsyncDataset):
+    """Samples that can be changed in place, and which of them were asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.asked, self._lock = count, list[int](), threading.Lock()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Counted, (self.count,)
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        with self._lock:
+            self.asked.append(key)
+        return {"n": key, "list": [key], "array": np.full(2, key)}
+
+
+def changed(sample: dict[str, Any]) -> dict[str, Any]:
+    sample["n"] += 100
+    sample["list"].append(1)
+    sample["array"] += 1
+    return sample
+
+
+async def slowly(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "slow": True}
+
+
+def plain(pair: tuple[dict[str, Any], ...]) -> list[Any]:
+    return [{name: np.asarray(value).tolist() for name, value in sample.items()} for sample in pair]
+
+
+def drawn(sample: dict[str, Any]) -> float:
+    return float(hr.rng().random())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_branches_that_are_zipped_get_each_sample_once(workers: int) -> None:
+    data = Counted(9)
+    first, second = data.shuffle().fork(2)
+    pairs = first.map(changed).zip(second.map(slowly)).map(plain)
+    with hr.DataLoader(pairs, batch_size=None, num_workers=workers, collate_fn=list) as loader:
+        got = list(loader)
+    assert sorted(data.asked) == list(range(9))
+    assert sorted(second["n"] for _, second in got) == list(range(9))
+    for one, other in got:
+        n = other["n"]
+        assert other == {"n": n, "list": [n], "array": [n, n], "slow": True}
+        assert one == {"n": n + 100, "list": [n, 1], "array": [n + 1, n + 1]}
+
+
+def test_later_branches_do_not_see_what_earlier_ones_change() -> None:
+    branches = Counted(2).fork(3)
+    pairs = branches[0].map(changed).zip(branches[1], branches[2].map(changed)).map(plain)
+    assert [sample["n"] for sample in next(iter(pairs))] == [100, 0, 100]
+    assert pairs[1][1] == {"n": 1, "list": [1], "array": [1, 1]}
+
+
+def test_branches_draw_random_numbers_of_their_own() -> None:
+    first, second = Counted(50).fork(2)
+    pairs = list(first.map(drawn).zip(second.map(drawn)))
+    assert all(one != other for one, other in pairs)
+    assert pairs == list(first.map(drawn).zip(second.map(drawn)))
+
+
+def test_branches_of_what_has_no_numbers_stay_together() -> None:
+    first, second = hr.from_iterable(lambda: iter(range(10))).filter(lambda n: n % 2).fork(2)
+    assert list(first.map(str).zip(second)) == [(str(n), n) for n in range(1, 10, 2)]
+    first, second = hr.from_map(range(5)).batch(2).fork(2)
+    assert list(first.map(sum).zip(second.map(len))) == [(1, 2), (5, 2), (4, 1)]
+
+
+def test_branch_by_itself_is_the_stream() -> None:
+    first, second = hr.from_map(range(5)).shuffle(seed=1).fork(2)
+    assert list(first) == list(second) == list(hr.from_map(range(5)).shuffle(seed=1))
+    assert ".fork(2)[1]  [plan]" in second.describe()
+    assert next(iter(first.map(str).zip(hr.from_map("abcde")))) == (str(next(iter(first))), "a")
+    text = first.map(str).zip(second.map(abs)).describe()
+    assert all(line in text for line in ("fork(2)  [w", ".map(str) of branch 0  [w", ".map(abs) of branch 1  [w"))
+
+
+def test_state_of_branches_is_exact_in_any_loop_and_for_any_workers() -> None:
+    first, second = Counted(11).shuffle().fork(2)
+    data = first.map(drawn).zip(second.map(drawn)).filter(lambda pair: pair[0] < 0.8)
+
+    def given(state: str | None = None, workers: int = 0) -> tuple[list[Any], list[str]]:
+        with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=workers) as loader:
+            loader.load_state_dict({} if state is None else json.loads(state))
+            batches, states = [], []
+            for batch in loader:
+                batches.append(batch)
+                states.append(json.dumps(loader.state_dict()))
+            return batches, states
+
+    whole, states = given()
+    for done, state in enumerate(states[:-1], 1):
+        assert given(state, workers=done % 2)[0] == whole[done:]
+
+    async def later() -> list[Any]:
+        return [pair async for pair in data]
+
+    assert asyncio.run(later()) == list(data) == [pair for batch in whole for pair in batch]
+
+
+def test_branches_are_known_in_another_process() -> None:
+    data = Counted(3)
+    first, second = (pickle.loads(pickle.dumps(branch)) for branch in data.fork(2))
+    assert [pair[0]["n"] for pair in first.zip(second)] == [0, 1, 2]
+    assert first.source.asked == [0, 1, 2]
+    assert second.source.asked == []
+
+
+def test_error_of_a_branch_names_it() -> None:
+    first, second = hr.from_map([1, 0]).fork(2)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(first.zip(second.map(lambda n: 1 // n)))
+    assert any("of branch 1" in note for note in caught.value.__notes__)
+    first, second = hr.from_map([threading.Lock()]).fork(2)
+    with pytest.raises(TypeError) as refused:
+        list(first.zip(second))
+    assert any("cannot be copied for each branch" in note for note in refused.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda a, b: a.filter(bool).zip(b), r"filter\(bool\) of branch 0"),
+        (lambda a, b: a.zip(b.shuffle()), r"shuffle\(auto\) of branch 1"),
+        (lambda a, b: a.zip(b.take(2)), r"take\(2\) of branch 1"),
+        (lambda a, b: a.batch(2).zip(b.batch(2)), r"batch\(2\) of branch 0"),
+        (lambda a, b: a.zip(b.flat_map(list)), r"flat_map\(list\) of branch 1"),
+        (lambda a, b: a.zip(b.enumerate()), r"enumerate\(\) of branch 1"),
+        (lambda a, b: a.zip(b, hr.from_map([1, 2])), r"inputs 0 and 1 of \.zip\(\) are branches of one \.fork"),
+        (lambda a, b: a.concat(b), r"inputs 0 and 1 of \.concat\(\) are branches"),
+        (lambda a, b: a.interleave(b), r"inputs 0 and 1 of \.interleave\(\) are branches"),
+        (lambda a, b: hr.mix({"a": a, "b": b}), "are branches of one"),
+        (lambda a, b: a.zip(*b.map(str).fork(2)), r"inputs 1 and 2 of \.zip\(\) are branches"),
+        (lambda a, b: a.fork(0), r"fork\(0\)"),
+    ],
+)
+def test_what_would_get_samples_twice_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(hr.OptionError, match=says):
+        make(*hr.from_map([1, 2]).fork(2))
+
+
+def test_fork_within_a_branch_is_put_together_first() -> None:
+    a, b = Counted(3).fork(2)
+    c, d = b.map(slowly).fork(2)
+    inner = c.map(drawn).zip(d.map(lambda sample: sample["slow"]))
+    got = list(a.map(lambda sample: sample["n"]).zip(inner))
+    assert [(n, pair[1]) for n, pair in got] == [(0, True), (1, True), (2, True)]
