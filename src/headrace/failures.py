@@ -30,6 +30,7 @@ class Origin:
         url: of its shard, without secrets.
         worker: the number of the worker process.
         caught: what torch's loader says of an exception that came of a user's function in a worker.
+        passed: the operators that the sample had passed, from its source to what failed.
     """
 
     stage: str = ""
@@ -38,6 +39,7 @@ class Origin:
     url: str = ""
     worker: int | None = None
     caught: str = ""
+    passed: str = ""
 
     @property
     def name(self) -> str:
@@ -53,6 +55,7 @@ class Origin:
             ("key", self.key or None),
             ("url", self.url or None),
             ("worker", self.worker),
+            ("operators:", self.passed or None),
         )
         return "; ".join(f"{what} {value}" for what, value in details if value is not None)
 

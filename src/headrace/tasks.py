@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from headrace.failures import Origin, PackedError
+from headrace.functions import as_it_is
 from headrace.memory import Lease
 from headrace.parts import Part
 from headrace.rows import Rows
@@ -29,6 +30,7 @@ class Step:
         prepare: of the first step, what makes samples ready for it, many at once and in their places. It gives the
             bytes that they were, and raises nothing.
         is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
+        passed: the operators that a sample has passed, from its source to this one, for errors.
     """
 
     name: str
@@ -38,11 +40,21 @@ class Step:
     is_implied: bool = False
     prepare: Callable[[Sequence[object]], int] | None = None
     is_numbered: bool = False
+    passed: str = ""
 
     @property
     def keeps_count(self) -> bool:
         """Whether one sample comes out for each that goes in."""
         return self.kind == "map"
+
+    @property
+    def told(self) -> str:
+        """What the note of an error says of it."""
+        return f"{self.name}; operators: {self.passed}" if self.passed else self.name
+
+
+NO_STEP = Step("", "map", as_it_is)
+"""Stands for what is before the first step."""
 
 
 class Finish(Enum):

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.errors import WorkerDiedError
 from headrace.failures import NOWHERE, Origin, PackedError, Scope
+from headrace.tasks import Step
 from headrace.torch_compat.errors import pack_worker_error, unpack_error
 from headrace.torch_compat.serialize import pack_error
 from headrace.work.origins import note_origin
@@ -22,9 +23,16 @@ def test_origin_tells_in_words_what_is_known_and_nothing_else() -> None:
 
 def test_origin_that_is_noted_is_the_one_that_is_sent() -> None:
     error = KeyError("x")
-    origin = note_origin(error, "map(f)", {"__key__": "a" * 300, "__url__": "s3://user:word@a/0.tar"}, 5, 2)
+    origin = note_origin(
+        error,
+        Step("map(f)", "map", abs, passed="FromMap → map(f)"),
+        {"__key__": "a" * 300, "__url__": "s3://user:word@a/0.tar"},
+        5,
+        2,
+    )
     assert error.__notes__ == [origin.note]
     assert len(origin.key) == 200
+    assert origin.note.endswith("worker 2; operators: FromMap → map(f)")
     assert "word" not in origin.note
 
 

@@ -43,7 +43,7 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     if not any(later):
         return Stream(source)
     random = any(step.random for steps in later for step in steps)
-    each = ZipStep(spec.labels, [[(step.name, step.fn) for step in some] for some in later])
+    each = ZipStep(spec.labels, [[(step.told, step.fn) for step in some] for some in later])
     return Stream(source, (EachSample(Step("zip", "map", each, random, is_implied=True)),))
 
 

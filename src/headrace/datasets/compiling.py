@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from headrace.datasets.operators import (
     Batch,
@@ -25,6 +26,8 @@ from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.tasks import Step
 
+_SOURCE_MOST = 100  # characters of what it is called, in the notes of errors
+
 
 def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
     """The operators by who carries them out.
@@ -34,6 +37,7 @@ def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
     """
     compiler = _Compiler(source)
     for operator in operators:
+        compiler.passed.append(operator.text)
         operator.add_to(compiler)
     return compiler.pipeline()
 
@@ -47,6 +51,7 @@ class _Compiler:
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
+        self.passed = [f"{source.text:.{_SOURCE_MOST}}"]  # what samples have passed, for errors
         self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
         self._levels: list[tuple[GroupOperator | None, list[EachSample], int | None]] = [(None, [], None)]
@@ -89,7 +94,8 @@ class _Compiler:
         return len(self._levels) == 1 and all(operator.step.keeps_count for operator in self._each)
 
     def add_each(self, operator: EachSample) -> None:
-        step = operator.step
+        step = replace(operator.step, passed=" → ".join(self.passed))
+        operator = replace(operator, step=step)
         if step.is_numbered:
             self._check_numbered(operator)
         if operator.is_collate and self._is_batched:

@@ -67,7 +67,7 @@ def joined(spec: JoinedSpec) -> Stream:
     if is_done and (by_url is None or not spec.adds_names):
         return Stream(source)
     random = any(step.random for steps in later for step in steps)
-    steps = [[(step.name, step.fn) for step in some] for some in later]
+    steps = [[(step.told, step.fn) for step in some] for some in later]
     each = JoinedStep(spec.labels, spec.names if spec.adds_names else None, steps, by_url)
     return Stream(source, (EachSample(Step(spec.kind, "map", each, random, is_implied=True), names_source=is_done),))
 

@@ -99,7 +99,7 @@ class InputsDataset(AsyncDataset):
                 text += f", key {inside!r:.200}"
             sample = await source.at(inside, self.spec.pipelines[number].wanted)
             for step in self._first_steps[number]:
-                text += f"; stage: {step.name}"
+                text += f"; stage: {step.told}"
                 if is_async(step.fn):
                     sample = await step.fn(sample)
                 else:

@@ -9,7 +9,7 @@ from headrace.cancelled import is_ours
 from headrace.failures import Failure
 from headrace.positions import part_position
 from headrace.running import RunningSample, running_sample
-from headrace.tasks import Step
+from headrace.tasks import NO_STEP, Step
 from headrace.torch_compat import serialize
 from headrace.work.origins import note_origin
 
@@ -18,10 +18,10 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
     """What becomes of a sample in asynchronous steps: itself, nothing, or many."""
     if isinstance(sample, Failure):
         return [sample]
-    name, source = "", sample
+    at, source = NO_STEP, sample
     try:
         for index, step in enumerate(steps, 1):
-            name = step.name
+            at = step
             result = await step.fn(sample)
             if step.kind == "many":
                 return await _each(steps[index:], result, position)
@@ -32,7 +32,7 @@ async def apply(steps: Sequence[Step], sample: object, position: int) -> list[ob
     except BaseException as error:
         if is_ours(error):
             raise
-        origin = note_origin(error, name, source, position, None)
+        origin = note_origin(error, at, source, position, None)
         return [Failure(serialize.pack_error(error, origin))]
     return [sample]
 
@@ -54,7 +54,7 @@ async def get_through(get: Callable[[Any], Awaitable[object]], steps: Sequence[S
         try:
             sample = await step.fn(sample)
         except Exception as error:
-            error.add_note(f"stage: {step.name}")
+            error.add_note(f"stage: {step.told}")
             raise
     return sample
 

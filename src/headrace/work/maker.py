@@ -24,7 +24,7 @@ from headrace.failures import (
 from headrace.forks import PROCESS, Original
 from headrace.positions import part_position
 from headrace.sent import SentPart, offset_in
-from headrace.tasks import Chain, Step
+from headrace.tasks import NO_STEP, Chain, Step
 from headrace.torch_compat import serialize
 from headrace.torch_compat.packed_each import PackedEach
 from headrace.work.inputs import Inputs
@@ -114,7 +114,7 @@ class Maker:
         except BaseException as error:
             self._original.check(name, error)
             worker = self.number if self._everywhere else None
-            origin = note_origin(error, name, None, order.position, worker, keys)
+            origin = note_origin(error, chain.steps[0], None, order.position, worker, keys)
             samples = [Failure(self.pack(chain, error, origin))] * len(sendable)
         busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
         made = iter(samples)
@@ -136,11 +136,10 @@ class Maker:
             sample, source = sample.take()
             if is_final:
                 return sample
-        is_begun = False
-        name = ""
+        is_begun, at = False, NO_STEP
         try:
             for index, step in enumerate(steps, 1):
-                name = step.name
+                at = step
                 if step.random and not is_begun:
                     number = key_number(source) if chain.by_key else position
                     if generators != EVERY_GENERATOR and not is_plain(sample):
@@ -150,8 +149,8 @@ class Maker:
                 began = time.perf_counter()
                 result = _call(step, (position, sample) if step.is_numbered else sample)
                 if PROCESS.forks != self._original.forks:
-                    self._original.check(name)
-                busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+                    self._original.check(step.name)
+                busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
                 if step.kind == "map":
                     sample = result
                 elif step.kind == "many":
@@ -159,11 +158,11 @@ class Maker:
                 elif not result:
                     return DROPPED
         except BaseException as error:
-            self._original.check(name, error)
+            self._original.check(at.name, error)
             if isinstance(error, DecodeError):
                 error.place(offset_in(*self._at))
             worker = self.number if self._everywhere else None
-            origin = note_origin(error, name, source, position, worker, source if chain.by_key else None)
+            origin = note_origin(error, at, source, position, worker, source if chain.by_key else None)
             return Failure(self.pack(chain, error, origin))
         return sample
 

@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from headrace.errors import CollateError, StageError, masked
 from headrace.failures import Origin, shown
 from headrace.positions import divided
+from headrace.tasks import Step
 from headrace.torch_compat import collate
 
 
 def note_origin(
-    error: BaseException, step: str, sample: object, position: int, worker: int | None, key: object = None
+    error: BaseException, step: Step, sample: object, position: int, worker: int | None, key: object = None
 ) -> Origin:
     """Say on the exception itself where it happened; gives that."""
     url: object = None
     if key is None:
         key, url = _names(sample)
     address = "" if url is None else masked(str(url))
-    origin = Origin(step, divided(position)[0], "" if key is None else shown(key), address, worker)
+    key_text = "" if key is None else shown(key)
+    origin = Origin(step.name, divided(position)[0], key_text, address, worker, passed=step.passed)
     with contextlib.suppress(Exception):
         error.add_note(origin.note)
     if isinstance(error, StageError) and error.key is None:
