@@ -251,8 +251,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             find_ranks, rank=rank, world_size=world_size, device_mesh=device_mesh, data_dims=data_dims, ranks=ranks
         )
         name = f"enumerate(DataLoader)#{type(self).__name__}.__next__"
-        resolved = resolve.resolve(self, stream.pipeline())
-        self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=find if shard else Ranks, name=name)
+        resolved, is_whole = resolve.resolve(self, stream.pipeline()), stream.pipeline().delivering.is_everywhere
+        ranks_of = find if shard and not is_whole else Ranks
+        self._behind = Streaming(dataset, stream, resolved, workers=workers, ranks=ranks_of, name=name)
 
     def __repr__(self) -> str:
         data = getattr(self, "dataset", None)

@@ -176,6 +176,7 @@ class Grouping(Protocol):
         after: what is done to batches in workers.
         gives_many: by what many samples may come of one, or one of many.
         puts_together: by what samples are put together before batches are made of them.
+        prefetch: how much of what comes out is made ahead at most; None: it says nothing.
     """
 
     @property
@@ -192,6 +193,9 @@ class Grouping(Protocol):
 
     @property
     def puts_together(self) -> str | None: ...
+
+    @property
+    def prefetch(self) -> int | None: ...
 
 
 def resolve(loader: Any, pipeline: Grouping) -> Settings:
@@ -232,7 +236,8 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         raise OptionError(f"quarantine= and .{pipeline.puts_together}: which sample of a group failed is not known")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
     is_single = pipeline.group is None and batch_size is None and loader.in_order
-    prefetch_factor, together = _ahead(loader, use_slots=use_slots, is_single=is_single)
+    most = _prefetch(loader.prefetch_factor, pipeline.prefetch)
+    prefetch_factor, together = _ahead(loader, most, use_slots=use_slots, is_single=is_single)
     tail = _tail(loader, drop_last)
     if loader.global_batch_size is not None:
         if pipeline.group is not None or batch_size != 1:
@@ -269,14 +274,24 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     )
 
 
-def _ahead(loader: Any, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
+def _prefetch(factor: int | None, of_stream: int | None) -> int | None:
+    """How many messages are made ahead at most, where the user has said it.
+
+    Raises:
+        OptionError: loader and stream say different things.
+    """
+    if None not in (factor, of_stream) and factor != of_stream:
+        raise OptionError(f"prefetch_factor={factor} and .prefetch({of_stream}): give one of them")
+    return of_stream if factor is None else factor
+
+
+def _ahead(loader: Any, most: int | None, *, use_slots: bool, is_single: bool) -> tuple[int, int]:
     """(how many messages are made ahead, how many samples go into one at most).
 
     Samples that are given on one by one go some together; where it is said how many are made ahead, so many are those
     of all messages, with the one that the trainer has opened.
     """
     messages = _PREFETCH_BATCHES if use_slots else max(_PREFETCH_BATCHES, 2 * loader.num_workers)
-    most = loader.prefetch_factor
     if most is None:
         return messages, _TOGETHER if is_single else 1
     together = min(_TOGETHER, (most + 1) // (messages + 1))

@@ -124,7 +124,10 @@ def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_r
         (lambda data: data.enumerate().epoch(samples=9), r"epoch\(samples=9\) behind \.enumerate\(\)"),
         (lambda data: data.enumerate().zip(data), r"enumerate\(\) of input 0 of \.zip\(\)"),
         (lambda data: hr.mix({"a": data.enumerate()}), r"enumerate\(\) of source 'a'"),
-        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"behind \.enumerate\(\): that makes tuples"),
+        (
+            lambda data: data.enumerate().pack(4, lengths=[1, 2]),
+            r"behind \.enumerate\(\): that is about what a loader gives",
+        ),
         (lambda data: hr.DataLoader(data.enumerate(), shuffle=True), r"shuffle\(auto\) behind \.enumerate\(\)"),
     ],
 )

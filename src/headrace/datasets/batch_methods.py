@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from headrace.datasets.adding import AddsOperators
 from headrace.datasets.batchers import BucketBatcher, Length
+from headrace.datasets.delivering import Prefetch
 from headrace.datasets.operators import Batch, EachSample, GroupOperator
 from headrace.datasets.packing import Packing, packed_stream_of
 from headrace.errors import OptionError
@@ -137,6 +138,29 @@ class BatchMethods(AddsOperators[S]):
             batcher=functools.partial(BucketBatcher, edges, batch_size, batch_tokens, drop_last=True),
         )
         return self._with(whole if drop_last else replace(buckets, without_short=whole))
+
+    def prefetch(self, n: int) -> S:
+        """No more than `n` of what comes out is made before it is asked for: of batches behind `.batch()`, or samples.
+
+        It is a loader's `prefetch_factor`, said by the stream: where a loader makes the batches, it counts these. What
+        is read ahead of that is bounded by the loader's memory budget. It comes last.
+
+        Args:
+            n: 0: nothing is made before it is asked for.
+
+        Raises:
+            OptionError: it is negative, or was said before. By a loader: its `prefetch_factor` says something else.
+
+        Examples:
+            >>> import headrace as hr
+            >>> made = []
+            >>> first = next(iter(hr.from_map(range(100)).map(made.append).prefetch(3)))
+            >>> len(made) <= 4
+            True
+        """
+        if n < 0:
+            raise OptionError(f".prefetch({n}): 0 or more")
+        return self._with(Prefetch(n))
 
     def pack(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from headrace.datasets.delivering import NOTHING_SAID, DeliveryOperator
 from headrace.datasets.operators import (
     Batch,
     EachSample,
@@ -60,6 +61,7 @@ class _Compiler:
         self._limit: int | None = None  # of the last level
         self._is_given = self._is_batched = False
         self._makes_batches = False  # what puts samples together, of which nobody knows how many
+        self._delivering = NOTHING_SAID
 
     def pipeline(self) -> Pipeline:
         """What they are together."""
@@ -79,6 +81,7 @@ class _Compiler:
             self._is_given,
             tuple(Regroup(grouping, _steps(some), limit) for grouping, some, limit in regroups),
             self._is_batched or self._makes_batches,
+            self._delivering,
         )
         if self._source.is_compressed and not pipeline.is_by_number:
             order.check_as_read()
@@ -96,6 +99,7 @@ class _Compiler:
     def add_each(self, operator: EachSample) -> None:
         step = replace(operator.step, passed=" → ".join(self.passed))
         operator = replace(operator, step=step)
+        self._check_last(operator)
         if step.is_numbered:
             self._check_numbered(operator)
         if operator.is_collate and self._is_batched:
@@ -114,10 +118,12 @@ class _Compiler:
         self._makes_batches = operator.is_collate or (self._makes_batches and not operator.is_unbatch)
 
     def add_batch(self, operator: Batch) -> None:
+        self._check_last(operator)
         self._close()
         self._batch, self._is_batched, self._makes_batches = operator, True, False
 
     def add_group(self, operator: GroupOperator) -> None:
+        self._check_last(operator)
         self._close()
         self._begin_level(operator, [])
         self._is_batched, self._makes_batches = False, operator.makes_batches
@@ -182,6 +188,16 @@ class _Compiler:
         if not is_first or not self._order.has_only_shuffles or not self._source.answers_keys:
             return False
         return not self._source.is_compressed  # then it is read from its start
+
+    def add_delivering(self, operator: DeliveryOperator) -> None:
+        self._delivering = operator.of(self._delivering)
+
+    def _check_last(self, operator: Operator) -> None:
+        if self._delivering.prefetch is not None:
+            raise OptionError(
+                f".{operator.text} behind .prefetch({self._delivering.prefetch}): that counts what comes out of the "
+                "stream; put .prefetch() last"
+            )
 
     def _check_numbered(self, operator: EachSample) -> None:
         """Whether samples have the places that they come at here."""

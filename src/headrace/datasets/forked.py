@@ -64,7 +64,7 @@ def _steps(number: int, branch: Stream) -> list[Step]:
     """What a branch does to its sample of a tuple."""
     pipeline = branch.pipeline()
     others = [*(operator.text for operator in pipeline.order.operators), *pipeline.changing]
-    others += [] if pipeline.numbered is None else [pipeline.numbered.name]
+    others += [] if pipeline.of_all is None else [pipeline.of_all]
     others += [] if pipeline.group is None else [pipeline.group.text]
     if others or pipeline.keeps or pipeline.is_batched:
         raise OptionError(

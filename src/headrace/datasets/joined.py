@@ -32,10 +32,10 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
         raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")
     if pipeline.group is not None or pipeline.is_batched:
         raise OptionError(f"{label} makes batches: put .batch() behind {call}, and .collate() with it")
-    if pipeline.numbered is not None:
+    if pipeline.of_all is not None:
         raise OptionError(
-            f"{pipeline.numbered.name} of {label} gives places in the epoch, which an input has none of: put it behind "
-            f"{call}"
+            f".{pipeline.of_all} of {label}: it is about the epoch that a loader gives, of which an input is a part "
+            f"that follows from positions alone; put it behind {call}"
         )
     if not pipeline.keeps_count:
         raise OptionError(f"{pipeline.changing[0]} of {label} changes their number: put it behind {call}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.datasets.adding import AddsOperators
 from headrace.datasets.choosing import SelectIndices, Stretch, WeightedSample
+from headrace.datasets.delivering import OnEveryRank
 from headrace.datasets.order_operators import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
 
@@ -82,6 +83,20 @@ class OrderMethods(AddsOperators[S]):
         if not 0 <= index < count:
             raise OptionError(f".shard({index}, {count}): 0 <= index < count must hold")
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
+
+    def on_every_rank(self) -> S:
+        """Ranks do not divide the samples: each gets all of them, in the same order, as by a loader's `shard=False`.
+
+        It is about the stream as a whole: what ranks do not divide cannot be one of several inputs of one that they
+        divide, since which of its samples come with which others would depend on the number of ranks.
+
+        Examples:
+            >>> import headrace as hr
+            >>> data = hr.from_map(range(3)).on_every_rank()
+            >>> [list(hr.DataLoader(data, batch_size=None, rank=rank, world_size=2)) for rank in range(2)]
+            [[0, 1, 2], [0, 1, 2]]
+        """
+        return self._with(OnEveryRank())
 
     def sample(
         self,

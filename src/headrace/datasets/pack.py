@@ -104,8 +104,8 @@ def _check(pipeline: Pipeline, call: str) -> None:
             f"{call} behind {pipeline.changing[0]}: how many documents come is known only once they are read; leave "
             "them out of the data first, or by their numbers: .sample(numbers)"
         )
-    if pipeline.numbered is not None:
-        raise OptionError(f"{call} behind .{pipeline.numbered.name}: that makes tuples of documents; put it behind")
+    if pipeline.of_all is not None:
+        raise OptionError(f"{call} behind .{pipeline.of_all}: that is about what a loader gives; put it behind .pack()")
     if order.passes is not None:
         raise OptionError(f"{call} behind .{order.passes.text}: put it in front of that")
     drawn = next(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.datasets.delivering import NOTHING_SAID, Delivering
 from headrace.datasets.fields import Selection
 from headrace.datasets.narrowing import narrowed
 from headrace.datasets.operators import Batch, EachSample, GroupOperator
@@ -54,6 +55,7 @@ class Pipeline:
             behind a limit.
         is_batched: whether what comes out are batches.
         is_given: whether the limit is what `.epoch()` says of an iterable data set, which begins again by itself.
+        delivering: how what comes out is delivered.
     """
 
     source: SampleSource
@@ -66,6 +68,7 @@ class Pipeline:
     is_given: bool = False
     regroups: tuple[Regroup, ...] = ()
     is_batched: bool = False
+    delivering: Delivering = NOTHING_SAID
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -77,6 +80,20 @@ class Pipeline:
         """Whether each sample of the source comes under its own number or key, and by itself."""
         is_of_source = not self.order.operators and not self.keeps and self.numbered is None
         return is_of_source and self.keeps_count and self.group is None
+
+    @property
+    def of_all(self) -> str | None:
+        """What is about the epoch as a loader delivers it, and cannot be said of an input of several."""
+        if self.numbered is not None:
+            return self.numbered.name
+        if self.delivering.is_everywhere:
+            return "on_every_rank()"
+        return None if self.delivering.prefetch is None else f"prefetch({self.delivering.prefetch})"
+
+    @property
+    def prefetch(self) -> int | None:
+        """How much of what comes out is made ahead at most; None: it is not said."""
+        return self.delivering.prefetch
 
     @property
     def numbered(self) -> Step | None:
