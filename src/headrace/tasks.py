@@ -31,6 +31,8 @@ class Step:
             bytes that they were, and raises nothing.
         is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
         passed: the operators that a sample has passed, from its source to this one, for errors.
+        open_rows: of the first step, what does it to the rows [start, stop) of `headrace.formats.opening.BlockRows`. It
+            gives samples, None in the places of those that must go through the step, and the bytes that they were.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Step:
     prepare: Callable[[Sequence[object]], int] | None = None
     is_numbered: bool = False
     passed: str = ""
+    open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
 
     @property
     def keeps_count(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS
-from headrace.formats.opening import BLOCK, ROW, Opener, SharedBlock
+from headrace.formats.opening import BLOCK, ROW, BlockRows, Opener, SharedBlock, is_kept
 from headrace.formats.rows_of_block import RowsOfBlock
 
 
@@ -32,25 +34,51 @@ class _Squares(RowsOfBlock):
         return {"__n__" if self.data[number] == 9 else "n": self.data[number] ** 2}
 
 
+class _ByColumn(_Squares):
+    """The same, which give their values field by field."""
+
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Sequence[object]] | None:
+        rows = self.some(numbers)
+        return {name: [row[name] for row in rows] for name in {name: 0 for row in rows for name in row}}
+
+
 class _Numbers(Format):
     name, suffixes = "numbers", ()
+    rows: type[_Squares] = _Squares
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
         if block.members == ("single",):
             return [{"single": len(bodies[0])}]
         if not bodies[0]:
             raise hr.LimitError("it is empty")
-        return _Squares(bodies[0])
+        return self.rows(bodies[0])
+
+
+class _Columns(_Numbers):
+    rows = _ByColumn
 
 
 def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list[dict[str, object]]:
-    """A sample for each (block, row); of a block -1 one that is a member by itself."""
+    """A sample for each (block, row); the last block is opened for one row alone."""
+    some = rows_of(blocks, rows)
+    return [some.sample(k) for k in range(len(rows))]
+
+
+def rows_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
+    """The same samples, before any is asked for."""
     shared = [SharedBlock(k + 1, partial(dict, body=data)) for k, data in enumerate(blocks)]
-    samples: list[dict[str, object]] = []
-    for k, (block, row) in enumerate(rows):
-        source: dict[str, object] = {"single": bytes(row)} if block < 0 else {BLOCK: shared[block], ROW: row}
-        samples.append({"__key__": str(k), "__url__": f"memory://{max(block, 0)}", **source})
-    return samples
+    shared.append(SharedBlock(0, lambda: {"single": b"123"}))
+    block, row = np.array(rows, np.int64).reshape(-1, 2).T
+    urls = [f"memory://{block}" for block, _ in rows]
+    return BlockRows([str(k) for k in range(len(rows))], urls, shared, block, row)
+
+
+def opened_together(opener: Opener, rows: BlockRows, start: int = 0) -> list[object]:
+    """What is opened together, and the others one by one."""
+    samples, _ = opener.open_rows(rows, start, len(rows.keys))
+    return [
+        opened(opener, [rows.sample(k)])[0] if sample is None else sample for k, sample in enumerate(samples, start)
+    ]
 
 
 def opened(opener: Opener, samples: Sequence[dict[str, object]]) -> list[object]:
@@ -68,23 +96,24 @@ BLOCKS = st.lists(st.binary(max_size=12), min_size=1, max_size=3)
 
 @given(BLOCKS, st.data())
 def test_rows_that_are_opened_together_are_those_that_are_opened_one_by_one(blocks: list[bytes], data: st.DataObject):
-    places = [(k, row) for k, block in enumerate(blocks) for row in range(max(1, len(block)))] + [(-1, 3)]
-    rows = data.draw(st.lists(st.sampled_from(places), max_size=20))
-    together = samples_of(blocks, rows)
-    opener = Opener(_Numbers(), DEFAULTS)
-    opener.prepare(together)
-    assert opened(opener, together) == opened(Opener(_Numbers(), DEFAULTS), samples_of(blocks, rows))
+    places = [(k, row) for k, block in enumerate(blocks) for row in range(max(1, len(block)))] + [(len(blocks), 0)]
+    rows = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=20))
+    start = data.draw(st.integers(0, len(rows) - 1))
+    form = data.draw(st.sampled_from([_Numbers(), _Columns()]))
+    together = opened_together(Opener(form, DEFAULTS), rows_of(blocks, rows), start)
+    assert together == opened(Opener(_Numbers(), DEFAULTS), samples_of(blocks, rows)[start:])
 
 
 def test_many_large_rows_are_not_opened_together() -> None:
     block = bytes(2**22)
-    samples = samples_of([block], [(0, row) for row in range(2**21 + 1, 2**22, 2**12)])
+    rows = rows_of([block], [(0, row) for row in range(2**21 + 1)])
     opener = Opener(_Numbers(), DEFAULTS)
-    assert opener.prepare(samples) == len(samples)  # as many bytes as they have
-    assert BLOCK not in samples[0]
-    huge = samples_of([block], [(0, row) for row in range(2**21 + 1)])
-    assert opener.prepare(huge) == 2**21 + 1
-    assert BLOCK in huge[0]
+    some, nbytes = opener.open_rows(rows, 0, 10)
+    assert nbytes == len(some) == 10  # as many bytes as they have
+    assert None not in some
+    all_of_them, nbytes = opener.open_rows(rows, 0, 2**21 + 1)
+    assert nbytes == 2**21 + 1
+    assert all_of_them.count(None) == 2**21 + 1
 
 
 @pytest.mark.parametrize("at", [0, -1, slice(1, 3), slice(None, None, -2)])
@@ -110,14 +139,12 @@ class _Counted(_Numbers):
 def test_block_is_opened_once_and_let_go_of_with_the_last_row_that_is_wanted(together: bool) -> None:
     form = _Counted()
     opener = Opener(form, DEFAULTS)
-    shared = SharedBlock(1, partial(dict, body=b"\1\2\3\4"), wanted=4)
+    rows = rows_of([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
+    rows.blocks[0].wanted = 4
     for number, row in enumerate((2, 0, 3, 1)):
         assert len(opener._opened) == (number > 0)
-        sample: dict[str, object] = {"__key__": str(row), "__url__": "memory://0", BLOCK: shared, ROW: row}
-        if together:
-            opener.prepare([sample])
-            assert BLOCK not in sample
-        assert opener(sample)["n"] == (row + 1) ** 2
+        sample: Any = opener.open_rows(rows, number, number + 1)[0][0] if together else opener(rows.sample(number))
+        assert sample["n"] == (row + 1) ** 2
     assert len(form.opened) == 1
     assert not opener._opened
     assert opener._held_bytes == 0
@@ -133,14 +160,11 @@ def test_rows_that_are_left_out_and_refused_ones_count_as_given_once() -> None:
 
     form = Odd()
     opener = Opener(form, DEFAULTS)
-    shared = SharedBlock(1, partial(dict, body=bytes(range(6))), wanted=6)
+    rows = rows_of([bytes(range(6))], [(0, row) for row in range(6)])
+    rows.blocks[0].wanted = 6
     for start in (0, 3):
-        samples = [
-            {"__key__": str(row), "__url__": "memory://0", BLOCK: shared, ROW: row} for row in range(start, start + 3)
-        ]
-        opener.prepare(samples)
-        for one in samples:
-            opener(one)
+        samples, _ = opener.open_rows(rows, start, start + 3)
+        assert [is_kept(one) for one in samples if one is not None] == [start % 2 == k % 2 for k in range(3)]
     assert len(form.opened) == 1
     assert not opener._opened
 

@@ -53,7 +53,8 @@ def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
     if source.format.fields_are_members:
         return ()
     opener = Opener(source.format, source.limits)
-    step = Step(f"open({source.format.name})", "map", opener, is_implied=True, prepare=opener.prepare)
+    name = f"open({source.format.name})"
+    step = Step(name, "map", opener, is_implied=True, prepare=opener.prepare, open_rows=opener.open_rows)
     by_field = source.format.members_make_fields
     opens = EachSample(step, opens=True, opens_fields=by_field)
     rows = source.format.row_filter(source.urls)

@@ -5,7 +5,9 @@ Numbers, text and bytes are read out of Arrow's buffers themselves: to ask Arrow
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,6 @@ from numpy.typing import NDArray
 
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
 from headrace.formats.rows_of_block import RowsOfBlock
-from headrace.types import Ints
 
 Arrow = Any
 """An object of pyarrow, which has no types."""
@@ -21,6 +22,10 @@ Arrow = Any
 Getter = Callable[[int], object]
 """The value of a row."""
 
+Taker = Callable[[Sequence[int]], Iterable[object]]
+"""The values of several rows; they are a range where they follow one another."""
+
+_FEW = 8  # values that are taken one by one
 _ENCODED = ("Image", "Audio", "Video", "Pdf", "Nifti")
 _ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 _NESTED = ("Sequence", "List", "LargeList")
@@ -74,25 +79,56 @@ class TableRows(RowsOfBlock):
     def row(self, number: int) -> dict[str, object] | None:
         if self._kept is not None and not self._kept[number]:
             return None
-        return self._sample([get(number) for get in self._getters])
+        return {**self._constants, **{name: get(number) for name, get in zip(self._names, self._getters, strict=True)}}
 
-    def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
-        if self._kept is not None or not self._takers:
-            return super().some(numbers)
-        chosen = np.asarray(numbers, np.int64)
-        return [self._sample(values) for values in zip(*(take(chosen) for take in self._takers), strict=True)]
-
-    def _sample(self, values: Iterable[object]) -> dict[str, object]:
-        return {**self._constants, **dict(zip(self._names, values, strict=True))}
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:
+        if self._kept is not None:
+            return None
+        constants = {name: itertools.repeat(value, len(numbers)) for name, value in self._constants.items()}
+        return {**constants, **{name: take(numbers) for name, take in zip(self._names, self._takers, strict=True)}}
 
 
-def _taker(array: Arrow, get: Getter) -> Callable[[Ints], Iterable[object]]:
+def _taker(array: Arrow, get: Getter) -> Taker:
     """What gives the values of several rows, as `get` gives that of each."""
-    if not _are_numbers(array.type) or array.null_count:
-        return lambda rows: map(get, rows.tolist())
-    numbers = numbers_of(array)
-    taken: Callable[[Ints], Iterable[object]] = lambda rows: numbers[rows].tolist()
-    return taken
+    if array.null_count:
+        return lambda rows: map(get, rows)
+    types, kind = library().types, array.type
+    if _are_numbers(kind):
+        return partial(_numbers_at, numbers_of(array))
+    if types.is_string(kind) or types.is_large_string(kind):
+        return partial(_texts_at, _starts(array), _bytes_of(array), get)
+    if types.is_dictionary(kind) and not array.dictionary.null_count:
+        return partial(_named_at, _taker(array.dictionary, getter(array.dictionary)), numbers_of(array.indices), get)
+    return lambda rows: map(get, rows)
+
+
+def _numbers_at(numbers: NDArray[Any], rows: Sequence[int]) -> Iterable[object]:
+    if isinstance(rows, range):
+        taken: list[object] = numbers[rows.start : rows.stop].tolist()
+        return taken
+    return map(numbers.item, rows) if len(rows) < _FEW else numbers[rows].tolist()
+
+
+def _named_at(take: Taker, numbers: NDArray[Any], get: Getter, rows: Sequence[int]) -> Iterable[object]:
+    """Values of a dictionary: where all differ, they are taken as they follow one another there."""
+    if isinstance(rows, range) and len(rows) >= _FEW:
+        chosen = numbers[rows.start : rows.stop].astype(np.int64)
+        first = int(chosen[0])
+        if int(chosen[-1]) - first == len(rows) - 1 and (np.diff(chosen) == 1).all():
+            return take(range(first, first + len(rows)))
+    return map(get, rows)
+
+
+def _texts_at(starts: memoryview, data: memoryview, get: Getter, rows: Sequence[int]) -> Iterable[object]:
+    """Texts that follow one another are decoded as one and cut, where a character of that is a byte."""
+    if not isinstance(rows, range) or len(rows) < _FEW:
+        return map(get, rows)
+    ends = starts[rows.start : rows.stop + 1].tolist()
+    first = ends[0]
+    whole = str(data[first : ends[-1]], "utf-8")
+    if not whole.isascii():
+        return map(get, rows)
+    return [whole[start - first : stop - first] for start, stop in itertools.pairwise(ends)]
 
 
 def whole_array(column: Arrow) -> Arrow:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace.errors import DecodeError, StageError, masked
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import Limits
 from headrace.formats.rows_of_block import RowsOfBlock
+from headrace.types import Ints
 
 BLOCK, ROW = "__block__", "__row__"
 """Under these names lie, until a sample is opened, what it is a row of, and which."""
@@ -48,6 +51,28 @@ class SharedBlock:
         self, number: int, members: Callable[[], dict[str, bytes]], about: object = None, wanted: int = 0
     ) -> None:
         self.number, self.members, self.about, self.wanted = number, members, about, wanted
+
+
+class BlockRows(NamedTuple):
+    """Samples that are rows of blocks, not opened yet.
+
+    Attributes:
+        keys, urls: of each.
+        blocks: the blocks.
+        block, row: of each which block it is of, and which of its rows.
+    """
+
+    keys: Sequence[str]
+    urls: Sequence[str]
+    blocks: Sequence[SharedBlock]
+    block: Ints
+    row: Ints
+
+    def sample(self, number: int) -> dict[str, object]:
+        """A sample as `Opener` takes it."""
+        block = self.blocks[int(self.block[number])]
+        source = {BLOCK: block, ROW: int(self.row[number])} if block.number else block.members()
+        return {"__key__": self.keys[number], "__url__": self.urls[number], **source}
 
 
 class _OpenBlock:
@@ -113,33 +138,54 @@ class Opener:
             raise failure from error
         return {"__key__": key, "__url__": url, **fields}
 
+    def open_rows(self, samples: BlockRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
+        """(the samples [start, stop), the bytes that they were), where they can be opened together.
+
+        None stands for those that cannot, and for what must be refused: they are opened one by one.
+        """
+        made: list[dict[str, object] | None] = [None] * (stop - start)
+        nbytes = 0
+        for block, chosen in _by_block(samples.block[start:stop]):
+            shared = samples.blocks[block]
+            if shared.number:
+                with suppress(Exception):  # each is asked for by itself, and will say it
+                    nbytes += self._open_together(shared, samples, chosen + start, chosen, made)
+        return made, nbytes
+
+    def _open_together(
+        self, shared: SharedBlock, samples: BlockRows, chosen: Ints, places: Ints, made: list[dict[str, object] | None]
+    ) -> int:
+        """Some samples of one block into their places; gives the bytes that they were."""
+        first, last = int(chosen[0]), int(chosen[-1]) + 1
+        rows = self._rows(samples.urls[first], shared)
+        nbytes: int = getattr(rows, "nbytes", 0) * len(chosen) // max(1, len(rows))
+        if nbytes > _TOGETHER_MOST_BYTES:
+            return nbytes
+        numbers = _as_range(samples.row[chosen])
+        if last - first == len(chosen):
+            keys, urls = samples.keys[first:last], samples.urls[first:last]
+        else:
+            keys, urls = ([texts[k] for k in chosen.tolist()] for texts in (samples.keys, samples.urls))
+        opened = _with_columns(rows, numbers, keys, urls)
+        if opened is None:
+            fields = rows.some(numbers) if isinstance(rows, RowsOfBlock) else [rows[row] for row in numbers]
+            opened = _with_fields(keys, urls, fields)
+        if len(opened) == len(made):
+            made[:] = opened
+        else:
+            for place, sample in zip(places.tolist(), opened, strict=True):
+                made[place] = sample
+        self._gave(shared, len(opened) - opened.count(None))
+        return nbytes
+
     def prepare(self, samples: Sequence[object]) -> int:
-        """Have the fields of samples in them, where they can be opened together; gives the bytes that these were.
+        """Have the fields of samples of one member in them, where the format opens many; gives the bytes of these.
 
         The others, and what must be refused, stay as they were.
         """
-        nbytes, single = 0, list[dict[str, Any]]()
-        for shared, some in itertools.groupby((one for one in samples if type(one) is dict), _block_of):
-            if shared is None:
-                single += some
-            else:
-                nbytes += self._open_rows(shared, list(some))
-        if single and self._opens_many:
-            nbytes += self._open_many([one for one in single if len(one) == _OF_ONE_MEMBER])
-        return nbytes
-
-    def _open_rows(self, shared: SharedBlock, samples: Sequence[dict[str, Any]]) -> int:
-        """The same of rows of one block. Where it, or one of them, is damaged, each is asked for by itself again."""
-        try:
-            rows = self._rows(samples[0]["__url__"], shared)
-            nbytes: int = getattr(rows, "nbytes", 0) * len(samples) // max(1, len(rows))
-            if nbytes <= _TOGETHER_MOST_BYTES:
-                chosen = [one[ROW] for one in samples]
-                opened = rows.some(chosen) if isinstance(rows, RowsOfBlock) else [rows[row] for row in chosen]
-                self._gave(shared, _put_in(samples, opened, BLOCK))
-        except Exception:
+        if not self._opens_many:
             return 0
-        return nbytes
+        return self._open_many([one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER])
 
     def _open_many(self, samples: Sequence[dict[str, Any]]) -> int:
         """The same of samples that are one member each."""
@@ -204,9 +250,45 @@ def is_kept(sample: Mapping[str, object]) -> bool:
     return _LEFT_OUT not in sample
 
 
-def _block_of(sample: Mapping[str, Any]) -> SharedBlock | None:
-    shared: SharedBlock | None = sample.get(BLOCK)
-    return shared
+def _by_block(block: Ints) -> Iterator[tuple[int, Ints]]:
+    """Each of the blocks, and where it stands, ascending."""
+    order = np.argsort(block, kind="stable")
+    edges = np.flatnonzero(np.diff(block[order])) + 1
+    for chosen in np.split(order, edges):
+        yield int(block[chosen[0]]), chosen
+
+
+def _as_range(numbers: Ints) -> Sequence[int]:
+    first, count = int(numbers[0]), len(numbers)
+    is_range = int(numbers[-1]) - first == count - 1 and bool((np.diff(numbers) == 1).all())
+    rows: Sequence[int] = range(first, first + count) if is_range else numbers.tolist()
+    return rows
+
+
+def _with_columns(
+    rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Sequence[str]
+) -> list[dict[str, object] | None] | None:
+    """Samples of a block that gives values field by field; None: it does not, or has a name that must be refused."""
+    columns = rows.columns(numbers) if isinstance(rows, RowsOfBlock) else None
+    if columns is None or any(map(_is_taken, columns)):
+        return None
+    names = ("__key__", "__url__", *columns)
+    return [dict(zip(names, values, strict=False)) for values in zip(keys, urls, *columns.values(), strict=True)]
+
+
+def _with_fields(
+    keys: Sequence[str], urls: Sequence[str], fields: Iterable[Mapping[str, object] | None]
+) -> list[dict[str, object] | None]:
+    """Samples of these fields, with their keys and addresses; None for those that must be refused."""
+    made: list[dict[str, object] | None] = []
+    for key, url, one in zip(keys, urls, fields, strict=True):
+        if one is None:
+            made.append({"__key__": key, "__url__": url, _LEFT_OUT: True})
+        elif any(map(_is_taken, one)):
+            made.append(None)
+        else:
+            made.append({"__key__": key, "__url__": url, **one})
+    return made
 
 
 def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, object] | None], source: str) -> int:

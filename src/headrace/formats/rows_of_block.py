@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import overload
 
 
@@ -20,6 +20,16 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
     def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
         """Several samples. Override it where they take less time together; values must be those of `row`."""
         return list(map(self.row, numbers))
+
+    def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:  # noqa: ARG002 (others need it)
+        """The values of several samples, field by field; None: ask for the samples.
+
+        Override it where samples have the same fields and none is left out; values must be those of `row`.
+
+        Args:
+            numbers: a range, where they follow one another.
+        """
+        return None
 
     @overload
     def __getitem__(self, at: int) -> dict[str, object] | None: ...

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.opening import BLOCK, ROW, SharedBlock
+from headrace.formats.opening import BlockRows, SharedBlock
 from headrace.parts import member_pieces
 from headrace.rows import Rows, texts_of
 from headrace.sent import MemberBytes, Place, SentPart
@@ -188,23 +188,25 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
 
 def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
     """Samples of which several share the bytes of a block; those are taken by who opens it."""
+    some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
+    return [some.sample(number) for number in range(len(rows))]
+
+
+def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:
+    """The samples of a row table that are rows of blocks.
+
+    Args:
+        urls: of each sample the address of its shard.
+    """
     assert rows.block is not None
     assert rows.row is not None
     assert rows.reads is not None
     assert rows.wanted is not None
-    blocks: list[SharedBlock | None] = []
+    blocks = []
     for block, (number, wanted) in enumerate(zip(rows.reads.tolist(), rows.wanted.tolist(), strict=True)):
         about, members = None if rows.about is None else rows.about[block], partial(_members, rows, bodies, block)
-        blocks.append(SharedBlock(number, members, about, wanted) if number else None)
-    samples: list[object] = []
-    addresses = zip(texts_of(rows.keys), shards.tolist(), rows.block.tolist(), rows.row.tolist(), strict=True)
-    for key, shard, block, row in addresses:
-        shared = blocks[block]
-        if shared is not None:
-            samples.append({"__key__": key, "__url__": urls[shard], BLOCK: shared, ROW: row})
-        else:
-            samples.append({"__key__": key, "__url__": urls[shard], **_members(rows, bodies, block)})
-    return samples
+        blocks.append(SharedBlock(number, members, about, wanted))
+    return BlockRows(texts_of(rows.keys), urls, blocks, rows.block, rows.row)
 
 
 def _members(rows: Rows, bodies: MemberBytes, block: int) -> dict[str, bytes]:

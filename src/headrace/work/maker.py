@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,14 +30,13 @@ from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin
 from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number
+from headrace.work.runs import runs
 from headrace.work.uses_random import generators_of, is_plain
 
 DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
 
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
-_TOGETHER_BYTES = 128 * 1024
-_TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
 
 
 class Maker:
@@ -67,21 +65,25 @@ class Maker:
         failures, positions = order.failures, order.positions
         # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
-        numbers: Iterable[int] = itertools.count(order.position) if positions is None else positions
-        samples = self._inputs.samples(order.parts, busy)
-        if any(part.has_large and not part.shares_blocks for part in order.parts):
-            samples = map(_unheld, samples)
-        elif chain.steps and chain.steps[0].prepare is not None and not order.one_by_one:
-            samples = _prepared(chain.steps[0].name, chain.steps[0].prepare, samples, busy)
+        index = 0
         self._progress(0)
         try:
-            for index, (sample, position) in enumerate(zip(samples, numbers, strict=False)):
-                if index in failures:
-                    yield Failure(failures[index])
-                else:
-                    self._at = order.parts, index
-                    yield self._apply(chain, chain.steps, sample, key, position, busy, self._generators[order.chain])
-                self._progress(index + 1)  # also while it is found, or opened with others
+            for done, samples in runs(chain, order, self._inputs, busy):
+                if done and done == len(chain.steps):
+                    yield from samples
+                    index += len(samples)
+                    self._progress(index)
+                    continue
+                steps = chain.steps[done:]
+                for sample in samples:
+                    if index in failures:
+                        yield Failure(failures[index])
+                    else:
+                        self._at = order.parts, index
+                        position = order.position + index if positions is None else positions[index]
+                        yield self._apply(chain, steps, sample, key, position, busy, self._generators[order.chain])
+                    index += 1
+                    self._progress(index)  # also while it is found, or opened with others
         finally:  # also where no more are wanted
             self._at = (), 0
         self._progress(-1)  # what follows is no sample's doing
@@ -338,19 +340,6 @@ def stage_key(key: int, chain: int) -> int:
     return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
 
 
-def _prepared(
-    name: str, prepare: Callable[[Sequence[object]], int], samples: Iterator[object], busy: dict[str, float]
-) -> Iterator[object]:
-    """Samples made ready for their first step, so many together that what they become lies in the processor's cache."""
-    count = _TOGETHER_AT_FIRST
-    while together := list(itertools.islice(samples, count)):
-        began = time.perf_counter()
-        nbytes = prepare(together)
-        busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
-        count = max(1, min(_TOGETHER_MOST, _TOGETHER_BYTES * len(together) // max(nbytes, 1)))
-        yield from together
-
-
 def _call(step: Step, sample: object) -> Any:
     try:
         return step.fn(sample)
@@ -363,22 +352,3 @@ def _quietly(function: Callable[[list[Any]], object], samples: list[object], nam
         return function(samples)
     except StopIteration as error:
         raise RuntimeError(f"{name} raised StopIteration") from error
-
-
-class _Large(Placeholder):
-    """A large sample until it goes through the steps: whoever holds this then does not hold it."""
-
-    __slots__ = ("_sample",)
-
-    is_final = False
-
-    def __init__(self, sample: dict[str, object]) -> None:
-        self._sample = sample
-
-    def take(self) -> tuple[object, object]:
-        sample, self._sample = self._sample, {}
-        return sample, {name: sample.get(name) for name in ("__key__", "__url__")}
-
-
-def _unheld(sample: object) -> object:
-    return _Large(sample) if isinstance(sample, dict) else sample  # a failure among them stays one

@@ -1,0 +1,62 @@
+"""Rows of tables, field by field and one by one: the same values."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.formats.arrow_values import TableRows
+
+COUNT = 40
+TEXTS = st.lists(st.text(max_size=12), min_size=COUNT, max_size=COUNT)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> pa.Array:
+    """A column of texts or numbers, also such as are held as a dictionary, or begin within their buffers."""
+    texts = draw(st.one_of(TEXTS, st.just([f"word {k}" for k in range(COUNT)])))
+    if draw(st.booleans()):
+        texts[draw(st.integers(0, COUNT - 1))] = None
+    kind = draw(st.sampled_from(["text", "large", "dictionary", "numbers", "flags", "bytes"]))
+    if kind == "numbers":
+        column = pa.array([None if text is None else len(text) / 2 for text in texts])
+    elif kind == "flags":
+        column = pa.array([None if text is None else "o" in text for text in texts])
+    elif kind == "bytes":
+        column = pa.array([None if text is None else text.encode() for text in texts])
+    else:
+        column = pa.array(texts, pa.large_string() if kind == "large" else pa.string())
+    first = draw(st.integers(0, 5))
+    part = column.slice(first, COUNT - 5)
+    return part.dictionary_encode() if kind == "dictionary" else part
+
+
+@given(columns(), columns(), st.data())
+def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
+    rows = TableRows(pa.table({"a": first, "b": second}), {}, {"folder": "x"})
+    start = data.draw(st.integers(0, len(rows) - 1))
+    follow = st.builds(lambda count: range(start, min(start + count, len(rows))), st.integers(1, len(rows)))
+    numbers = data.draw(st.one_of(follow, st.lists(st.integers(0, len(rows) - 1), min_size=1)))
+    found = rows.columns(numbers)
+    assert found is not None
+    samples = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    assert samples == [rows.row(number) for number in numbers]
+    assert [list(one) for one in samples] == [["folder", "a", "b"]] * len(numbers)
+    assert [list(map(type, one.values())) for one in samples] == [
+        list(map(type, rows.row(number).values()))  # type: ignore[union-attr]
+        for number in numbers
+    ]
+
+
+def test_text_that_is_none_is_an_error_of_its_row_alone() -> None:
+    damaged = pa.Array.from_buffers(
+        pa.string(),
+        10,
+        [None, pa.py_buffer(b"".join(k.to_bytes(4, "little") for k in range(11))), pa.py_buffer(b"abc\xffefghij")],
+    )
+    rows = TableRows(pa.table({"text": damaged}), {}, {})
+    with pytest.raises(UnicodeDecodeError):
+        list((rows.columns(range(10)) or {})["text"])
+    assert rows[2] == {"text": "c"}
