@@ -10,7 +10,7 @@ from headrace.failures import PackedError
 from headrace.types import Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """A finished batch, or the error in its place, as told to the trainer's side: a few hundred bytes.
 

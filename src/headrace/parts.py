@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,6 +65,7 @@ class RawPart:
         shards: for each sample the number of its shard in `urls`.
         bases: for each of `urls` where the shard begins in that address space.
         spans: (first address, lease) of the ranges that hold them, by address.
+        count: how many they are.
     """
 
     rows: Rows
@@ -72,10 +73,10 @@ class RawPart:
     urls: tuple[str, ...]
     spans: list[tuple[int, Lease]]
     bases: tuple[int, ...]
+    count: int = field(init=False)  # it is asked for some twenty times a batch
 
-    @property
-    def count(self) -> int:
-        return len(self.rows)
+    def __post_init__(self) -> None:
+        self.count = len(self.rows)
 
     @property
     def failed(self) -> Sequence[int]:
@@ -97,14 +98,10 @@ class RawPart:
 
     def _with(self, rows: Rows, shards: Ints) -> RawPart:
         """Some of the samples, and the leases of the ranges that hold them."""
-        first = [address for address, _ in self.spans]
-        if len(first) <= 1 or not len(rows.offset):
+        if len(self.spans) <= 1 or not len(rows.offset):
             used = self.spans[:1]
         else:
-            low = np.searchsorted(first, rows.offset, side="right") - 1
-            high = np.searchsorted(first, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
-            touched = np.unique(np.concatenate([low, high, *_between(low, high)]))
-            used = [self.spans[k] for k in touched if k >= 0]  # a member without bytes may lie before the first
+            used = [self.spans[k] for k in spans_of(rows, [address for address, _ in self.spans])]
         return RawPart(rows, shards, self.urls, [(a, lease.retain()) for a, lease in used], self.bases)
 
     @staticmethod
@@ -165,9 +162,20 @@ def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
     return sorted(spans.items(), key=lambda span: span[0])
 
 
-def _between(low: Ints, high: Ints) -> list[Ints]:
-    """The spans between those in which a member begins and ends, for members that reach over more than two."""
-    return [np.arange(low[k] + 1, high[k]) for k in np.flatnonzero(high - low > 1).tolist()]
+def spans_of(rows: Rows, starts: Sequence[int]) -> Sequence[int]:
+    """Which spans, that begin at these addresses, hold members of a row table that has some."""
+    low = bisect.bisect_right(starts, int(rows.offset.min())) - 1
+    high = bisect.bisect_right(starts, int((rows.offset + np.maximum(rows.size, 1)).max()) - 1) - 1
+    return range(low, high + 1) if low >= 0 and high <= low + 1 else spans_of_each(rows, starts)
+
+
+def spans_of_each(rows: Rows, starts: Sequence[int]) -> list[int]:
+    """The same, however many spans the members are spread over."""
+    low = np.searchsorted(starts, rows.offset, side="right") - 1
+    high = np.searchsorted(starts, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
+    between = [np.arange(low[k] + 1, high[k]) for k in np.flatnonzero(high - low > 1).tolist()]
+    touched: list[int] = np.unique(np.concatenate([low, high, *between])).tolist()
+    return [k for k in touched if k >= 0]  # a member without bytes may lie before the first
 
 
 def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size: int) -> list[tuple[int, int, int]]:

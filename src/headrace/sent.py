@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.failures import Failure, Made
 from headrace.memory import LARGE_BYTES
+from headrace.pickled import as_call
 from headrace.rows import Rows
 from headrace.types import Ints
 
@@ -112,6 +113,7 @@ class SentPart(Protocol):
         ...
 
 
+@as_call
 @dataclass(slots=True)
 class SentRows:
     """Samples that lie undecoded in fetched ranges: see `headrace.parts.RawPart`.
@@ -189,6 +191,7 @@ class _Whole:
         """Nothing: they are opened again."""
 
 
+@as_call
 @dataclass(slots=True)
 class SentPickle(_Whole):
     """Samples `[start, stop)` of a list that lies pickled in one place."""
@@ -206,6 +209,7 @@ class SentPickle(_Whole):
         yield memory.packed(self.place, self.lengths)[self.start : self.stop]
 
 
+@as_call
 @dataclass(slots=True)
 class SentApart(_Whole):
     """Samples that lie pickled in one place, each by itself; `pieces` as `headrace.parts.ApartPart` has them."""
@@ -221,6 +225,7 @@ class SentApart(_Whole):
         yield memory.apart(self.place, self.pieces)
 
 
+@as_call
 @dataclass(slots=True)
 class SentObjects(_Whole):
     """Objects of the trainer's process, for workers that are threads of it; or plain keys, which any pickle carries."""

@@ -14,6 +14,7 @@ from headrace.failures import Origin, PackedError
 from headrace.functions import as_it_is
 from headrace.memory import Lease
 from headrace.parts import Part
+from headrace.pickled import as_call
 from headrace.rows import Rows
 
 
@@ -123,6 +124,7 @@ class Task:
         return sum(part.count for part in self.parts)
 
 
+@as_call
 @dataclass(slots=True)
 class Reply:
     """What a worker answers to a task.

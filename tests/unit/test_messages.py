@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
+
+import pytest
+
 from headrace.formats.tar.scanner import TarScanner
 from headrace.parts import ListPart
-from headrace.tasks import Finish, Task
-from headrace.work.messages import died, exit_text
+from headrace.sent import SentApart, SentObjects, SentPickle, SentRows
+from headrace.tasks import Finish, Reply, Task
+from headrace.work.messages import PlaceMessage, TaskMessage, died, exit_text
+
+
+@pytest.mark.parametrize("kind", [TaskMessage, PlaceMessage, Reply, SentRows, SentPickle, SentApart, SentObjects])
+def test_messages_arrive_with_all_of_their_fields_and_without_their_names(kind: type) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+    sent = kind(*[f"value {k}" for k in range(len(names))])
+    packed = pickle.dumps(sent, protocol=5)
+    come = pickle.loads(packed)
+    assert type(come) is kind
+    assert [getattr(come, name) for name in names] == [f"value {k}" for k in range(len(names))]
+    assert max(names, key=len).encode() not in packed
 
 
 def test_death_in_the_search_for_samples_names_the_shard() -> None:

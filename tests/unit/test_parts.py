@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.memory import Arena, Lease
-from headrace.parts import ApartPart, ListPart, PackedPart, RawPart, member_pieces
+from headrace.parts import ApartPart, ListPart, PackedPart, RawPart, member_pieces, spans_of, spans_of_each
 from headrace.rows import Rows
 from headrace.sent import SentKeys, SentObjects, offset_in
 from headrace.tasks import Finish, Task
@@ -139,6 +139,20 @@ def test_a_member_over_several_spans_keeps_those_between() -> None:
     assert [address for address, _ in part.spans] == [0, 64, 128, 192]
     assert open_part(part) == shard.wanted[1:2]
     arena.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 30)), min_size=1, max_size=6),
+    st.lists(st.integers(0, 99), min_size=1, max_size=5, unique=True),
+)
+def test_spans_of_members_that_lie_close_together_are_those_of_each(
+    members: list[tuple[int, int]], starts: list[int]
+) -> None:
+    offset, size = (np.array(some, np.int64) for some in zip(*members, strict=True))
+    count = len(members)
+    keys, ends = np.zeros(count, "S1"), np.arange(count + 1)
+    rows = Rows(keys, ends, np.zeros(count, np.int32), offset, size, ("body",))
+    assert list(spans_of(rows, sorted(starts))) == spans_of_each(rows, sorted(starts))
 
 
 def test_a_sample_is_known_by_its_place_in_its_shard() -> None:

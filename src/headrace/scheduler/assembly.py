@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from anyio.abc import TaskGroup
@@ -254,11 +253,11 @@ class Assembly:
                 continue
             if batch.slab is not None and delivery.kind != "error":
                 self._slabs.hand_out(batch.slab)
-            self._sender.send(replace(delivery, after=self._position_map.after(self._boundaries, skipped), late=late))
+            delivery.after, delivery.late = self._position_map.after(self._boundaries, skipped), late
+            self._sender.send(delivery)
             self._dispatch.has_begun = True
-        self._meters.set_depths(
-            ready=sum(b.state is BatchState.READY for b in self._batches.values()), open_batches=len(self._batches)
-        )
+        states = [batch.state for batch in self._batches.values()]
+        self._meters.set_depths(ready=states.count(BatchState.READY), open_batches=len(states))
         self._moved()
         self._budget.changed()
         self._slabs.changed()

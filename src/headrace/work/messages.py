@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from headrace.errors import WorkerDiedError
 from headrace.failures import PackedError
+from headrace.pickled import as_call
 from headrace.positions import divided
 from headrace.sent import Place, SentPart
 from headrace.tasks import Finish, Reply, Task
@@ -32,6 +33,7 @@ class Runner(Protocol):
     def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None: ...
 
 
+@as_call
 @dataclass(slots=True, eq=False)
 class TaskMessage:
     """A task in the form that goes to a worker; leases have become places. See `headrace.tasks.Task`.
@@ -97,6 +99,7 @@ class TaskMessage:
         return runner.work(self)
 
 
+@as_call
 @dataclass(frozen=True, slots=True)
 class PlaceMessage:
     """Where what is held for a task goes. Its answer is known by a number of its own: an answer may come late."""

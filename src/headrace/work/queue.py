@@ -189,6 +189,8 @@ class TaskQueue:
         """Give workers, in order, what they may take; what waits for one that has its blocks is passed over."""
         if self._late is not None:
             self._late.cancel()
+        if not any(self._ready):
+            return
         passed: _Passed = []
         while any(
             self._hand_out_first(ready, passed)
