@@ -8,6 +8,7 @@ from typing import TypeVar
 from headrace.datasets.base import Operators
 from headrace.datasets.forked import check_apart, side_by_side
 from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
+from headrace.datasets.join_spec import JoinSpec
 from headrace.datasets.joined import check_input, check_objects, joined
 from headrace.datasets.joined_sources import split_steps
 from headrace.datasets.operators import EachSample
@@ -36,7 +37,19 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
     streams = _streams("zip", inputs)
     if (branches := side_by_side(streams)) is not None:
         return branches
-    spec = _checked(ZipSpec(streams, strict=strict))
+    return _in_tuples(_checked(ZipSpec(streams, strict=strict)))
+
+
+def join(inputs: Sequence[object], *, on: object) -> Stream:
+    """Samples of two inputs that have the same key."""
+    left, right = streams = _streams("join", inputs)
+    check_apart(streams, ".join()")
+    for number, stream in enumerate(streams):
+        check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
+    return _in_tuples(JoinSpec.of(left, right, on))
+
+
+def _in_tuples(spec: ZipSpec) -> Stream:
     check_objects(spec)
     later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
     source = ZipDataset(spec)
@@ -44,7 +57,7 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
         return Stream(source)
     random = any(step.random for steps in later for step in steps)
     each = ZipStep(spec.labels, [[(step.told, step.fn) for step in some] for some in later])
-    return Stream(source, (EachSample(Step("zip", "map", each, random, is_implied=True)),))
+    return Stream(source, (EachSample(Step(spec.kind, "map", each, random, is_implied=True)),))
 
 
 def _streams(name: str, inputs: Sequence[object]) -> list[Stream]:

@@ -62,6 +62,31 @@ class InputMethods(AddsOperators[S]):
         stream: S = combined("zipped", (self, *others), strict=strict)
         return stream
 
+    def join(self, other: AddsOperators[S], on: str | tuple[str, str]) -> S:
+        """A tuple of each sample of this stream and the one of `other` that has the same key, in this one's order.
+
+        Samples without a partner are left out. Keys are asked for when a loader begins, or `len`: all of an index, or
+        that field of every sample, from which everything else follows as for `.zip()`. They are held in memory then.
+
+        Args:
+            other: each key comes once in it; here it may come several times. A key that is None is nobody's partner.
+            on: the field that is the key, as the source has it, before any `.map()`; two names, where they differ.
+                "__key__" is what the sample is called: for shards with an index nothing else is read to know it.
+
+        Raises:
+            OptionError: an input cannot be used: it is shuffled, say; `.join(…).shuffle()` keeps pairs together. When
+                a loader begins: a key comes twice in `other`, or no two are the same.
+
+        Examples:
+            >>> import headrace as hr
+            >>> images = hr.from_map([{"id": 3, "size": 8}, {"id": 1, "size": 9}, {"id": 2, "size": 7}])
+            >>> labels = hr.from_map([{"id": 1, "label": "cat"}, {"id": 3, "label": "dog"}])
+            >>> [(image["size"], label["label"]) for image, label in images.join(labels, on="id")]
+            [(8, 'dog'), (9, 'cat')]
+        """
+        stream: S = combined("join", (self, other), on=on)
+        return stream
+
     def fork(self, n: int) -> tuple[S, ...]:
         """`n` branches of the stream, to which different things are done; `.zip()` of them gets each sample once.
 

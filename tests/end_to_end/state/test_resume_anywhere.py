@@ -104,6 +104,7 @@ def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         "concat": lambda first, others: first.concat(*others),
         "zip": lambda first, others: first.zip(*others, strict=False).map(sources.of_all),
         f"interleave {block}": lambda first, others: first.interleave(*others, block=block),
+        "join": lambda first, _: first.join(sources.source(kind, written), on="__key__").map(sources.of_all),
     }
     how = rng.choice(sorted(joins))
 

@@ -1,0 +1,148 @@
+"""Streams joined by keys: which samples come, in which order, and what is read for that."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from end_to_end import parquet
+from end_to_end.tars import put_index, put_shards
+
+import headrace as hr
+from headrace.fetch.stores import memory
+
+COUNTS = (9, 0, 17)
+
+
+@pytest.fixture(scope="module")
+def images() -> hr.Stream:
+    urls = put_shards("joined-images", COUNTS)
+    return hr.stream(urls, index=put_index(urls, "joined-images"))
+
+
+@pytest.fixture(scope="module")
+def table() -> hr.Stream:
+    """Every third sample's row, the last ones first, and the same number several times."""
+    schema = pa.schema({"name": pa.string(), "n": pa.int64(), "text": pa.string()})
+    rows = [{"name": f"{n:06}", "n": n, "text": f"text {n}"} for n in range(30, -1, -3)]
+    memory.put("memory://joined/rows.parquet", parquet.written(rows, schema, row_group_size=4))
+    return hr.stream("memory://joined/rows.parquet")
+
+
+def pair(both: tuple[dict[str, Any], dict[str, Any]]) -> tuple[int, int]:
+    return int(both[0]["cls"]), int(both[1]["n"])
+
+
+def given(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": 3, "collate_fn": list, "seed": 5, **options}) as loader:
+        return list(loader)
+
+
+def flat(batches: list[Any]) -> list[Any]:
+    return [sample for batch in batches for sample in batch]
+
+
+WANTED = [(n, n) for n in range(0, sum(COUNTS), 3)]
+
+
+def test_pairs_come_in_the_order_of_the_left_stream(images: hr.Stream, table: hr.Stream) -> None:
+    assert [sample["__key__"] for sample in images.take(2)] == ["000000", "000001"]
+    assert list(images.join(table, on=("__key__", "name")).map(pair)) == WANTED
+    back = table.join(images, on=("name", "__key__")).map(lambda both: (both[0]["n"], int(both[1]["cls"])))
+    assert list(back) == [(n, n) for n in range(24, -1, -3)]
+    assert len(back) == len(WANTED)
+    assert back[0] == (24, 24)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, table: hr.Stream, workers: int) -> None:
+    data = images.join(table, on=("__key__", "name")).shuffle().map(pair)
+    alone = given(data, num_workers=workers)
+    assert sorted(flat(alone)) == WANTED
+    ranks = [given(data, batch_size=1, rank=rank, world_size=3, num_workers=workers) for rank in range(3)]
+    assert [sorted(one + two + three) for one, two, three in zip(*ranks, strict=True)] == [
+        sorted(batch) for batch in alone
+    ]
+
+    async def later() -> list[Any]:
+        return [both async for both in data]
+
+    assert asyncio.run(later()) == list(data)
+
+
+def test_state_of_a_join_is_exact_and_is_refused_where_pairs_are_others(images: hr.Stream, table: hr.Stream) -> None:
+    data = images.join(table, on=("__key__", "name")).shuffle().map(pair)
+    whole = given(data)
+    with hr.DataLoader(data, batch_size=3, collate_fn=list, seed=5) as loader:
+        batches = iter(loader)
+        states = [json.dumps(loader.state_dict()) for _ in zip(range(2), batches, strict=False)]
+    for done, state in enumerate(states, 1):
+        with hr.DataLoader(pickle.loads(pickle.dumps(data)), batch_size=3, collate_fn=list, seed=5) as loader:
+            loader.load_state_dict(json.loads(state))
+            assert list(loader) == whole[done:]
+    other = images.join(table.skip(3), on=("__key__", "name")).shuffle().map(pair)
+    with hr.DataLoader(other, batch_size=3, collate_fn=list, seed=5) as loader, pytest.raises(hr.StateMismatchError):
+        loader.load_state_dict(json.loads(states[-1]))
+
+
+def test_inputs_may_be_cut_and_have_steps(images: hr.Stream, table: hr.Stream) -> None:
+    left, right = images.slice(2, 20).map(dict), table.skip(5).map(lambda row: {**row, "n": -row["n"]})
+    data = left.join(right, on=("__key__", "name"))
+    assert [pair(both) for both in data] == [(n, -n) for n in (3, 6, 9, 12, 15)]
+
+
+def test_left_keys_may_come_several_times_and_none_is_no_key() -> None:
+    left = hr.from_map([{"id": key} for key in (2, None, 1, 2, float("nan"), 9, np.int64(1))])
+    right = hr.from_map([{"id": key, "v": v} for v, key in enumerate((1, None, 2, None))])
+    assert [(both[0]["id"], both[1]["v"]) for both in left.join(right, on="id")] == [(2, 2), (1, 0), (2, 2), (1, 0)]
+
+
+def test_join_reads_keys_only_and_each_pair_once() -> None:
+    class Counted(hr.AsyncDataset):
+        def __init__(self, keys: list[str]) -> None:
+            self.names, self.asked = keys, list[str]()
+
+        def __len__(self) -> int:
+            return len(self.names)
+
+        def keys(self) -> list[str]:
+            return self.names
+
+        async def aget(self, key: str) -> str:
+            self.asked.append(key)
+            return key.upper()
+
+    left, right = Counted(list("abcdef")), Counted(list("xfcb"))
+    data = left.join(right, on="__key__")
+    assert len(data) == 3
+    assert left.asked == right.asked == []
+    assert list(data) == [("B", "B"), ("C", "C"), ("F", "F")]
+    assert left.asked == right.asked == ["b", "c", "f"]
+    assert ".join" in data.describe()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda a, b: a.shuffle().join(b, "id"), r"input 0 of \.join\(\) has \.shuffle\(auto\)"),
+        (lambda a, b: a.join(b.repeat(2), "id"), r"input 1 of \.join\(\) has \.repeat\(2\)"),
+        (lambda a, b: a.join(b.sample([0]), "id"), r"input 1 of \.join\(\) has \.sample"),
+        (lambda a, b: a.join(b.filter(bool), "id"), r"filter\(bool\) of input 1 of \.join\(\)"),
+        (lambda a, b: a.batch(2).join(b, "id"), r"input 0 of \.join\(\) makes batches"),
+        (lambda a, b: a.join(b, 3), r"join\(on=3\): the name of a field"),
+        (lambda a, b: a.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\) have no numbers"),
+        (lambda a, b: a.join([1], "id"), r"input 1 of \.join\(\) is a list"),
+        (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key of input 0 is one of input 1; .* 1, 2 and '1'"),
+        (lambda a, b: len(b.join(b, "other")), r"two samples of input 1 have the key '1'"),
+        (lambda a, b: len(a.join(b, "list")), r"a sample has a list there"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(make: Any, says: str) -> None:
+    data = hr.from_map([{"id": 1, "other": "1", "list": []}, {"id": 2, "other": "1", "list": []}])
+    with pytest.raises(hr.OptionError, match=says):
+        make(data.map(dict), data.map(dict))
