@@ -58,6 +58,10 @@ class _Columns(_Numbers):
     rows = _ByColumn
 
 
+def _body(data: bytes) -> list[tuple[str, bytes]]:
+    return [("body", data)]
+
+
 def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list[dict[str, object]]:
     """A sample for each (block, row); the last block is opened for one row alone."""
     some = rows_of(blocks, rows)
@@ -66,8 +70,8 @@ def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list
 
 def rows_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
     """The same samples, before any is asked for."""
-    shared = [SharedBlock(k + 1, partial(dict, body=data)) for k, data in enumerate(blocks)]
-    shared.append(SharedBlock(0, lambda: {"single": b"123"}))
+    shared = [SharedBlock(k + 1, partial(_body, data)) for k, data in enumerate(blocks)]
+    shared.append(SharedBlock(0, lambda: [("single", b"123")]))
     block, row = np.array(rows, np.int64).reshape(-1, 2).T
     urls = [f"memory://{block}" for block, _ in rows]
     return BlockRows([str(k) for k in range(len(rows))], urls, shared, block, row)
@@ -179,7 +183,7 @@ def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> 
 
     form = Together()
     opener = Opener(form, DEFAULTS)
-    blocks = [SharedBlock(k + 1, partial(dict, body=bytes([k, k])), wanted=2) for k in range(2)]
+    blocks = [SharedBlock(k + 1, partial(_body, bytes([k, k])), wanted=2) for k in range(2)]
     got: list[object] = []
 
     def make(block: int, row: int) -> None:

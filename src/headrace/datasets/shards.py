@@ -205,11 +205,11 @@ class IndexedShards(AsyncDataset):
         sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
         if places and not self.format.fields_are_members:
             sample[PLACE] = places[0][0]
-        members = dict(zip([names[k] for k in kept], bodies, strict=True))
+        members = list(zip([names[k] for k in kept], bodies, strict=True))
         if rows.row is None:
-            return {**sample, **members}
+            return sample | dict(members)
         about = None if rows.about is None else rows.about[block]
-        return {**sample, BLOCK: SharedBlock(0, partial(dict, members), about), ROW: int(rows.row[row])}
+        return {**sample, BLOCK: SharedBlock(0, members.copy, about), ROW: int(rows.row[row])}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Some samples of one shard, by their numbers there, with the members that are wanted."""

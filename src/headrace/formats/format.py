@@ -56,7 +56,7 @@ class Block:
 
     Attributes:
         url: the shard's address, secrets hidden.
-        members: what the format has called each of its members in `Rows.fields`.
+        members: what the format has called each of its members in `Rows.fields`; several may be called the same.
         limits: how much it may ask for.
         about: what the format has said of it in `Rows.about`.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -28,6 +28,9 @@ _OPENED = "__opened__"  # under this name lie the fields of a sample that was op
 
 _Rows = Sequence[Mapping[str, object] | None]
 
+Members = Collection[tuple[str, bytes]]
+"""What a format calls a member, and its bytes; in a block several may be called the same."""
+
 _HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
 _WHY_MOST = 500
 _ABOUT = frozenset(("__key__", "__url__", PLACE))
@@ -40,16 +43,14 @@ class SharedBlock:
 
     Args:
         number: no other block of this process has it; 0: it is opened for one row alone.
-        members: gives the bytes of the block's members, by what the format calls these.
+        members: gives the block's members, in the order of the shard.
         about: of the block, as `Rows` has it.
         wanted: how many of its rows are wanted in all, by this task and others; 0: not known.
     """
 
     __slots__ = ("about", "members", "number", "wanted")
 
-    def __init__(
-        self, number: int, members: Callable[[], dict[str, bytes]], about: object = None, wanted: int = 0
-    ) -> None:
+    def __init__(self, number: int, members: Callable[[], Members], about: object = None, wanted: int = 0) -> None:
         self.number, self.members, self.about, self.wanted = number, members, about, wanted
 
 
@@ -71,7 +72,7 @@ class BlockRows(NamedTuple):
     def sample(self, number: int) -> dict[str, object]:
         """A sample as `Opener` takes it."""
         block = self.blocks[int(self.block[number])]
-        source = {BLOCK: block, ROW: int(self.row[number])} if block.number else block.members()
+        source = {BLOCK: block, ROW: int(self.row[number])} if block.number else dict(block.members())
         return {"__key__": self.keys[number], "__url__": self.urls[number], **source}
 
 
@@ -117,7 +118,7 @@ class Opener:
             return {"__key__": key, "__url__": url, **opened}
         try:
             if shared is None:
-                members = {name: body for name, body in sample.items() if name not in _ABOUT}
+                members = [(name, body) for name, body in sample.items() if name not in _ABOUT]
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[sample[ROW]]
@@ -198,8 +199,9 @@ class Opener:
         _put_in(samples, self.format.open_many(block, bodies), member)
         return sum(map(len, bodies))
 
-    def _open(self, url: str, members: dict[str, bytes], about: object = None) -> _Rows:
-        return self.format.open_block(Block(url, tuple(members), self.limits, about), list(members.values()))
+    def _open(self, url: str, members: Members, about: object = None) -> _Rows:
+        names = tuple(name for name, _ in members)
+        return self.format.open_block(Block(url, names, self.limits, about), [body for _, body in members])
 
     def _rows(self, url: str, shared: SharedBlock) -> _Rows:
         if shared.number:
@@ -223,7 +225,7 @@ class Opener:
             block.error = error.with_traceback(None)  # a frame would keep the bytes alive
             block.error.__cause__ = block.error.__context__ = None
         block.is_open = True
-        nbytes = max(sum(map(len, members.values())), getattr(block.rows, "nbytes", 0))
+        nbytes = max(sum(len(body) for _, body in members), getattr(block.rows, "nbytes", 0))
         with self._lock:
             if self._opened.get(shared.number) is not block:
                 return  # so many others were opened meanwhile

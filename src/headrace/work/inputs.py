@@ -209,7 +209,7 @@ def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRow
     return BlockRows(texts_of(rows.keys), urls, blocks, rows.block, rows.row)
 
 
-def _members(rows: Rows, bodies: MemberBytes, block: int) -> dict[str, bytes]:
+def _members(rows: Rows, bodies: MemberBytes, block: int) -> list[tuple[str, bytes]]:
     part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
     names = [rows.fields[number] for number in rows.field[part].tolist()]
-    return dict(zip(names, bodies.all(rows.offset[part], rows.size[part]), strict=True))
+    return list(zip(names, bodies.all(rows.offset[part], rows.size[part]), strict=True))
