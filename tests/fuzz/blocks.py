@@ -24,6 +24,6 @@ def check_blocks(form: Format, rows: Rows, file: bytes, limits: Limits) -> None:
             continue
         for row in range(len(samples)):
             try:
-                assert isinstance(samples[row], dict)
+                assert samples[row] is None or isinstance(samples[row], dict)
             except ValueError:  # text that is none
                 continue

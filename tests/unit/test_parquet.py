@@ -188,6 +188,21 @@ def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
         list(hr.stream(put(data), format="parquet"))
 
 
+def test_long_file_that_does_not_begin_as_one_is_an_error_of_its_first_rows_without_a_request_more() -> None:
+    table = pages_table(2000)
+    data = of_table(table, row_group_size=1000, write_page_index=True, data_page_size=4096)
+    with FaultServer() as server:
+        url, other = server.add("a.parquet", data), server.add("b.parquet", b"PAR?" + data[4:])
+        assert [one["n"] for one in hr.stream(url)] == list(range(2000))
+        requests = len(server.log)
+        with pytest.raises(hr.DecodeError, match=rf"sample '0' of {other}.* begins with b'PAR\?', and not as Parquet"):
+            list(hr.stream(other))
+        assert len(server.log) <= 2 * requests
+        with pytest.raises(hr.DecodeError, match="and not as Parquet does"):
+            hr.stream(other)[0]
+        assert hr.stream(other)[1999]["n"] == 1999
+
+
 def test_page_with_other_bytes_than_its_checksum_says_names_column_and_row() -> None:
     data = bytearray(
         of_table(TABLE, row_group_size=15, write_page_checksum=True, compression="none", use_dictionary=False)

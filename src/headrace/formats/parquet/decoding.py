@@ -25,8 +25,14 @@ class ColumnBytes(NamedTuple):
     leaves: Sequence[tuple[ColumnChunk, bytes]]
 
 
-def decoded(schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Limits) -> Arrow:
+def decoded(
+    schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Limits, *, is_counted: bool = False
+) -> Arrow:
     """The columns as a table of Arrow.
+
+    Args:
+        is_counted: whether to see that they have no more rows than that: values do not say it where a row may have
+            several, or parts. pyarrow gives as many as there are, of those that it is asked for.
 
     Raises:
         ValueError: they are damaged; the message names the column, where that is known.
@@ -52,13 +58,14 @@ def decoded(schema: Schema, rows: int, bodies: Sequence[ColumnBytes], limits: Li
             parts.append(data)
             at, unpacked = at + len(data), unpacked + pages.unpacked
     elements, arrow = schema.head([body.column.name for body in bodies])
-    group: list[Field] = [(1, LIST, (STRUCT, chunks)), (2, I64, unpacked), (3, I64, rows)]
+    said = rows + is_counted
+    group: list[Field] = [(1, LIST, (STRUCT, chunks)), (2, I64, unpacked), (3, I64, said)]
     facts = [[(1, BINARY, b"ARROW:schema"), (2, BINARY, arrow)]] if arrow else []
     footer = written(
         [
             (1, I32, _VERSION),
             (2, LIST, (STRUCT, elements)),
-            (3, I64, rows),
+            (3, I64, said),
             (4, LIST, (STRUCT, [group])),
             (5, LIST, (STRUCT, facts)),
             (6, BINARY, schema.writer),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ class ColumnChunk(NamedTuple):
         start, size: where its pages lie.
         unpacked: bytes that they say they unpack to.
         page_index: where the index of its pages lies, and its bytes; 0 bytes: there is none.
+        bounds_index: the same of what is the lowest value of each page, and the highest, where those can be relied on.
         statistics: (lowest, highest, how many are missing), where they are said.
     """
 
@@ -42,6 +43,7 @@ class ColumnChunk(NamedTuple):
     size: int
     unpacked: int
     page_index: tuple[int, int]
+    bounds_index: tuple[int, int]
     statistics: tuple[Value | None, Value | None, int | None]
 
 
@@ -50,6 +52,16 @@ class Group(NamedTuple):
 
     rows: int
     chunks: tuple[ColumnChunk, ...]
+
+
+def by_column(
+    columns: Sequence[ParquetColumn], chunks: Sequence[ColumnChunk]
+) -> Iterator[tuple[ParquetColumn, Sequence[ColumnChunk]]]:
+    """Each column of a group with its chunks."""
+    first = 0
+    for column in columns:
+        yield column, chunks[first : first + len(column.leaves)]
+        first += len(column.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +213,17 @@ def _chunk(one: Value, leaf: SchemaLeaf, end: int, *, is_ordered: bool) -> Colum
         raise ValueError(f"lies from byte {start} to {start + size}, and the columns from 4 to {end}")
     if values and not size:
         raise ValueError(f"has {values} values in no bytes")
-    index = _count(one, 4, "has its page index at {}"), _count(one, 5, "has a page index of {} bytes")
-    if index[1] and index[0] + index[1] > end:
-        raise ValueError(f"has its page index at {index[0]}, and the footer begins at {end}")
+    index, bounds = (
+        (_count(one, field, "has its page index at {}"), _count(one, field + 1, "has a page index of {} bytes"))
+        for field in (4, 6)
+    )
+    for at, nbytes in (index, bounds):
+        if nbytes and at + nbytes > end:
+            raise ValueError(f"has its page index at {at}, and the footer begins at {end}")
     unpacked = _count(said, 6, "unpacks to {} bytes")
     statistics = _statistics(said.get(12), is_ordered=is_ordered)
-    return ColumnChunk(leaf.kind, codec, values, start, size, unpacked, index, statistics)
+    bounds = bounds if is_ordered else (0, 0)
+    return ColumnChunk(leaf.kind, codec, values, start, size, unpacked, index, bounds, statistics)
 
 
 def _statistics(said: Value | None, *, is_ordered: bool) -> tuple[Value | None, Value | None, int | None]:

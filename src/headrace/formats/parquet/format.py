@@ -1,14 +1,13 @@
-"""Parquet as a format: groups of rows are blocks, columns their members."""
+"""Parquet as a format: groups of rows are blocks, columns, or some of their pages, their members."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
-import anyio.to_thread
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.arrow_predicates import kept_rows
@@ -17,32 +16,17 @@ from headrace.formats.format import Block, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.decoding import ColumnBytes, decoded
-from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC, ColumnChunk, Footer, read_footer
-from headrace.formats.parquet.pages import PageIndex
+from headrace.formats.parquet.facts import Facts, Member
+from headrace.formats.parquet.footer import END_BYTES, MAGIC, Footer, by_column, read_footer
+from headrace.formats.parquet.narrowing import Left, Narrowing, page_indexes, quickly
+from headrace.formats.parquet.reading import FileEnd
 from headrace.formats.parquet.schema import ParquetColumn, Schema
-from headrace.formats.parquet.single import OneRow, opened, page_indexes, part_of, table_of
-from headrace.formats.parquet.where import left_of, questions
-from headrace.formats.predicates import ALL, NONE, Where, known
+from headrace.formats.parquet.some_rows import SomeRows, opened
+from headrace.formats.parquet.where import Asking, asked_of, left_of
+from headrace.formats.predicates import ALL, NONE, known
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
-from headrace.protocols import Reads, Span, Version
+from headrace.protocols import Reads, Version
 from headrace.rows import Rows
-
-TAIL_BYTES = 64 * 1024
-_QUICK_BYTES = 16 * 1024  # of a footer, which is read in some milliseconds
-
-
-class Facts(NamedTuple):
-    """What a worker must know of a group of rows.
-
-    Attributes:
-        chunks: of all leaves of the schema's columns, in order.
-        where: what must hold for rows that are kept.
-    """
-
-    schema: Schema
-    rows: int
-    chunks: tuple[ColumnChunk, ...]
-    where: Where = ALL
 
 
 class Parquet(TableFormat):
@@ -54,7 +38,8 @@ class Parquet(TableFormat):
             must hold, or a list of such lists, one of which must. Operators are "=", "==", "!=", "<", "<=", ">", ">=",
             "in" and "not in"; a missing value is kept by "not in" alone. Columns need not be among `columns`; folders
             named "key=value" are columns, too. What folders say leaves out files unread, what statistics in footers
-            say groups of rows; the other rows are asked themselves, as by `.filter()`.
+            say groups of rows, what page indexes say pages of these; the other rows are asked themselves, as by
+            `.filter()`.
 
     Raises:
         OptionError: `columns`, or `where`, is no such list.
@@ -79,31 +64,21 @@ class Parquet(TableFormat):
         try:
             if self.is_left_out(url):
                 return ShardIndex(Rows.empty(), None, -1, None)
-            tail, span = await _end(reads, shard)
-            size = span.size
-            is_short = size < len(MAGIC) + END_BYTES
-            if is_short or (len(tail) == size and tail[: len(MAGIC)] not in (MAGIC, ENCRYPTED)):
-                raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
-            length = int.from_bytes(tail[-END_BYTES:-4], "little")
-            if tail[-4:] == ENCRYPTED:
-                raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
-            if tail[-4:] != MAGIC:
-                raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
-            if length + END_BYTES + len(MAGIC) > size:
-                raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
-            if length > limits.unpacked_free_bytes:
-                raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
-            missing = length + END_BYTES - len(tail)
-            if missing > 0:
-                tail = await _before(reads, url, size - len(tail), missing, span.etag) + tail
-            data = tail[-END_BYTES - length : -END_BYTES]
-            read = partial(self._index, data, shard, size, limits)
-            rows, opened, columns = read() if length <= _QUICK_BYTES else await anyio.to_thread.run_sync(read)
+            end = await FileEnd.of(reads, shard)
+            data = await end.footer(limits)
+            footer, asked = await quickly(partial(self._read, data, shard, end.size, limits), len(data))
+            narrowing = Narrowing(end, footer, asked, limits)
+            left = await narrowing.run()
         except LimitError as error:
             raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
-        return ShardIndex(rows, None, size, span.etag, opened_bytes=opened, columns=columns)
+        rows, opened_bytes = _rows(footer, left)
+        kinds = [(column.name, column.kind) for column in footer.schema.columns]
+        kinds += [(name, "of the path") for name, _ in footer.schema.constants]
+        return ShardIndex(
+            rows, None, end.size, end.etag, None, opened_bytes, tuple(sorted(kinds)), kept=narrowing.indexes
+        )
 
     async def single(
         self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
@@ -112,38 +87,37 @@ class Parquet(TableFormat):
         if rows.block is None or rows.row is None or rows.about is None:
             return None
         facts: Facts = rows.about[rows.block[row]]
-        names = None if wanted is None else frozenset[str]().union(*wanted)
-        some = [one for one in _columns(facts.schema, facts.chunks) if names is None or one[0].name in names]
-        version = Version(shard.size, shard.etag)
-        chunks = [chunk for _, chunks, _, _ in some for chunk in chunks]
-        known = await page_indexes(
-            [chunk for chunk in chunks if chunk.start not in shard.kept],
-            facts.rows,
-            lambda start, stop: asyncio.ensure_future(reads.read(url, start, stop, version=version)),
-        )
-        shard.kept.update(known)
-        number = int(rows.row[row])
-        parts = []
-        for column, own, _, _ in some:
-            indexes: list[PageIndex] = [shard.kept[chunk.start] for chunk in own if chunk.start in shard.kept]
-            parts.append(part_of(column, own, indexes if len(indexes) == len(own) else [], number, facts.rows))
-        constants = [(name, value) for name, value in facts.schema.constants if names is None or name in names]
-        have = {part.column for part in parts} | {name for name, _ in constants}
+        schema = facts.schema
+        have = {column.name for column in schema.columns} | {name for name, _ in schema.constants}
         if wanted is not None and any(one.isdisjoint(have) for one in wanted):
             return None  # it will be said what it has
-        return table_of(bytes(rows.keys[row]), OneRow(facts.schema, tuple(parts), tuple(constants), facts.where))
+        names = have if wanted is None else frozenset[str]().union(*wanted)
+        some = [one for one in by_column(schema.columns, facts.chunks) if one[0].name in names]
+        version = Version(shard.size, shard.etag)
+        known = await page_indexes(
+            [chunk for _, own in some for chunk in own if chunk.start not in shard.kept],
+            facts.rows,
+            lambda start, stop: reads.read(url, start, stop, version=version),
+        )
+        shard.kept.update(known)
+        number = facts.number(int(rows.row[row]))
+        pages = SomeRows.of(some, shard.kept, ((number, number + 1),), facts.rows)
+        only = Facts(schema, facts.rows, (), facts.where, pages)
+        members = [member for member in only.members if member[2] in names]
+        return _table(rows.keys[row : row + 1], [only], [members])
 
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
-        given = dict(zip(block.members, bodies, strict=True))
-        if type(block.about) is OneRow:
-            return [opened(block.about, given, block.limits, self.is_shown)]
         facts: Facts = block.about
+        given = facts.bodies(block.members, bodies)
         constants = {name: value for name, value in facts.schema.constants if name in given and self.is_shown(name)}
-        found = [
-            ColumnBytes(column, [(chunk, given[column.name][chunk.start - start :][: chunk.size]) for chunk in chunks])
-            for column, chunks, start, _ in _columns(facts.schema, facts.chunks)
-            if column.name in given
-        ]
+        if facts.some is not None:
+            return opened(facts.schema, facts.where, facts.some, given, block.limits, constants, self.is_shown)
+        found = []
+        for column, chunks in by_column(facts.schema.columns, facts.chunks):
+            if column.name in given:
+                [body], start = given[column.name], min(chunk.start for chunk in chunks)
+                parts = [(chunk, body[chunk.start - start :][: chunk.size]) for chunk in chunks]
+                found.append(ColumnBytes(column, parts))
         if not found:
             return [constants] * facts.rows
         table = decoded(facts.schema, facts.rows, found, block.limits)
@@ -151,10 +125,8 @@ class Parquet(TableFormat):
         table = table.select([name for name in table.column_names if self.is_shown(name)])
         return TableRows(table, facts.schema.features, constants, kept)
 
-    def _index(
-        self, data: bytes, shard: ShardEntry, size: int, limits: Limits
-    ) -> tuple[Rows, int, tuple[tuple[str, str], ...]]:
-        """(the table of samples, the bytes of all when opened, the columns) that the footer `data` tells."""
+    def _read(self, data: bytes, shard: ShardEntry, size: int, limits: Limits) -> tuple[Footer, list[Asking]]:
+        """What the footer `data` says, and what is left to ask of each group of rows."""
         constants = constants_of(shard.url)
         footer = read_footer(data, size - len(data) - END_BYTES, partial(self._chosen, constants), limits)
         said: ListedTable | None = shard.about
@@ -163,14 +135,8 @@ class Parquet(TableFormat):
         own = {column.name for column in footer.schema.columns}
         more = tuple((name, value) for name, value in constants.items() if name not in own and self.is_read(name))
         schema = Schema(footer.schema.columns, footer.schema.arrow, footer.schema.writer, more)
-        kinds = [(column.name, column.kind) for column in schema.columns] + [(name, "of the path") for name, _ in more]
-        where = known(self.where, constants)
-        asked = questions(where, schema.columns)
-        left = [left_of(where, asked, group) if group.rows else NONE for group in footer.groups]
-        opened = sum(
-            chunk.unpacked for group, one in zip(footer.groups, left, strict=True) if one for chunk in group.chunks
-        )
-        return _rows(Footer(schema, footer.groups), left), opened, tuple(sorted(kinds))
+        asked = asked_of(known(self.where, constants), schema.columns)
+        return Footer(schema, footer.groups), [left_of(asked, group) for group in footer.groups]
 
     def _chosen(self, constants: Mapping[str, object], columns: Sequence[ParquetColumn]) -> list[ParquetColumn]:
         self.check_columns({column.name for column in columns}, constants)
@@ -180,74 +146,41 @@ class Parquet(TableFormat):
 PARQUET = Parquet()
 
 
-async def _end(reads: Reads, shard: ShardEntry) -> tuple[bytes, Span]:
-    """The last bytes of a file, of which its footer is a part, or all."""
-    listed = None if shard.version is None else shard.version.size
-    start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
-    room = memoryview(bytearray(TAIL_BYTES if listed is None else max(1, listed - start)))
-    span = await reads.read_into(shard.url, start, room)
-    if listed not in (None, span.size):  # whoever has listed it will be told
-        room = memoryview(bytearray(TAIL_BYTES))
-        span = await reads.read_into(shard.url, -TAIL_BYTES, room, etag=span.etag)
-    if span.stop < span.size:
-        raise ValueError(f"it ends at byte {span.stop} of {span.size}")
-    return bytes(room[: span.stop - span.start]), span
+def _rows(footer: Footer, left: Sequence[Left]) -> tuple[Rows, int]:
+    """The table of samples of all groups of which some are left, and about the bytes of all when they are opened."""
+    found, keys, first, opened_bytes = [], [np.zeros(0, np.int64)], 0, 0
+    for group, (asked, some) in zip(footer.groups, left, strict=True):
+        if group.rows and asked.where != NONE:
+            found.append(Facts(footer.schema, group.rows, group.chunks, asked.where, some))
+            keys.append(first + found[-1].numbers)
+            opened_bytes += sum(chunk.unpacked for chunk in group.chunks) * found[-1].total // group.rows
+        first += group.rows
+    members = [facts.members for facts in found]
+    order = sorted(range(len(found)), key=lambda k: members[k][:1])
+    rows = _table(
+        np.concatenate(keys).astype(f"S{len(str(max(first - 1, 0)))}"),
+        [found[k] for k in order],
+        [members[k] for k in order],
+    )
+    counts = [facts.total for facts in found]
+    block, row = np.repeat(np.argsort(order), counts), [np.arange(count) for count in counts]
+    return replace(rows, block=block, row=np.concatenate([np.zeros(0, np.int64), *row])), opened_bytes
 
 
-async def _before(reads: Reads, url: str, stop: int, count: int, etag: str | None) -> bytes:
-    """So many bytes before a place."""
-    part = memoryview(bytearray(count))
-    span = await reads.read_into(url, stop - count, part, etag=etag)
-    if span.stop < stop:
-        raise ValueError(f"it ends at byte {span.stop}, and was longer")
-    return bytes(part)
-
-
-def _columns(
-    schema: Schema, chunks: Sequence[ColumnChunk]
-) -> Iterable[tuple[ParquetColumn, Sequence[ColumnChunk], int, int]]:
-    """(column, its chunks, where they begin, where they end) of a group."""
-    first = 0
-    for column in schema.columns:
-        some = chunks[first : first + len(column.leaves)]
-        first += len(column.leaves)
-        yield column, some, min(chunk.start for chunk in some), max(chunk.start + chunk.size for chunk in some)
-
-
-def _rows(footer: Footer, left: Sequence[Where]) -> Rows:
-    """The table of samples of all groups that have any.
-
-    Args:
-        left: what is left to ask of the rows of each group; those of which none is kept are left out.
-    """
-    schema = footer.schema
-    names = [column.name for column in schema.columns] + [name for name, _ in schema.constants]
+def _table(keys: NDArray[np.bytes_], blocks: Sequence[Facts], members: Sequence[Sequence[Member]]) -> Rows:
+    """The table of samples of blocks that have these members; all of one block are its first."""
+    names = tuple(dict.fromkeys(name for some in members for _, _, name in some))
     number = {name: k for k, name in enumerate(names)}
-    placed = []
-    for group in footer.groups:
-        members = [
-            (start, stop - start, number[column.name])
-            for column, _, start, stop in (_columns(schema, group.chunks) if group.rows else ())
-        ]
-        begin = min((start for start, _, _ in members), default=len(MAGIC))
-        members += [(begin, 0, number[name]) for name, _ in schema.constants if group.rows]
-        placed.append(sorted(members))
-    order = sorted((k for k, group in enumerate(footer.groups) if left[k]), key=lambda k: placed[k][:1])
-    block_of = {k: block for block, k in enumerate(order)}
-    table = np.array([member for k in order for member in placed[k]], np.int64).reshape(-1, 3)
-    starts = np.cumsum([0, *(len(placed[k]) for k in order)])
-    counts = np.array([group.rows for group in footer.groups], np.int64)
-    total = int(counts.sum())
-    block = np.repeat(np.array([block_of.get(k, -1) for k in range(len(counts))], np.int64), counts)
-    kept, row = np.flatnonzero(block >= 0), np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.array([(at, size, number[name]) for some in members for at, size, name in some], np.int64).reshape(-1, 3)
+    none = np.zeros(len(keys), np.int64)
     return Rows(
-        kept.astype(f"S{len(str(max(total - 1, 0)))}"),
-        starts,
+        keys,
+        np.cumsum([0, *map(len, members)]),
         table[:, 2].astype(np.int32),
         table[:, 0].copy(),
         table[:, 1].copy(),
-        tuple(names),
-        block=block[kept],
-        row=row[kept],
-        about=tuple(Facts(schema, footer.groups[k].rows, footer.groups[k].chunks, left[k]) for k in order),
+        names,
+        block=none,
+        row=none,
+        about=tuple(blocks),
     )

@@ -1,16 +1,13 @@
-"""The pages of a column: their heads, which are walked through before anything is decoded, and the index of them."""
+"""The pages of a column: their heads, which are walked through before anything is decoded."""
 
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from headrace.errors import LimitError
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.expansion import DELTA_BYTE_ARRAY, RepeatingPage
-from headrace.formats.parquet.footer import ColumnChunk
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
 
 _DATA, _INDEX, _DICTIONARY, _DATA_2 = range(4)
@@ -130,56 +127,3 @@ def _check_encoding(said: Value | None, field: int) -> int:
 def _check_crc(said: Value | None, body: memoryview) -> None:
     if type(said) is int and zlib.crc32(body) != said & 0xFFFFFFFF:
         raise ValueError("its bytes are others than its checksum says")
-
-
-class PageIndex(NamedTuple):
-    """Where the pages of a column lie, in the file, and the first row of each."""
-
-    starts: tuple[int, ...]
-    stops: tuple[int, ...]
-    rows: tuple[int, ...]
-
-
-def page_index(data: bytes, chunk: ColumnChunk, rows: int) -> PageIndex:
-    """What the index of a column's pages says.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    pages = ThriftReader(data).struct().get(1)
-    if type(pages) is not list or not pages:
-        raise ValueError("it has no pages")
-    starts, stops, first = [], [], []
-    for page in pages:
-        if type(page) is not dict:
-            raise ValueError("a page is none")
-        starts.append(_number(page, 1))
-        stops.append(starts[-1] + _number(page, 2))
-        first.append(_number(page, 3))
-    if first[0] or any(b <= a for a, b in zip(first, [*first[1:], rows], strict=True)):
-        raise ValueError("its rows do not ascend")
-    places = [chunk.start, *(edge for pair in zip(starts, stops, strict=True) for edge in pair)]
-    if any(b < a for a, b in zip(places, [*places[1:], chunk.start + chunk.size], strict=True)):
-        raise ValueError("its pages do not lie in their column")
-    return PageIndex(tuple(starts), tuple(stops), tuple(first))
-
-
-def span(indexes: Sequence[PageIndex], row: int, rows: int) -> tuple[int, int, list[tuple[int, int]]]:
-    """The pages that hold a row, of several leaves of one column, which are cut at the same rows.
-
-    Returns:
-        The first row and the one behind the last, and for each leaf its first page and the one behind the last.
-    """
-    first, stop = row, row + 1
-    while True:
-        pages = [_around(index.rows, first, stop) for index in indexes]
-        begins = [index.rows[a] for index, (a, _) in zip(indexes, pages, strict=True)]
-        ends = [index.rows[b] if b < len(index.rows) else rows for index, (_, b) in zip(indexes, pages, strict=True)]
-        if min(begins) == max(begins) and min(ends) == max(ends):
-            return begins[0], ends[0], pages
-        first, stop = min(begins), max(ends)
-
-
-def _around(rows: Sequence[int], first: int, stop: int) -> tuple[int, int]:
-    """The pages from the one that holds row `first` to the one that holds the row before `stop`."""
-    return bisect_right(rows, first) - 1, bisect_left(rows, stop)

@@ -1,22 +1,18 @@
-"""One row of a group, by the pages that hold it."""
+"""Some rows of a group, by the pages that hold them."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import Arrow, TableRows, library
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.decoding import ColumnBytes, decoded
 from headrace.formats.parquet.footer import ColumnChunk
-from headrace.formats.parquet.pages import PageIndex, page_index, span
+from headrace.formats.parquet.page_index import PageIndex, Run, covering
 from headrace.formats.parquet.schema import ParquetColumn, Schema
 from headrace.formats.predicates import ALL, Where, columns_of
-from headrace.rows import Rows
 
 SMALL_BYTES = 32 * 1024
 """What has no more bytes is read whole: to learn where its pages are would cost as much."""
@@ -26,113 +22,162 @@ Piece = tuple[int, int]
 
 
 class ColumnPages(NamedTuple):
-    """The pages of a column that hold a row.
+    """The pages of a column that hold some rows.
 
     Attributes:
-        row: the row's number in them.
-        rows: how many rows they have.
+        column: its name.
+        runs: the rows that they have.
         leaves: for each leaf what is known of it, and its pieces.
     """
 
     column: str
-    row: int
-    rows: int
+    runs: tuple[Run, ...]
     leaves: tuple[tuple[ColumnChunk, tuple[Piece, ...]], ...]
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """Those of all leaves, in the order of the file."""
+        return sorted(piece for _, pieces in self.leaves for piece in pieces)
 
-class OneRow(NamedTuple):
-    """What a worker must know to make one sample.
 
-    Attributes:
-        where: what must hold for it.
-    """
+class SomeRows(NamedTuple):
+    """Some rows of a group, ascending, and the pages of its columns that hold them."""
 
-    schema: Schema
+    runs: tuple[Run, ...]
     parts: tuple[ColumnPages, ...]
-    constants: tuple[tuple[str, object], ...]
-    where: Where = ALL
+
+    @staticmethod
+    def of(
+        columns: Iterable[tuple[ParquetColumn, Sequence[ColumnChunk]]],
+        indexes: Mapping[int, PageIndex],
+        runs: tuple[Run, ...],
+        rows: int,
+    ) -> SomeRows:
+        """The rows `runs` of some columns of a group that has so many rows.
+
+        Args:
+            columns: with their chunks.
+            indexes: of chunks, by where these begin.
+        """
+        return SomeRows(runs, tuple(_part_of(column, own, indexes, runs, rows) for column, own in columns))
+
+    @property
+    def total(self) -> int:
+        """How many rows they are."""
+        return _count(self.runs)
+
+    def number(self, row: int) -> int:
+        """The number in the group of one of them."""
+        for first, stop in self.runs:
+            if row < stop - first:
+                return first + row
+            row -= stop - first
+        raise IndexError("there are fewer rows")
 
 
-def part_of(
-    column: ParquetColumn, chunks: Sequence[ColumnChunk], indexes: Sequence[PageIndex], row: int, rows: int
+def _part_of(
+    column: ParquetColumn,
+    chunks: Sequence[ColumnChunk],
+    indexes: Mapping[int, PageIndex],
+    runs: Sequence[Run],
+    rows: int,
 ) -> ColumnPages:
-    """The pages of a column that hold a row; all of them, where there is no index.
+    """The pages of a column that hold some rows; all of them, where not all its leaves have an index.
 
     Args:
-        indexes: of each of its leaves; none: there is none.
+        indexes: of leaves, by where these begin.
         rows: of the group.
     """
-    if not indexes:
+    own = [indexes[chunk.start] for chunk in chunks if chunk.start in indexes]
+    if len(own) < len(chunks):
         whole = tuple((chunk, ((chunk.start, chunk.size),)) for chunk in chunks)
-        return ColumnPages(column.name, row, rows, whole)
-    first, stop, pages = span(indexes, row, rows)
+        return ColumnPages(column.name, ((0, rows),), whole)
+    found, pages = covering(own, runs, rows)
     leaves = []
-    for chunk, index, (a, b) in zip(chunks, indexes, pages, strict=True):
-        start, end = index.starts[a], index.stops[b - 1]
-        dictionary = ((chunk.start, index.starts[0] - chunk.start),) if index.starts[0] > chunk.start and a else ()
-        start = start if a else chunk.start
-        leaves.append((chunk._replace(values=-1), (*dictionary, (start, end - start))))
-    return ColumnPages(column.name, row - first, stop - first, tuple(leaves))
-
-
-async def page_indexes(
-    chunks: Sequence[ColumnChunk], rows: int, read: Callable[[int, int], asyncio.Future[bytes]]
-) -> Mapping[int, PageIndex]:
-    """The indexes of the pages of chunks, by where these begin, as far as there are any that are whole."""
-    wanted = [chunk for chunk in chunks if chunk.page_index[1] and chunk.size > SMALL_BYTES]
-    bodies = await asyncio.gather(*(read(at, at + size) for at, size in (chunk.page_index for chunk in wanted)))
-    found = {}
-    for chunk, body in zip(wanted, bodies, strict=True):
-        try:
-            found[chunk.start] = page_index(body, chunk, rows)
-        except ValueError:
-            continue  # the pages are read all the same, without it
-    return found
-
-
-def table_of(key: bytes, one: OneRow) -> Rows:
-    """The table of one sample."""
-    pieces = sorted({piece for part in one.parts for _, pieces in part.leaves for piece in pieces})
-    none = np.zeros(1, np.int64)
-    return Rows(
-        np.array([key]),
-        np.array([0, len(pieces)]),
-        np.arange(len(pieces), dtype=np.int32),
-        np.array([start for start, _ in pieces], np.int64),
-        np.array([size for _, size in pieces], np.int64),
-        tuple(f"{start}" for start, _ in pieces),
-        block=none,
-        row=none,
-        about=(one,),
-    )
+    for chunk, index, stretches in zip(chunks, own, pages, strict=True):
+        first = index.starts[0]
+        pieces = [(chunk.start, first - chunk.start)] if first > chunk.start else []  # the dictionary
+        for a, b in stretches:
+            start, stop = index.starts[a], index.stops[b - 1]
+            if pieces and sum(pieces[-1]) == start:
+                start = pieces.pop()[0]
+            pieces.append((start, stop - start))
+        values = _count(found) if len(column.elements) == 1 else -1
+        leaves.append((chunk._replace(values=values), tuple(pieces)))
+    return ColumnPages(column.name, found, tuple(leaves))
 
 
 def opened(
-    one: OneRow, bodies: Mapping[str, bytes], limits: Limits, is_shown: Callable[[str], bool]
-) -> dict[str, object] | None:
-    """The sample; None where it is left out.
+    schema: Schema,
+    where: Where,
+    some: SomeRows,
+    bodies: Mapping[str, Sequence[bytes]],
+    limits: Limits,
+    constants: Mapping[str, object],
+    is_shown: Callable[[str], bool],
+) -> Sequence[Mapping[str, object] | None]:
+    """The samples; None in the places of those that are left out. Columns that are asked are decoded first.
 
     Args:
+        where: what must hold for those that are kept.
+        bodies: of each column its pieces, in the order of the file; those that are not wanted are not there.
+        constants: fields that are the same in all rows.
         is_shown: whether a column is a field of samples.
 
     Raises:
-        ValueError, LimitError: its pages are damaged.
+        ValueError, LimitError: their pages are damaged.
     """
-    asked = {
-        part.column: _table(one, part, bodies, limits) for part in one.parts if part.column in columns_of(one.where)
-    }
-    if asked and not kept_rows(one.where, library().table({name: table.column(0) for name, table in asked.items()}))[0]:
-        return None
-    sample = {name: value for name, value in one.constants if is_shown(name)}
-    for part in one.parts:
-        if is_shown(part.column):
-            table = asked[part.column] if part.column in asked else _table(one, part, bodies, limits)
-            sample |= TableRows(table, one.schema.features, {})[0] or {}
-    return sample
+    asked = columns_of(where)
+    given = [part for part in some.parts if part.column in bodies]
+    columns = _decoded(schema, some.runs, [part for part in given if part.column in asked], bodies, limits)
+    kept = None if where == ALL else kept_rows(where, library().table(columns))
+    if kept is not None and not kept.any():
+        return [None] * some.total
+    rest = [part for part in given if part.column not in asked and is_shown(part.column)]
+    columns |= _decoded(schema, some.runs, rest, bodies, limits)
+    shown = [part.column for part in given if is_shown(part.column)]
+    if not shown:
+        return [constants if kept is None or kept[k] else None for k in range(some.total)]
+    return TableRows(library().table({name: columns[name] for name in shown}), schema.features, constants, kept)
 
 
-def _table(one: OneRow, part: ColumnPages, bodies: Mapping[str, bytes], limits: Limits) -> Arrow:
-    """A column, with the row alone."""
-    column = next(column for column in one.schema.columns if column.name == part.column)
-    leaves = [(chunk, b"".join(bodies[f"{start}"] for start, _ in pieces)) for chunk, pieces in part.leaves]
-    return decoded(one.schema, part.rows, [ColumnBytes(column, leaves)], limits).slice(part.row, 1)
+def _decoded(
+    schema: Schema,
+    runs: Sequence[Run],
+    parts: Sequence[ColumnPages],
+    bodies: Mapping[str, Sequence[bytes]],
+    limits: Limits,
+) -> dict[str, Arrow]:
+    """The rows `runs` of columns; those whose pages have the same rows are decoded together."""
+    by_name = {column.name: column for column in schema.columns}
+    together: dict[tuple[tuple[Run, ...], str], list[ColumnBytes]] = {}
+    for part in parts:
+        column, pieces = by_name[part.column], part.pieces
+        own = bodies[part.column]
+        if [size for _, size in pieces] != list(map(len, own)):
+            raise ValueError(f"column {part.column!r:.200} has other bytes than its pages have")
+        body_of = dict(zip(pieces, own, strict=True))
+        leaves = [(chunk, b"".join(body_of[piece] for piece in some)) for chunk, some in part.leaves]
+        alone = "" if len(column.elements) == 1 else part.column
+        together.setdefault((part.runs, alone), []).append(ColumnBytes(column, leaves))
+    columns: dict[str, Arrow] = {}
+    for (own_runs, alone), some in together.items():
+        table = decoded(schema, _count(own_runs), some, limits, is_counted=bool(alone))
+        chosen = _of_runs(table, own_runs, runs)
+        columns.update(zip(chosen.column_names, chosen.columns, strict=True))
+    return columns
+
+
+def _of_runs(table: Arrow, have: Sequence[Run], wanted: Sequence[Run]) -> Arrow:
+    """The rows `wanted` of a table that has the rows `have`."""
+    parts, at, k = [], 0, 0
+    for first, stop in wanted:
+        while have[k][1] < stop:
+            at += have[k][1] - have[k][0]
+            k += 1
+        parts.append(table.slice(at + first - have[k][0], stop - first))
+    return parts[0] if len(parts) == 1 else library().concat_tables(parts)
+
+
+def _count(runs: Sequence[Run]) -> int:
+    return sum(stop - first for first, stop in runs)

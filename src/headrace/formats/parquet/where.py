@@ -1,6 +1,6 @@
-"""Predicates asked of a footer: groups of rows are left out of which their statistics say that no row is kept.
+"""Predicates asked of a footer, and of page indexes: what is left out of which their bounds say that no row is kept.
 
-A statistic that may mean something else is not asked: then the group is read, and its rows are asked themselves.
+A bound that may mean something else is not asked: then the rows are read, and asked themselves.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import datetime as dt
 import math
 import struct
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
-from headrace.formats.parquet.footer import ColumnChunk, Group
+from headrace.formats.parquet.footer import Group
+from headrace.formats.parquet.page_index import PageBounds
 from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, ParquetColumn
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
-from headrace.formats.predicates import Term, Where, as_float, columns_of
+from headrace.formats.predicates import NONE, Term, Where, as_float, columns_of
 
 _BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE = range(6)
 _REPEATED = 2
 _UNSIGNED, _SIGNED = (11, 12, 13, 14), (15, 16, 17, 18)  # as converted types
 _UNIT_US = {1: (1000, 1), 2: (1, 1), 3: (1, 1000)}  # what a timestamp's unit is in microseconds
+
+_NOT = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "in": "not in", "not in": "in"}
 
 Reads = Callable[[bytes], Any]
 """What makes of a bound's bytes what can be compared; it may raise, or give None."""
@@ -43,7 +47,7 @@ class Comparable(NamedTuple):
 
 
 class Question(NamedTuple):
-    """What a footer is asked of a term.
+    """What a footer, or a page index, is asked of a term.
 
     Attributes:
         leaf: number of the column's among those of all columns.
@@ -56,8 +60,19 @@ class Question(NamedTuple):
     values: Sequence[Any]
 
 
-def questions(where: Where, columns: Sequence[ParquetColumn]) -> Sequence[Sequence[Question]]:
-    """What statistics are asked of each term of `where`.
+class Asking(NamedTuple):
+    """A predicate, or what is left of it to ask of some rows; and what bounds are asked of each of its terms."""
+
+    where: Where
+    questions: Sequence[Sequence[Question]]
+
+    def only(self, kept: Sequence[bool]) -> Asking:
+        """Those of its alternatives that are marked."""
+        return Asking(tuple(compress(self.where, kept)), list(compress(self.questions, kept)))
+
+
+def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
+    """What bounds are asked of each term of `where`.
 
     Raises:
         ValueError: one is not there, or has values of another kind than it is compared with.
@@ -76,31 +91,46 @@ def questions(where: Where, columns: Sequence[ParquetColumn]) -> Sequence[Sequen
             assert comparable is not None
             found[column.name] = first, comparable
         first += len(column.leaves)
-    return [[_question(term, *found[term.column]) for term in some] for some in where]
+    return Asking(where, [[_question(term, *found[term.column]) for term in some] for some in where])
 
 
-def left_of(where: Where, asked: Sequence[Sequence[Question]], group: Group) -> Where:
-    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept.
+def left_of(asked: Asking, group: Group) -> Asking:
+    """What is left to ask of the rows of a group; `NONE` where its statistics say that none is kept."""
+    if not group.rows:
+        return Asking(NONE, ())
+    return asked.only([all(_may_hold_in_group(one, group) for one in these) for these in asked.questions])
 
-    Args:
-        asked: `questions` of it.
-    """
-    return tuple(
-        some
-        for some, these in zip(where, asked, strict=True)
-        if all(_may_hold(one, group.chunks[one.leaf]) for one in these)
-    )
+
+def is_decided(asked: Asking, group: Group) -> bool:
+    """Whether the statistics of a group say that all its rows are kept."""
+    return any(all(_must_hold(one, group) for one in these) for these in asked.questions)
+
+
+def pages_left(asked: Question, bounds: PageBounds) -> list[bool]:
+    """In which pages of its column it may hold for a row."""
+    return [_may_hold(asked, *said) for said in zip(*bounds, strict=True)]
 
 
 def _question(term: Term, leaf: int, column: Comparable) -> Question:
     return Question(term.op, leaf, column, sorted(map(column.of_value, term.values)))
 
 
-def _may_hold(asked: Question, chunk: ColumnChunk) -> bool:
-    """Whether it may hold for a row."""
+def _may_hold_in_group(asked: Question, group: Group) -> bool:
+    chunk = group.chunks[asked.leaf]
+    return _may_hold(asked, *chunk.statistics, chunk.statistics[2] == chunk.values)
+
+
+def _must_hold(asked: Question, group: Group) -> bool:
+    chunk = group.chunks[asked.leaf]
+    if chunk.statistics[2] != 0 or asked.column.has_nan:
+        return False
+    return not _may_hold_in_group(asked._replace(op=_NOT[asked.op]), group)
+
+
+def _may_hold(asked: Question, low: Any, high: Any, missing: int | None, are_missing: bool) -> bool:
+    """Whether it may hold for a row of some that have these bounds."""
     op, column, values = asked.op, asked.column, asked.values
-    low, high, missing = chunk.statistics
-    if missing == chunk.values:
+    if are_missing:
         return op == "not in"
     low, high = _bound(column, low), _bound(column, high)
     if low is None or high is None or low > high:

@@ -1,0 +1,121 @@
+"""What is read of a file beside its columns: its end, and what lies before that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from headrace.errors import LimitError
+from headrace.formats.format import ShardEntry
+from headrace.formats.limits import Limits
+from headrace.formats.parquet.footer import ENCRYPTED, END_BYTES, MAGIC
+from headrace.protocols import Reads, Span
+
+TAIL_BYTES = 64 * 1024
+_GAP_BYTES = 64 * 1024  # between what is read at once
+
+Place = tuple[int, int]
+"""Where bytes begin in the file, and how many they are."""
+
+
+class FileEnd:
+    """The last bytes of a file, and what lies before them and was asked for.
+
+    Args:
+        data: the last bytes.
+        span: which they are.
+    """
+
+    def __init__(self, reads: Reads, url: str, data: bytes, span: Span) -> None:
+        self._reads, self._url = reads, url
+        self.size, self.etag = span.size, span.etag
+        self._parts = [(span.size - len(data), data)]
+
+    @staticmethod
+    async def of(reads: Reads, shard: ShardEntry) -> FileEnd:
+        """The end of a file, of which its footer is a part, or all.
+
+        Raises:
+            ValueError: it is cut off.
+            StorageError: it could not be read.
+        """
+        listed = None if shard.version is None else shard.version.size
+        start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
+        room = memoryview(bytearray(TAIL_BYTES if listed is None else max(1, listed - start)))
+        span = await reads.read_into(shard.url, start, room)
+        if listed not in (None, span.size):  # whoever has listed it will be told
+            room = memoryview(bytearray(TAIL_BYTES))
+            span = await reads.read_into(shard.url, -TAIL_BYTES, room, etag=span.etag)
+        if span.stop < span.size:
+            raise ValueError(f"it ends at byte {span.stop} of {span.size}")
+        return FileEnd(reads, shard.url, bytes(room[: span.stop - span.start]), span)
+
+    async def footer(self, limits: Limits) -> bytes:
+        """The footer.
+
+        Raises:
+            ValueError: this is no file of Parquet, or not all of one.
+            LimitError: it is larger than it may be.
+            StorageError: it could not be read.
+        """
+        ((start, tail),) = self._parts
+        is_short = self.size < len(MAGIC) + END_BYTES
+        if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, ENCRYPTED)):
+            raise ValueError(f"it has {self.size} bytes, which do not begin as Parquet does")
+        length = int.from_bytes(tail[-END_BYTES:-4], "little")
+        if tail[-4:] == ENCRYPTED:
+            raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
+        if tail[-4:] != MAGIC:
+            raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
+        if length + END_BYTES + len(MAGIC) > self.size:
+            raise ValueError(f"its footer would have {length} bytes, and all of it has {self.size}")
+        if length > limits.unpacked_free_bytes:
+            raise LimitError(f"its footer has {length} bytes, over the limit of {limits.unpacked_free_bytes}")
+        missing = length + END_BYTES - len(tail)
+        if missing > 0:
+            await self._read(start - missing, missing)
+            self._parts = [(start - missing, self._parts.pop()[1] + tail)]
+        return self.at(self.size - END_BYTES - length, length)
+
+    async def read(self, places: Iterable[Place]) -> None:
+        """Have the bytes at some places here; what lies together is read at once.
+
+        Raises:
+            ValueError: the file is shorter than it was.
+            StorageError: it could not be read.
+        """
+        missing: list[Place] = []
+        for start, nbytes in sorted(place for place in places if self._part_of(*place) is None):
+            if missing and start - sum(missing[-1]) <= _GAP_BYTES:
+                first, count = missing.pop()
+                missing.append((first, max(start + nbytes, first + count) - first))
+            else:
+                missing.append((start, nbytes))
+        if len(missing) == 1:
+            await self._read(*missing[0])
+        if len(missing) < 2:
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in missing:
+                    group.create_task(self._read(*place))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from errors.exceptions[0].__cause__
+
+    def at(self, start: int, nbytes: int) -> bytes:
+        """The bytes at a place that is here."""
+        part = self._part_of(start, nbytes)
+        assert part is not None, "it was read"
+        first, data = part
+        return data[start - first : start - first + nbytes]
+
+    async def _read(self, start: int, nbytes: int) -> None:
+        room = memoryview(bytearray(nbytes))
+        span = await self._reads.read_into(self._url, start, room, etag=self.etag)
+        if span.stop < start + nbytes:
+            raise ValueError(f"it ends at byte {span.stop}, and was longer")
+        self._parts.append((start, bytes(room)))
+
+    def _part_of(self, start: int, nbytes: int) -> tuple[int, bytes] | None:
+        stop = start + nbytes
+        return next(((at, data) for at, data in self._parts if at <= start and stop <= at + len(data)), None)

@@ -1,0 +1,328 @@
+"""Page indexes of Parquet: pages that cannot hold are not read, and rows are those that pyarrow's filters give."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import math
+import random
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.parquet import of_table
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from one_object import OneObject
+from unit.arrow_columns import plain
+
+import headrace as hr
+from headrace.fetch.stores import memory
+from headrace.formats.format import Block, ShardEntry
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.parquet.footer import ColumnChunk
+from headrace.formats.parquet.format import Parquet
+from headrace.formats.parquet.page_index import PageBounds, PageIndex, page_bounds
+from headrace.formats.parquet.thrift import I32, I64, LIST, STRUCT, ThriftReader, written
+from headrace.formats.parquet.where import asked_of, pages_left
+from headrace.testing import FaultServer
+
+DAY = dt.date(2026, 1, 2)
+TIME = dt.datetime(2026, 1, 2, 3, 4, 5, 678)  # noqa: DTZ001
+KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int64(), [None, 0, 1, -5, 2**62, -(2**63)]),
+    "uint": (pa.uint32(), [None, 0, 7, 2**31, 2**32 - 1]),
+    "uint64": (pa.uint64(), [0, 7, 2**62]),
+    "int8": (pa.int8(), [None, -128, 0, 127]),
+    "float": (pa.float64(), [None, math.nan, 0.0, 1.5, -math.inf]),
+    "half": (pa.float32(), [math.nan, 0.0, 1.5]),
+    "bool": (pa.bool_(), [None, True, False]),
+    "text": (pa.string(), [None, "", "a", "ü", "b" * 200, "b" * 199 + "c", "\U0010ffff" * 30]),
+    "words": (pa.dictionary(pa.int32(), pa.string()), [None, "a", "b", "c"]),
+    "bytes": (pa.binary(), [None, b"", b"\0", b"\xff" * 100, b"\xff" * 99, b"a\xff"]),
+    "fixed": (pa.binary(2), [None, b"ab", b"\xff\0"]),
+    "date": (pa.date32(), [None, DAY, dt.date(1969, 12, 31)]),
+    "time": (pa.timestamp("us"), [None, TIME, dt.datetime(1969, 1, 1)]),  # noqa: DTZ001
+    "zoned": (pa.timestamp("ms", "UTC"), [None, TIME.replace(microsecond=0, tzinfo=dt.UTC)]),
+    "nano": (pa.timestamp("ns"), [None, TIME]),
+    "decimal": (pa.decimal128(9, 2), [None, Decimal("1.50"), Decimal("-3.25"), Decimal(0)]),
+    "null": (pa.int32(), [None]),
+}
+ORDERED = ("=", "!=", "<", "<=", ">", ">=")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
+    """A table in which values lie in stretches, as they do where pages can be left out, and what may be asked."""
+    count = draw(st.integers(0, 120))
+    names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3, unique=True))
+    columns: dict[str, Any] = {}
+    for name in names:
+        kind, values = KINDS[name]
+        cuts = sorted(draw(st.lists(st.integers(0, count), max_size=6)))
+        some = [draw(st.sampled_from(values)) for _ in range(len(cuts) + 1)]
+        stretched = [value for value, a, b in zip(some, [0, *cuts], [*cuts, count], strict=True) for _ in range(b - a)]
+        columns[name] = pa.array(stretched, kind)
+    dice = random.Random(draw(st.integers(0, 9)))
+    columns["row"] = pa.array(range(count), pa.int64())
+    columns["wide"] = pa.array([f"{k}" * dice.randrange(40) for k in range(count)])
+    columns["list"] = pa.array(
+        [None if k % 7 == 3 else [k] * dice.randrange(9) for k in range(count)], pa.list_(pa.int32())
+    )
+    columns["deep"] = pa.array(
+        [[{"a": [k] * dice.randrange(3), "b": f"{k}"}] * dice.randrange(3) for k in range(count)],
+        pa.list_(pa.struct({"a": pa.list_(pa.int16()), "b": pa.string()})),
+    )
+    return pa.table(columns), names
+
+
+@st.composite
+def predicates(draw: st.DrawFn, names: Sequence[str]) -> list[list[tuple[str, str, Any]]]:
+    def term() -> tuple[str, str, Any]:
+        name = draw(st.sampled_from([*names, "row"]))
+        values = [*range(120)] if name == "row" else [v for v in KINDS[name][1] if v is not None and v == v] or [3]
+        if draw(st.booleans()):
+            return (
+                name,
+                draw(st.sampled_from(["in", "not in"])),
+                draw(st.lists(st.sampled_from(values), min_size=1, max_size=3)),
+            )
+        return name, draw(st.sampled_from(("=", "!=") if name == "bool" else ORDERED)), draw(st.sampled_from(values))
+
+    return [[term() for _ in range(draw(st.integers(1, 3)))] for _ in range(draw(st.integers(1, 3)))]
+
+
+def indexed(form: Parquet, data: bytes, limits: Limits = DEFAULTS) -> Any:
+    return anyio.run(form.index, OneObject(data), ShardEntry("memory://pages/0.parquet"), limits)
+
+
+def opened(form: Parquet, data: bytes, rows: Any) -> list[Any]:
+    """The samples of all rows, in order, with None for those that are left out."""
+    blocks = []
+    for block, about in enumerate(rows.about):
+        members = range(int(rows.starts[block]), int(rows.starts[block + 1]))
+        bodies = [data[int(rows.offset[k]) : int(rows.offset[k] + rows.size[k])] for k in members]
+        names = tuple(rows.fields[int(rows.field[k])] for k in members)
+        blocks.append(form.open_block(Block("u", names, DEFAULTS, about), bodies))
+    return [blocks[block][row] for block, row in zip(rows.block.tolist(), rows.row.tolist(), strict=True)]
+
+
+def needed(rows: Any) -> int:
+    return int(rows.size.sum())
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_rows_are_those_that_pyarrow_filters(data: st.DataObject) -> None:
+    table, names = data.draw(tables())
+    where = data.draw(predicates(names))
+    body = of_table(
+        table,
+        row_group_size=data.draw(st.integers(1, 130)),
+        write_page_index=data.draw(st.sampled_from([True, True, True, False])),
+        write_statistics=data.draw(st.sampled_from([True, True, True, ["row"], False])),
+        data_page_size=data.draw(st.sampled_from([30, 100, 300, 1000])),
+        write_batch_size=data.draw(st.sampled_from([1, 3, 10, 64])),
+        use_dictionary=data.draw(st.sampled_from([True, False, ["wide"]])),
+        data_page_version=data.draw(st.sampled_from(["1.0", "2.0"])),
+        compression=data.draw(st.sampled_from(["none", "zstd"])),
+    )
+    assume(pq.read_table(io.BytesIO(body), columns=["row"]).num_rows == len(table))  # it is not always
+    columns = data.draw(st.sampled_from([["row"], ["row", "list"], [*table.column_names]]))
+    form = Parquet(columns=columns, where=where)
+    index = indexed(form, body)
+    got = [one for one in opened(form, body, index.rows) if one is not None]
+    wanted = table.filter(pq.filters_to_expression(where)).select(columns)
+    assert [one["row"] for one in got] == wanted["row"].to_pylist()
+    for name in set(columns) & {"list", "deep", "wide"}:
+        assert [plain(one[name]) for one in got] == wanted[name].to_pylist(), name
+    rows = index.rows
+    assert {int(key) for key in rows.keys} >= set(wanted["row"].to_pylist()), "keys are the numbers of rows in the file"
+
+
+def sorted_table(count: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "n": range(count),
+            "text": [rng.bytes(100).hex() for _ in range(count)],
+            "list": [list(range(k % 7)) for k in range(count)],
+            "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
+        }
+    )
+
+
+OPTIONS: dict[str, Any] = {
+    "row_group_size": 5000,
+    "write_page_index": True,
+    "data_page_size": 4096,
+    "write_batch_size": 100,
+    "compression": "none",
+}
+TABLE = sorted_table(12_000)
+SOME = [[("n", ">=", 4900), ("n", "<", 5300)], [("n", "in", [7777, 9999])]]
+KEPT = [*range(4900, 5300), 7777, 9999]
+
+
+@pytest.fixture(scope="module")
+def body() -> bytes:
+    return of_table(TABLE, use_dictionary=False, **OPTIONS)
+
+
+def ranges(server: FaultServer) -> list[tuple[int, int]]:
+    said = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+    return [(int(start), int(stop) + 1) for start, stop in said if start]
+
+
+def test_pages_that_cannot_hold_are_not_read(body: bytes) -> None:
+    with FaultServer() as server:
+        data = hr.stream(server.add("0.parquet", body), format=hr.Parquet(columns=["text", "structs"], where=SOME))
+        wanted = [(one["text"], one["structs"]) for one in TABLE.take(KEPT).to_pylist()]
+        assert [(one["text"], one["structs"]) for one in data] == wanted
+        columns = [place for place in ranges(server) if place[1] < len(body) - 64 * 1024]
+        assert len(columns) <= 10, "of each group its pages of n, of the texts and of the structs"
+        nbytes = sum(stop - start for start, stop in columns)
+        assert nbytes < 0.17 * len(body), "of 12,000 rows the 1,600 of pages that may have some"
+
+
+def test_index_of_pages_that_the_end_holds_takes_no_request_and_else_one(body: bytes) -> None:
+    for data, requests in ((of_table(TABLE.select(["n", "list"]), use_dictionary=False, **OPTIONS), 1), (body, 2)):
+        reads = OneObject(data)
+        shard = anyio.run(Parquet(where=SOME).index, reads, ShardEntry("memory://pages/0.parquet"), DEFAULTS)
+        assert len(shard.rows) == 1600
+        assert reads.reads == requests
+
+
+def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_resumed(body: bytes) -> None:
+    url = "memory://pages/some.parquet"
+    memory.put(url, body)
+    data = hr.stream(url, format=hr.Parquet(where=SOME))
+    wanted = {row["n"]: row for row in TABLE.take(KEPT).to_pylist()}
+
+    def check(samples: Sequence[Any]) -> list[int]:
+        for one in samples:
+            assert {name: plain(one[name]) for name in TABLE.column_names} == wanted[one["n"]]
+            assert one["__key__"] == str(one["n"])
+        return [one["n"] for one in samples]
+
+    assert check(list(data)) == KEPT
+    assert sorted(check(list(data.shuffle(seed=1)))) == KEPT
+    assert sorted(check(list(data.shuffle("global", seed=1)))) == KEPT
+    for shuffled in (data, data.shuffle(seed=1), data.shuffle("global", seed=1)):
+        numbers = shuffled.to_tuple("n")
+        options: Any = {"batch_size": 50, "num_workers": 0}
+        with hr.DataLoader(numbers, **options) as loader:
+            every = [batch[0].tolist() for batch in loader]
+        with hr.DataLoader(numbers, **options) as loader:
+            batches = iter(loader)
+            first = [next(batches)[0].tolist() for _ in range(3)]
+            state = loader.state_dict()
+        with hr.DataLoader(numbers, **options) as loader:
+            loader.load_state_dict(state)
+            assert first + [batch[0].tolist() for batch in loader] == every
+        got = []
+        for rank in range(2):
+            with hr.DataLoader(numbers.epoch(samples=400), rank=rank, world_size=2, **options) as loader:
+                got += [n for batch in loader for n in batch[0].tolist()]
+        assert len(got) == 400
+        assert set(got) <= set(KEPT)
+
+
+def at_footer(data: bytes) -> dict[int, Any]:
+    length = int.from_bytes(data[-8:-4], "little")
+    return ThriftReader(data[-8 - length : -8]).struct()
+
+
+def chunk_of(data: bytes, group: int, column: int) -> Any:
+    groups: Any = at_footer(data)[4]
+    return groups[group][1][column]
+
+
+def with_index(data: bytes, column: int, field: int, change: Callable[[Any], Any]) -> bytes:
+    """The same file, with a part of the page index of a column of its first group written anew, in as many bytes."""
+    chunk = chunk_of(data, 0, column)
+    at, size = chunk[field], chunk[field + 1]
+    new = change(data[at : at + size])
+    assert len(new) == size, "it has its place"
+    return data[:at] + new + data[at + size :]
+
+
+def moved(index: bytes) -> bytes:
+    """An index that has a page begin one row later, the first one that begins at row 1,200 or behind that."""
+    pages: Any = ThriftReader(index).struct()[1]
+    page = next(page for page in pages if page[3] >= 1200)
+    page[3] += 1
+    new = written([(1, LIST, (STRUCT, [[(1, I64, one[1]), (2, I32, one[2]), (3, I64, one[3])] for one in pages]))])
+    return new + index[len(new) :]
+
+
+def kept_of(data: bytes, where: Any, columns: Sequence[str] = ("n",)) -> list[Any]:
+    form = Parquet(columns=columns, where=where)
+    return [one for one in opened(form, data, indexed(form, data).rows) if one is not None]
+
+
+@pytest.mark.parametrize("field", [4, 6])
+def test_index_of_pages_that_is_damaged_leaves_nothing_out(body: bytes, field: int) -> None:
+    data = with_index(body, 0, field, lambda index: b"\xff" * len(index))
+    where = [("n", ">=", 1000), ("n", "<", 1010)]
+    assert [one["n"] for one in kept_of(data, where)] == list(range(1000, 1010))
+    form = Parquet(where=where)
+    assert len(indexed(form, data).rows) == 5000
+    assert len(indexed(form, body).rows) == 600
+    assert len(indexed(form, body, Limits(unpacked_free_bytes=100_000)).rows) == 600
+
+
+@pytest.mark.parametrize("column", [0, 1, 2])
+def test_index_of_pages_that_moves_rows_is_an_error_and_no_other_rows(body: bytes, column: int) -> None:
+    where = [("n", ">=", 600), ("n", "<", 1200)]
+    names = ["n", TABLE.column_names[column]]
+    assert [one["n"] for one in kept_of(body, where, names)] == list(range(600, 1200))
+    with pytest.raises(ValueError, match=r"values|rows"):
+        kept_of(with_index(body, column, 4, moved), where, names)
+
+
+def test_bounds_that_are_cut_off_leave_out_no_row_that_is_kept() -> None:
+    def left(op: str, value: Any, low: bytes | None, high: bytes | None, missing: int | None = 0) -> bool:
+        table = pa.table({"text": ["x"]})
+        form = Parquet(where=[("text", op, value)])
+        rows = indexed(form, of_table(table, write_statistics=False)).rows
+        asked = asked_of(form.where, rows.about[0].schema.columns)
+        return pages_left(asked.questions[0][0], PageBounds((low,), (high,), (missing,), (False,)))[0]
+
+    long = "b" * 100
+    assert left("=", long, b"bbb", b"bbc")
+    assert left("!=", long, b"bbb", b"bbb")
+    assert left("not in", [long], b"bbb", b"bbb")
+    assert left(">", "bbb", b"bbb", b"bbc")
+    assert not left(">", "bbc", b"bbb", b"bbc"), "no bound is too low"
+    assert not left("<", "bbb", b"bbb", b"bbc")
+    assert left("=", long, None, None)
+    assert left("=", long, b"", b"\xff")
+
+
+def test_page_that_has_no_highest_value_may_have_any() -> None:
+    chunk = ColumnChunk(6, 0, 4, 4, 10, 10, (0, 0), (0, 0), (None, None, None))
+    index = PageIndex((4, 8), (8, 14), (0, 2))
+    said = b"\x19\x22\x02\x02" + b"\x19\x28\x00\x01a" + b"\x19\x28\x00\x01b" + b"\x15\x02\x00"
+    assert page_bounds(said, chunk, index) == PageBounds((b"", b"a"), (None, b"b"), (None, None), (False, False))
+    for damaged in (said.replace(b"\x19\x22\x02\x02", b"\x19\x12\x02"), said[:4] + b"\x00", said[:-3]):
+        with pytest.raises(ValueError, match=r"pages|cut off"):
+            page_bounds(damaged, chunk, index)
+    assert page_bounds(said.replace(b"\x02\x02\x19", b"\x01\x02\x19", 1), chunk, index).are_missing == (True, False)
+    missing = said[:-1] + b"\x19\x26\x02\x04\x00"
+    assert page_bounds(missing, chunk, index).missing == (1, 2)
+    with pytest.raises(ValueError, match="miss other values"):
+        page_bounds(missing, chunk._replace(statistics=(None, None, 4)), index)
+
+
+def test_groups_that_are_kept_as_a_whole_are_not_looked_at(body: bytes) -> None:
+    form = Parquet(where=[("n", ">=", 100)])
+    shard = indexed(form, body)
+    assert len(shard.rows) == 12_000
+    assert {facts.some is None for facts in shard.rows.about} == {True}, "its first page has rows under 100 and over it"
+    assert list(shard.kept) == [chunk_of(body, 0, 0)[3][9]], "the other groups' statistics say that all rows are kept"
