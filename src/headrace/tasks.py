@@ -28,12 +28,11 @@ class Step:
         fn: the function; a coroutine function runs on the event loop, any other in a worker.
         random: whether the random number generators are set for each sample before it runs.
         is_implied: whether it follows from the source, and nobody wrote it.
-        prepare: of the first step, what makes samples ready for it, many at once and in their places. It gives the
-            bytes that they were, and raises nothing.
+        open_many: of the first step, what does it to many samples at once. It gives what became of each, None in the
+            places of those that must go through the step, and the bytes that they were; and raises nothing.
         is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
         passed: the operators that a sample has passed, from its source to this one, for errors.
-        open_rows: of the first step, what does it to the rows [start, stop) of `headrace.formats.opening.BlockRows`. It
-            gives samples, None in the places of those that must go through the step, and the bytes that they were.
+        open_rows: the same of the rows [start, stop) of `headrace.formats.opening.BlockRows`.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Step:
     fn: Callable[[Any], Any]
     random: bool = False
     is_implied: bool = False
-    prepare: Callable[[Sequence[object]], int] | None = None
+    open_many: Callable[[Sequence[object]], tuple[Sequence[object], int]] | None = None
     is_numbered: bool = False
     passed: str = ""
     open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None

@@ -108,6 +108,43 @@ def test_rows_that_are_opened_together_are_those_that_are_opened_one_by_one(bloc
     assert together == opened(Opener(_Numbers(), DEFAULTS), samples_of(blocks, rows)[start:])
 
 
+class _Lines(Format):
+    """Texts: "bad" is damaged, "__n__" has a name that is taken; many at once, but for those from "end" on."""
+
+    name, suffixes = "lines", ()
+
+    def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object]]:
+        if bodies[0] == b"bad":
+            raise ValueError("it is bad")
+        return [{"__n__" if bodies[0] == b"__n__" else bodies[0].decode(): len(bodies[0])}]
+
+    def open_many(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
+        some = bodies[: bodies.index(b"end")] if b"end" in bodies else bodies
+        return [None if body == b"bad" else self.open_block(block, [body])[0] for body in some]
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bb", b"a", b"bad", b"__n__", b"end"]), max_size=8),
+    st.sampled_from(["line", "line", "other"]),
+)
+def test_samples_that_are_opened_together_are_those_that_are_opened_one_by_one(bodies: list[bytes], last: str) -> None:
+    opener = Opener(_Lines(), DEFAULTS)
+    names = ["line"] * (len(bodies) - 1) + [last]
+    samples: list[dict[str, object]] = [
+        {"__key__": str(k), "__url__": "memory://a", name: body}
+        for k, (name, body) in enumerate(zip(names, bodies, strict=False))
+    ]
+    made, nbytes = opener.open_many(samples)
+    assert len(made) == len(samples)
+    if set(names) == {"line"}:
+        assert nbytes == sum(map(len, bodies))
+        assert [sample is None for sample in made] == [
+            body in (b"bad", b"__n__") or b"end" in bodies[: k + 1] for k, body in enumerate(bodies)
+        ]
+    rest = [opened(opener, [one])[0] if sample is None else sample for one, sample in zip(samples, made, strict=True)]
+    assert rest == opened(opener, samples)
+
+
 def test_many_large_rows_are_not_opened_together() -> None:
     block = bytes(2**22)
     rows = rows_of([block], [(0, row) for row in range(2**21 + 1)])

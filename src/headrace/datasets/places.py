@@ -54,7 +54,7 @@ def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
         return ()
     opener = Opener(source.format, source.limits)
     name = f"open({source.format.name})"
-    step = Step(name, "map", opener, is_implied=True, prepare=opener.prepare, open_rows=opener.open_rows)
+    step = Step(name, "map", opener, is_implied=True, open_many=opener.open_many, open_rows=opener.open_rows)
     by_field = source.format.members_make_fields
     opens = EachSample(step, opens=True, opens_fields=by_field)
     rows = source.format.row_filter(source.urls)

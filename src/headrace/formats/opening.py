@@ -24,7 +24,6 @@ PLACE = "__place__"
 """Under this name lies, until a sample is opened, where it begins in its shard, in bytes; if that is known there."""
 
 _LEFT_OUT = "__left_out__"  # under this name lies something where a sample is none of those that are wanted
-_OPENED = "__opened__"  # under this name lie the fields of a sample that was opened with others
 
 _Rows = Sequence[Mapping[str, object] | None]
 
@@ -114,8 +113,6 @@ class Opener:
         """
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
         place = sample.get(PLACE)
-        if (opened := sample.get(_OPENED)) is not None:
-            return {"__key__": key, "__url__": url, **opened}
         try:
             if shared is None:
                 members = [(name, body) for name, body in sample.items() if name not in _ABOUT]
@@ -179,25 +176,30 @@ class Opener:
         self._gave(shared, len(opened) - opened.count(None))
         return nbytes
 
-    def prepare(self, samples: Sequence[object]) -> int:
-        """Have the fields of samples of one member in them, where the format opens many; gives the bytes of these.
+    def open_many(self, samples: Sequence[object]) -> tuple[list[dict[str, object] | None], int]:
+        """(what samples that are one member each are, their bytes), where the format opens many together.
 
-        The others, and what must be refused, stay as they were.
+        None stands for the others, and for what must be refused: they are opened one by one.
         """
-        if not self._opens_many:
-            return 0
-        return self._open_many([one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER])
-
-    def _open_many(self, samples: Sequence[dict[str, Any]]) -> int:
-        """The same of samples that are one member each."""
-        if not samples:
-            return 0
-        *_, member = samples[0]
-        samples = [one for one in samples if member in one]
-        bodies = [one[member] for one in samples]
-        block = Block(samples[0]["__url__"], (member,), self.limits)
-        _put_in(samples, self.format.open_many(block, bodies), member)
-        return sum(map(len, bodies))
+        single: list[dict[str, Any]] = [one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER]
+        if len(single) < len(samples) or not single or not self._opens_many:
+            return [None] * len(samples), 0
+        *_, member = single[0]
+        try:
+            bodies = [one[member] for one in single]
+        except KeyError:  # another's is called otherwise
+            return [None] * len(samples), 0
+        block = Block(single[0]["__url__"], (member,), self.limits)
+        made: list[dict[str, object] | None] = [None] * len(single)
+        last, is_refused = tuple[str, ...](), False
+        for k, (one, fields) in enumerate(zip(single, self.format.open_many(block, bodies), strict=False)):
+            if fields is None:
+                continue
+            if (names := tuple(fields)) != last:
+                last, is_refused = names, any(map(_is_taken, names))
+            if not is_refused:
+                made[k] = {"__key__": one["__key__"], "__url__": one["__url__"], **fields}
+        return made, sum(map(len, bodies))
 
     def _open(self, url: str, members: Members, about: object = None) -> _Rows:
         names = tuple(name for name, _ in members)
@@ -291,27 +293,6 @@ def _with_fields(
         else:
             made.append({"__key__": key, "__url__": url, **one})
     return made
-
-
-def _put_in(samples: Sequence[dict[str, Any]], opened: Iterable[Mapping[str, object] | None], source: str) -> int:
-    """Have in samples their fields in the place of what these were opened from; but not such as must be refused.
-
-    Gives how many that are.
-    """
-    last: tuple[str, ...] = ()
-    count = 0
-    for one, fields in zip(samples, opened, strict=False):
-        if fields is None:
-            continue
-        names = tuple(fields)
-        if names != last:
-            if "__" in "".join(names) and any(map(_is_taken, names)):
-                continue
-            last = names
-        del one[source]
-        one[_OPENED] = fields
-        count += 1
-    return count
 
 
 def _is_taken(name: str) -> bool:

@@ -179,6 +179,13 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
     samples: list[object] = []
+    if len(names) == len(rows) and set(names) == {names[0]} and starts == list(range(len(rows) + 1)):
+        name, keys = names[0], texts_of(rows.keys)  # of one member each, as lines are
+        of_shards = [urls[shard] for shard in shards.tolist()]
+        return [
+            {"__key__": key, "__url__": url, name: value}
+            for key, url, value in zip(keys, of_shards, values, strict=True)
+        ]
     for key, shard, start, stop in zip(texts_of(rows.keys), shards.tolist(), starts, starts[1:], strict=False):
         sample: dict[str, object] = {"__key__": key, "__url__": urls[shard]}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.failures import Placeholder
@@ -21,6 +22,7 @@ Run = tuple[int, Any]
 """How many of the chain's steps were done to some samples, and these; such as were done to are a list."""
 
 OpensRows = Callable[[BlockRows, int, int], tuple[Sequence[object], int]]
+OpensMany = Callable[[Sequence[object]], tuple[Sequence[object], int]]
 
 
 def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
@@ -36,9 +38,10 @@ def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float
                 yield from _opened(first.name, first.open_rows, part, inputs, busy)
             continue
         samples = inputs.samples(list(some), busy)
-        if first is not None and first.prepare is not None:
-            samples = _prepared(first.name, first.prepare, samples, busy)
-        yield 0, samples
+        if first is not None and first.open_many is not None:
+            yield from _opened_together(first.name, first.open_many, samples, busy)
+        else:
+            yield 0, samples
 
 
 def _opened(name: str, open_rows: OpensRows, part: SentPart, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
@@ -55,26 +58,35 @@ def _opened(name: str, open_rows: OpensRows, part: SentPart, inputs: Inputs, bus
         began = time.perf_counter()
         samples, nbytes = open_rows(some, start, stop)
         busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
-        if None not in samples:
-            yield 1, samples
-        else:
-            for number, sample in enumerate(samples, start):
-                yield (0, [some.sample(number)]) if sample is None else (1, [sample])
+        yield from _runs_of(samples, partial(_sample, some, start))
         count = _next(count, nbytes)
         start = stop
 
 
-def _prepared(
-    name: str, prepare: Callable[[Sequence[object]], int], samples: Iterator[object], busy: dict[str, float]
-) -> Iterator[object]:
-    """Samples made ready for their first step, so many together that what they become lies in the processor's cache."""
+def _opened_together(
+    name: str, open_many: OpensMany, samples: Iterator[object], busy: dict[str, float]
+) -> Iterator[Run]:
+    """The same of samples that lie by themselves, as many together as the cache holds."""
     count = _TOGETHER_AT_FIRST
     while together := list(itertools.islice(samples, count)):
         began = time.perf_counter()
-        nbytes = prepare(together)
+        made, nbytes = open_many(together)
         busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
         count = _next(len(together), nbytes)
-        yield from together
+        yield from _runs_of(made, together.__getitem__)
+
+
+def _runs_of(made: Sequence[object], source: Callable[[int], object]) -> Iterator[Run]:
+    """What was opened together; those that must be opened by themselves have the first step before them."""
+    if None not in made:
+        yield 1, made
+        return
+    for number, sample in enumerate(made):
+        yield (0, [source(number)]) if sample is None else (1, [sample])
+
+
+def _sample(rows: BlockRows, start: int, number: int) -> object:
+    return rows.sample(start + number)
 
 
 def _next(count: int, nbytes: int) -> int:
