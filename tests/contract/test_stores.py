@@ -20,6 +20,7 @@ import headrace as hr
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.addresses import Stores
+from headrace.fetch.stores.registry import gives_ends
 from headrace.options import FetchOptions
 from headrace.protocols import Version
 from headrace.testing import FaultServer, StoreContract
@@ -37,6 +38,10 @@ class _Prefixed:
     def __init__(self, base: str, *, quoted: bool = False, allow_pipe: bool = False, **storage_options: Any) -> None:
         self._stores = Stores(FetchOptions(allow_pipe=allow_pipe), storage_options)
         self._base, self._quoted = base, quoted
+
+    @property
+    def gives_ends(self) -> bool:
+        return gives_ends(self._stores.of(f"{self._base}/x")[0])
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
@@ -162,6 +167,15 @@ class TestS3WithTheBucketInTheEndpoint(TestS3):
 
 class TestS3ByObstore(TestS3):
     settings = {**TestS3.settings, "client_options": {"http1_only": True}}
+
+
+class TestGcs(TestS3ForEverybody):
+    """As GCS answers, for which objects of an S3 are read without a signature."""
+
+    def open_store(self) -> Store:
+        nobody = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+        key = json.dumps({**nobody, "gcs_base_url": self.endpoint})
+        return _Prefixed("gs://contract", service_account_key=key, client_options={"allow_http": True})
 
 
 class TestPipe(TestFiles):
