@@ -6,8 +6,10 @@ any it is given; `prepare` here does what that does, and keeps headrace's engine
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import json
 import logging
 import sys
 import weakref
@@ -18,7 +20,7 @@ from typing import Any, Protocol
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.errors import OptionError
+from headrace.errors import LoaderBusyError, OptionError, StateMismatchError
 from headrace.loader import DataLoader
 
 log = logging.getLogger("headrace")
@@ -57,6 +59,42 @@ def prepare(accelerator: Any, loader: Any) -> Any:
     prepared = _prepared_batches(accelerator, loader)
     prepared._is_accelerate_prepared = True
     return accelerator.prepare_data_loader(prepared)  # which it only notes, prepared as it is
+
+
+class TitanState:
+    """What torchtitan's checkpoints have of a loader: the two methods that a component of its needs.
+
+    A state that is that of all ranks is there once, and can be gone on from by any number of ranks. Else each rank has
+    its own, by its number, for as many ranks as there were.
+
+    Args:
+        loader: the component's.
+        dp_rank: the rank that torchtitan has given the component.
+    """
+
+    def __init__(self, loader: DataLoader[Any], dp_rank: int) -> None:
+        self._loader, self._own = loader, f"dp_rank_{dp_rank}"
+
+    def state_dict(self) -> dict[str, str]:
+        """The state after what the loop has received, as text by one name."""
+        state = self._loader.state_dict()
+        is_everybodys = self._loader.regime == "headrace" and "rank" not in state
+        return {"all_ranks" if is_everybodys else self._own: json.dumps(state)}
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        """Go on from a state; an empty one is the begin.
+
+        Raises:
+            StateMismatchError: it is not of this rank, or belongs to other data or another order.
+        """
+        packed = state.get("all_ranks", state.get(self._own))
+        if packed is None and state:
+            raise StateMismatchError(
+                f"the checkpoint has states of the loaders of {', '.join(sorted(state))}, and none of {self._own}: "
+                "where samples are left out on the way each rank has its own, and as many ranks must go on",
+                field="world",
+            )
+        self._loader.load_state_dict({} if packed is None else json.loads(packed))
 
 
 class _Prepared(Protocol):
@@ -102,12 +140,24 @@ class Batches(torch.utils.data.IterableDataset[object]):
         Accelerate counts from 0 in each process, and says so before each of its own. Where the loader goes on from a
         state, Accelerate goes on to count from the epoch of that.
         """
+        caller = sys._getframe(1)
+        shard: Any = caller.f_locals.get("self")
         if not self.loader._behind.goes_on or self.loader.epoch == epoch:
             self.loader.set_epoch(epoch)
-            return
-        shard: Any = sys._getframe(1).f_locals.get("self")
-        if hasattr(shard, "iteration"):
+        elif hasattr(shard, "iteration"):
             shard.iteration = self.loader.epoch
+        begins = caller.f_back
+        if begins is not None and begins.f_code.co_name == "__iter__" and begins.f_locals.get("self") is shard:
+            self._skip_for(shard)
+
+    def _skip_for(self, shard: Any) -> None:
+        """Skip in the loader what Accelerate would take and drop: `skip_first_batches` has said how many batches."""
+        skipped = vars(shard).get("_skipped_by_loader", getattr(shard, "skip_batches", 0))
+        if not skipped:
+            return
+        with contextlib.suppress(LoaderBusyError):  # then they are dropped
+            self.loader.skip(skipped)
+            shard.skip_batches, shard._skipped_by_loader = 0, skipped
 
 
 def _processes_of_accelerate() -> int:

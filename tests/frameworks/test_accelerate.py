@@ -103,6 +103,43 @@ def test_later_batches_come_when_the_first_are_skipped(accelerator: Accelerator,
     assert_made_by_our_workers(batches)
 
 
+class Asked(hr.AsyncDataset):
+    """It knows what it was asked for."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.asked = count, list[int]()
+
+    def __len__(self) -> int:
+        return self.count
+
+    async def aget(self, key: int) -> int:
+        self.asked.append(key)
+        return key
+
+
+def test_skipped_batches_are_not_even_asked_for(accelerator: Accelerator) -> None:
+    data = Asked(10**9)
+    with hr.DataLoader(data, batch_size=100) as loader:
+        skipped = skip_first_batches(prepare(accelerator, loader), 10**7 - 3)
+        for _ in range(2):  # each pass skips, as Accelerate's do
+            assert [batch[0].item() for batch in skipped] == [10**9 - 300, 10**9 - 200, 10**9 - 100]
+            loader.set_epoch(0)
+            skipped.set_epoch(0)
+    assert sorted(data.asked) == sorted(2 * [*range(10**9 - 300, 10**9)])
+
+
+def test_batches_are_skipped_in_every_way_behind_a_filter_too(accelerator: Accelerator) -> None:
+    data = hr.from_map(range(40)).filter(lambda number: number % 2 == 0)
+    with hr.DataLoader(data, batch_size=4) as loader:
+        prepared = prepare(accelerator, loader)
+        first = iter(prepared)
+        next(first)  # an iterator is in use: what comes first is taken, and dropped
+        assert [batch[0].item() for batch in skip_first_batches(prepared, 3)] == [24, 32]
+        del first
+        loader.set_epoch(0)
+        assert [batch[0].item() for batch in skip_first_batches(prepared, 3)] == [24, 32]
+
+
 def test_our_options_survive_when_the_data_is_torchs(accelerator: Accelerator) -> None:
     loader: Any = hr.DataLoader(data_of("torch"), batch_size=4, num_workers=1, economic=True)  # type: ignore[call-arg]
     prepared = prepare(accelerator, loader)
