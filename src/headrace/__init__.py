@@ -233,10 +233,10 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-def _single_samples(stream: Stream) -> Loads:
+def _single_samples(stream: Stream, **options: Any) -> Loads:
     from headrace.loader import single_samples  # torch is loaded with it, and not before
 
-    return single_samples(stream)
+    return single_samples(stream, **options)
 
 
 def _packed(data: Any, packing: Packing) -> object:

@@ -382,10 +382,11 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self._behind.close()
 
 
-def single_samples(stream: Stream) -> DataLoader[Any]:
+def single_samples(stream: Stream, **options: Any) -> DataLoader[Any]:
     """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
     group = stream.pipeline().group
-    return DataLoader(stream, batch_size=None, collate_fn=as_it_is if group is None or not group.collate else None)
+    collate = as_it_is if group is None or not group.collate else None
+    return DataLoader(stream, batch_size=None, collate_fn=collate, **options)
 
 
 _OWN = ("_holder", "_instead")  # what a copy has of its own

@@ -31,6 +31,9 @@ running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_runni
 Decompression and the disk have threads beside them: no call of the user's holds those up.
 """
 
+running_workers: ContextVar[int] = ContextVar("headrace_running_workers", default=0)
+"""How many worker processes the loader has on whose loop we run."""
+
 Charges = Callable[[int], Awaitable[None] | None]
 """Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""
 

@@ -26,7 +26,7 @@ from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMet
 from headrace.options import Settings
 from headrace.processes.fork_client import ForkServer
 from headrace.protocols import Opens
-from headrace.running import running_loop, running_reader, running_threads
+from headrace.running import running_loop, running_reader, running_threads, running_workers
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.engine import Engine, is_exiting
 from headrace.scheduler.epoch import Epoch
@@ -53,7 +53,7 @@ class Runtime:
     def __init__(self, settings: Settings, *, workers: Literal["process", "thread"] | Executor = "process") -> None:
         self._settings = settings
         self._pid = os.getpid()
-        processes = settings.num_workers if workers == "process" else 0
+        self._processes = processes = settings.num_workers if workers == "process" else 0
         descriptors.require(processes, reads=True)
         self._segments_at_most = descriptors.segments_at_most(processes)
         self._fork_server = ForkServer.acquire() if processes else None
@@ -344,6 +344,7 @@ class Runtime:
         running_reader.set(self._reader)
         running_loop.set(asyncio.get_running_loop())
         running_threads.set(self._threads)
+        running_workers.set(self._processes)
         try:
             async with self._ready_lock:
                 if not self._is_ready:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from headrace.datasets.applied import applied_to
 from headrace.datasets.base import Operators
+from headrace.datasets.first_come import FirstComeDataset
 from headrace.datasets.forked import check_apart, side_by_side
 from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.datasets.join_spec import JoinSpec
@@ -41,12 +43,20 @@ def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
 
 
 def join(inputs: Sequence[object], *, on: object) -> Stream:
-    """Samples of two inputs that have the same key."""
+    """Samples of two inputs that have the same key; without one, of both as they come."""
     left, right = streams = _streams("join", inputs)
     check_apart(streams, ".join()")
+    if on is None:
+        return Stream(FirstComeDataset(streams))
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
     return _in_tuples(JoinSpec.of(left, right, on))
+
+
+def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
+    """What a function makes of an iterator over all samples."""
+    (stream,) = _streams("apply", inputs)
+    return applied_to(stream, fn)
 
 
 def _in_tuples(spec: ZipSpec) -> Stream:

@@ -62,8 +62,12 @@ class InputMethods(AddsOperators[S]):
         stream: S = combined("zipped", (self, *others), strict=strict)
         return stream
 
-    def join(self, other: AddsOperators[S], on: str | tuple[str, str]) -> S:
+    def join(self, other: AddsOperators[S], on: str | tuple[str, str] | None = None) -> S:
         """A tuple of each sample of this stream and the one of `other` that has the same key, in this one's order.
+
+        Without `on` it gives the samples of both as they come, whichever is there first: inputs may be any streams,
+        and the order is another one in each run, so that states are refused. Several ranks need `.epoch(samples=N)`
+        behind it.
 
         Samples without a partner are left out. Keys are asked for when a loader begins, or `len`: all of an index, or
         that field of every sample, from which everything else follows as for `.zip()`. They are held in memory then.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 
@@ -13,15 +13,28 @@ class Loads(Protocol):
 
     def __aiter__(self) -> AsyncIterator[object]: ...
 
+    def set_epoch(self, epoch: int) -> None: ...
 
-_makers: list[Callable[[Any], Loads]] = []
+    def state_dict(self) -> dict[str, object]: ...
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
-def made_by(maker: Callable[[Any], Loads]) -> None:
+_makers: list[Callable[..., Loads]] = []
+
+
+def made_by(maker: Callable[..., Loads]) -> None:
     """Have `maker` make the loaders of streams that are iterated by themselves."""
     _makers[:] = [maker]
 
 
-def loader_of(stream: object) -> Loads:
-    """A loader of single samples, as they are."""
-    return _makers[0](stream)
+def loader_of(stream: object, **options: Any) -> Loads:
+    """A loader of single samples, as they are.
+
+    Args:
+        stream: what it iterates over.
+        **options: of the loader.
+    """
+    return _makers[0](stream, **options)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from headrace.datasets.adding import AddsOperators
+from headrace.datasets.combining import combined
 from headrace.datasets.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
 from headrace.datasets.many import Unbatch, gives_many
 from headrace.datasets.operators import EachSample
@@ -106,6 +107,33 @@ class SampleMethods(AddsOperators[S]):
         """
         fn = checked(fn, "flat_map")
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
+
+    def apply(self, fn: Callable[[Any], Any]) -> S:
+        """What `fn` gives for an iterator over all samples: any generator function, for what a sample alone cannot say.
+
+        `fn` runs in the process of the loader, in a thread of its own; an asynchronous generator function gets an
+        asynchronous iterator, and runs on the event loop. What is before it goes through workers of its own, as many as
+        the loader has. Several ranks give it each its own samples of the stream before it, and need `.epoch(samples=N)`
+        behind it, for nobody knows how many come out.
+
+        States are refused, unless `fn` is an object that has `state_dict()` and `load_state_dict(state)`: then they are
+        exact, as far as these say what it holds of the samples that it has taken.
+
+        Args:
+            fn: called once an epoch.
+
+        Examples:
+            >>> import headrace as hr
+            >>> def rises(numbers):
+            ...     last = next(numbers)
+            ...     for number in numbers:
+            ...         yield number - last
+            ...         last = number
+            >>> list(hr.from_map([1, 4, 9, 16]).apply(rises))
+            [3, 5, 7]
+        """
+        stream: S = combined("applied", (self,), fn=fn)
+        return stream
 
     def enumerate(self) -> S:
         """(number, sample) in the place of each sample: its place in the epoch, counted from 0 over all ranks together.

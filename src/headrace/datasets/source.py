@@ -116,16 +116,17 @@ class SampleSource(ABC):
     Attributes:
         data: the data set itself.
         traits: what it can do.
-        urls: the addresses of its shards or objects.
-        storage_options: what their store is told.
+        urls, storage_options: the addresses of its shards or objects, and what their store is told.
         is_compressed: whether any of its shards can be read from its start only.
         blocks: where samples share blocks that are read as a whole, the number of each one's first sample, and of all
             samples last.
         is_endless: whether it has no end.
         ranks_by: how ranks divide what an iterator gives.
+        why_no_state: why states of it are refused; None: they are not, or it shows when one is asked for.
     """
 
     traits: ClassVar[Traits]
+    why_no_state: str | None = None
 
     def __init__(self, data: Any) -> None:
         self.data = data

@@ -373,6 +373,8 @@ class _Loaded(NamedTuple):
 
 
 def _why_no_state(pipeline: Pipeline) -> str | None:
+    if pipeline.source.why_no_state is not None:
+        return pipeline.source.why_no_state
     if pipeline.order.shuffle is None or pipeline.order.shuffle.keeps_position:
         return None
     return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"

@@ -1,0 +1,75 @@
+"""Streams that run within another one, each by a loader of its own: this rank's samples of the same epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.datasets.asynchronous import AsyncIterableDataset, IterSource
+from headrace.datasets.faces import Described
+from headrace.datasets.iterating import Loads, loader_of
+from headrace.datasets.sharing import shard_info
+from headrace.datasets.stream import Stream
+from headrace.running import running_workers
+
+
+class WithinDataset(AsyncIterableDataset):
+    """What comes of streams that are iterated over, one or several; it asks for them by `loaders`.
+
+    Args:
+        streams: these.
+    """
+
+    ranks_by = "shard_info"
+    name = ""
+    why_no_state: str | None = None
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self.streams = tuple(streams)
+
+    def __sample_source__(self) -> WithinSource:
+        return WithinSource(self)
+
+    @property
+    def text(self) -> str:
+        """How it is shown."""
+        raise NotImplementedError
+
+    def loaders(self) -> list[Loads]:
+        """A loader of each: of this rank's part of this epoch, with as many workers as the loader that runs this."""
+        part, loaders = shard_info(), list[Loads]()
+        for stream in self.streams:
+            pipeline = stream.pipeline()
+            is_worked_on = bool(pipeline.steps or pipeline.regroups or pipeline.group)
+            loader = loader_of(
+                stream,
+                rank=part.rank,
+                world_size=part.world,
+                ranks="local",
+                seed=part.seed,
+                num_workers=running_workers.get() if is_worked_on else 0,
+            )
+            loader.set_epoch(part.epoch)
+            loaders.append(loader)
+        return loaders
+
+
+class WithinSource(IterSource):
+    """The samples of such a data set."""
+
+    data: WithinDataset
+
+    def __init__(self, data: WithinDataset) -> None:
+        super().__init__(data)
+        self.why_no_state = data.why_no_state
+
+    @property
+    def name(self) -> str:
+        return self.data.name
+
+    @property
+    def text(self) -> str:
+        return self.data.text
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, Described]]:
+        return [(str(number), stream) for number, stream in enumerate(self.data.streams)]

@@ -1,0 +1,237 @@
+"""Functions of all samples of a stream: what they get, where they run, their ranks, their states, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import headrace as hr
+
+
+def in_pairs(samples: Iterator[int]) -> Iterator[tuple[int, int]]:
+    for sample in samples:
+        yield sample, next(samples, -1)
+
+
+async def in_pairs_later(samples: AsyncIterator[int]) -> AsyncIterator[tuple[int, int]]:
+    async for sample in samples:
+        yield sample, await anext(samples, -1)
+
+
+def squared(number: int) -> int:
+    return number * number
+
+
+def process_of(number: int) -> tuple[int, int]:
+    return number, os.getpid()
+
+
+def drawn(pair: Any) -> Any:
+    return pair, float(hr.rng().random())
+
+
+def given(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": None, "collate_fn": list, "seed": 4, **options}) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None:
+    numbers = hr.from_map(range(9)).shuffle().map(squared)
+    samples = given(numbers, collate_fn=None)
+    data = numbers.apply(fn).map(drawn)
+    got = given(data, num_workers=workers)
+    assert [list(pair) for pair, _ in got] == [[*samples[k : k + 2], -1][:2] for k in range(0, 9, 2)]
+    assert got == given(data)
+
+
+@pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
+def test_samples_are_the_same_alone_and_in_any_loop_and_others_in_the_next_epoch(fn: Any) -> None:
+    data = hr.from_map(range(30)).shuffle().apply(fn).filter(lambda pair: pair[0] % 3)
+
+    async def later() -> list[Any]:
+        return [pair async for pair in data]
+
+    assert list(data) == asyncio.run(later()) == list(data)
+    with hr.DataLoader(data, batch_size=None, collate_fn=list) as loader:
+        assert list(loader) != list(loader)
+    text = data.describe()
+    assert f".apply({fn.__name__})" in text
+    assert "└─ 0: FromMap(…)" in text
+    assert ".shuffle(auto)  [plan]" in text
+
+
+def test_what_comes_before_runs_in_workers_and_the_function_in_the_loaders_process() -> None:
+    def with_own(samples: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        for _, pid in samples:
+            yield pid, os.getpid()
+
+    pids = given(hr.from_map(range(4)).map(process_of).apply(with_own), num_workers=1, collate_fn=None)
+    assert {own for _, own in pids} == {os.getpid()}
+    assert os.getpid() not in {before for before, _ in pids}
+
+
+def test_ranks_apply_it_to_samples_of_their_own() -> None:
+    data = hr.from_map(range(12)).apply(in_pairs).epoch(samples=6)
+    ranks = [given(data, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    assert [len(one) for one in ranks] == [3, 3]
+    assert sorted(n for one in ranks for pair in one for n in pair) == list(range(12))
+    without = hr.from_map(range(12)).apply(in_pairs)
+    with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
+        given(without, rank=0, world_size=2)
+    assert len(given(without, rank=0, world_size=2, shard=False)) == 6
+
+
+class Windows:
+    """The last samples before each one; it knows which these are."""
+
+    def __init__(self) -> None:
+        self.held = list[int]()
+
+    def __call__(self, samples: Iterator[int]) -> Iterator[list[int]]:
+        for sample in samples:
+            self.held = [*self.held[-2:], sample]
+            yield list(self.held)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state["held"]
+
+
+def test_state_is_exact_where_the_function_says_what_it_holds() -> None:
+    def stream() -> hr.Stream:
+        return hr.from_map(range(11)).shuffle().apply(Windows()).map(drawn)
+
+    epochs, states = [], []
+    with hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4) as loader:
+        for _ in range(2):
+            epochs.append([])
+            for batch in loader:
+                epochs[-1].append(batch)
+                states.append((len(epochs) - 1, len(epochs[-1]), json.dumps(loader.state_dict())))
+            states.pop()  # behind the last batch the next epoch begins
+    assert epochs[0] != epochs[1]
+    for epoch, done, state in states:
+        with hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4) as loader:
+            loader.load_state_dict(json.loads(state))
+            assert list(loader) == epochs[epoch][done:]
+            if epoch == 0:
+                assert list(loader) == epochs[1]
+
+
+def test_state_is_refused_where_nobody_knows_what_the_function_holds() -> None:
+    with hr.DataLoader(hr.from_map(range(9)).apply(in_pairs), batch_size=2) as loader:
+        next(iter(loader))
+        with pytest.raises(hr.OptionError, match=r"states of \.apply\(in_pairs\) would have to hold"):
+            loader.state_dict()
+
+
+@pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
+def test_error_before_or_in_the_function_comes_in_its_place(fn: Any) -> None:
+    def fails(number: int) -> int:
+        if number == 3:
+            raise ValueError("the third")
+        return number
+
+    with hr.DataLoader(hr.from_map(range(9)).map(fails).apply(fn), batch_size=None, collate_fn=list) as loader:
+        batches = iter(loader)
+        assert next(batches) == [0, 1]
+        with pytest.raises(ValueError, match="the third"):
+            next(batches)
+
+    def ends(samples: Iterator[int]) -> Iterator[int]:
+        yield next(samples)
+        raise KeyError("own")
+
+    with pytest.raises(KeyError, match="own"):
+        given(hr.from_map(range(3)).apply(ends), collate_fn=None)
+
+
+class Never(hr.AsyncIterableDataset):
+    """One sample, and then nobody knows when."""
+
+    ranks_by = "shard_info"
+
+    async def aiter(self) -> AsyncIterator[int]:
+        hr.shard_info()
+        yield 1
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("way", ["for", "async for"])
+def test_function_that_waits_for_samples_ends_with_its_loader(way: str) -> None:
+    ended = threading.Event()
+
+    def gives(samples: Iterator[int]) -> Iterator[int]:
+        try:
+            yield from samples
+        finally:
+            ended.set()
+
+    async def gives_later(samples: AsyncIterator[int]) -> AsyncIterator[int]:
+        try:
+            async for sample in samples:
+                yield sample
+        finally:
+            ended.set()
+
+    with hr.DataLoader(Never().apply(gives if way == "for" else gives_later), batch_size=None) as loader:
+        assert next(iter(loader)) == 1
+    assert ended.wait(60)
+
+
+def test_what_is_no_function_of_an_iterator_is_refused() -> None:
+    async def one(samples: Any) -> Any:
+        return samples
+
+    data = hr.from_map([1])
+    with pytest.raises(hr.OptionError, match=r"apply\(.*\): a function that gives an iterator is needed"):
+        data.apply(one)
+    with pytest.raises(hr.OptionError, match=r"apply\(3\): a function is needed"):
+        data.apply(3)
+    with pytest.raises(TypeError, match="not iterable"):
+        given(data.apply(lambda samples: 3))
+
+
+def test_join_without_a_key_gives_samples_of_both_as_they_come() -> None:
+    gate = threading.Event()
+
+    def waits(number: int) -> int:
+        assert gate.wait(60)
+        return number
+
+    slow, quick = hr.from_map([100, 101]).map(waits), hr.from_map(range(20))
+    got = []
+    for sample in slow.join(quick):
+        got.append(sample)
+        if len(got) == 12:  # nobody waits for the slow one
+            gate.set()
+    assert sorted(got) == [*range(20), 100, 101]
+    assert [n for n in got if n < 100] == list(range(20))
+    assert [n for n in got if n >= 100] == [100, 101]
+    with hr.DataLoader(slow.join(Never()), batch_size=None) as loader:
+        assert sorted(sample for _, sample in zip(range(3), loader, strict=False)) == [1, 100, 101]
+        with pytest.raises(hr.OptionError, match=r"states of \.join\(other\) without on="):
+            loader.state_dict()
+    both = hr.from_map(range(6)).join(hr.from_map(range(10, 16))).epoch(samples=12)
+    ranks = [given(both, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    assert [len(one) for one in ranks] == [6, 6]
+    assert sorted(ranks[0] + ranks[1]) == [*range(6), *range(10, 16)]
+    assert "FromMap(…).join(FromMap(…))" in both.describe()
+
+
+def test_join_without_a_key_gives_the_error_of_the_one_that_fails() -> None:
+    def fails(number: int) -> int:
+        raise ValueError("of the second")
+
+    with pytest.raises(ValueError, match="of the second"):
+        list(Never().join(hr.from_map([1]).map(fails)))
