@@ -1,6 +1,8 @@
 """Windows of 4,096 tokens from object storage, shuffled: windows a second, and what each costs in processor time.
 
     headrace      hr.tokens over http, one raw file: `.shuffle()`; "-0": without workers; "-global": each read by itself
+                  "-packed": documents of some 600 tokens, packed into sequences of as many tokens, as they lie;
+                  "-packed-shuffled": the same, shuffled behind
     torch         a Dataset of ranged reads, a kept connection in each worker, torch's DataLoader, shuffle=True
     litdata       its TokensLoader over chunks of the same tokens, copied from a folder of this machine to its cache, as
                   it does with a bucket's; another Python may have it: --litdata-python
@@ -31,12 +33,18 @@ import numpy as np
 from cpu import cpu_s
 
 WINDOW, BATCH, WORKERS, CHUNKS = 4096, 64, 2, 4
-NAMES = ("bytes", "headrace", "headrace-0", "headrace-global", "torch", "litdata")
+EOS, DOCUMENT = 50_000, 600
+NAMES = (
+    "bytes", "headrace", "headrace-0", "headrace-global", "headrace-packed", "headrace-packed-shuffled", "torch",
+    "litdata",
+)  # fmt: skip
 
 
 def write(folder: Path, windows: int) -> None:
     """The tokens as one raw file, and as LitData's chunks."""
-    tokens = np.random.default_rng(0).integers(0, 50_000, windows * WINDOW, np.uint16)
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, EOS, windows * WINDOW, np.uint16)
+    tokens[random.random(len(tokens)) < 1 / DOCUMENT] = EOS
     tokens.tofile(folder / "train.bin")
     (folder / "lit").mkdir()
     said = []
@@ -58,6 +66,14 @@ def headrace(url: str, folder: Path, by: str = "auto", workers: int = WORKERS) -
     import headrace as hr
 
     return hr.DataLoader(hr.tokens(url, "uint16", WINDOW).shuffle(by), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
+
+
+def packed(url: str, *, is_shuffled: bool) -> Iterable[Any]:
+    import headrace as hr
+
+    data = hr.tokens(url, "uint16", 2**20, eos=EOS, documents="separate", tail="short")
+    data = data.pack(WINDOW, tokens="tokens", document_ids=False)
+    return hr.DataLoader(data.shuffle() if is_shuffled else data, batch_size=BATCH, num_workers=WORKERS)
 
 
 class Ranges:
@@ -120,6 +136,8 @@ WAYS: dict[str, Callable[[str, Path], Iterable[Any]]] = {
     "headrace": headrace,
     "headrace-0": lambda url, folder: headrace(url, folder, workers=0),
     "headrace-global": lambda url, folder: headrace(url, folder, "global"),
+    "headrace-packed": lambda url, folder: packed(url, is_shuffled=False),
+    "headrace-packed-shuffled": lambda url, folder: packed(url, is_shuffled=True),
     "torch": with_torch,
     "litdata": litdata,
     "bytes": reader,
@@ -179,7 +197,7 @@ def main() -> None:
                     results[name].append(run(args, name, f"{server.url}/{args.delay}/train.bin", folder))
         for name, some in results.items():
             rates, costs = zip(*some, strict=True)
-            print(f"{name:16} {median(rates):9.0f} windows/s   {median(costs):8.1f} us CPU a window")
+            print(f"{name:24} {median(rates):9.0f} windows/s   {median(costs):8.1f} us CPU a window")
     finally:
         shutil.rmtree(folder)
 

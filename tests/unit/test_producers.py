@@ -20,7 +20,7 @@ from headrace.parts import ListPart, Part
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.charging import Charge, Expectation
 from headrace.producers.iterated import IterProducer
-from headrace.producers.keys import KeyFeed, KeyProducer
+from headrace.producers.keys import ChunkSizes, KeyFeed, KeyProducer
 from headrace.producers.reading_ahead import Reading, ReadingAhead
 from headrace.producers.resumable import Resumable
 from headrace.producers.shuffle_buffer import ShuffleBuffer
@@ -150,11 +150,11 @@ def test_error_of_an_iterator_stands_behind_what_it_gave_and_is_no_single_sample
     st.integers(1, 6),
     st.integers(1, 4),
     st.booleans(),
-    st.booleans(),
+    st.sampled_from(["one by one", "growing", "many", "many, then each again"]),
     st.integers(0, 1000),
 )
 def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
-    count: int, failing: frozenset[int], batch_size: int, chunk: int, ends: bool, is_many: bool, seed: int
+    count: int, failing: frozenset[int], batch_size: int, chunk: int, ends: bool, how: str, seed: int
 ) -> None:
     chance, got = random.Random(seed), list[int]()
 
@@ -173,25 +173,57 @@ def test_samples_of_keys_come_in_their_places_whatever_order_they_are_got_in(
         count,
         lambda start, stop: (range(start, stop), range(start, stop)),
         get,
-        get_many if is_many else None,
+        get_many if "many" in how else None,
         adaptive=AdaptiveConcurrency(2, 16),
-        batch_size=batch_size,
-        chunk=chunk,
+        chunks=ChunkSizes(batch_size, chunk, grows=how == "growing"),
         pack_error=pack_error,
+        again="again" in how,
     )
     simulate(producer.run(basin), seed)  # type: ignore[arg-type]
     assert basin.claimed == 0
-    assert len(set(got)) == len(got), "a sample was got twice"
+    assert "again" in how or len(set(got)) == len(got), "a sample was got twice"
     assert len(basin.samples) == count
     for start in range(0, count, batch_size):
         batch = basin.samples[start : start + batch_size]
         failed = [k for k, sample in enumerate(batch) if isinstance(sample, Failure)]
         bad = [number - start for number in sorted(failing) if start <= number < min(count, start + batch_size)]
         assert bool(failed) == bool(bad)
-        if not is_many and failed:
+        if how != "many" and failed:
             assert failed[0] == bad[0], "what comes first is told"
             assert ends or failed == bad
         assert all(sample == str(start + k) for k, sample in enumerate(batch) if k not in failed)
+
+
+def test_first_samples_do_not_wait_for_many_others_where_nobody_knows_how_many_a_batch_needs() -> None:
+    begun, all_begun, let_go = list[int](), asyncio.Event(), asyncio.Event()
+
+    async def get(key: int) -> int:
+        begun.append(key)
+        if len(begun) == 64:
+            all_begun.set()
+        if key >= 2:  # as where the data set itself lets two in at a time
+            await let_go.wait()
+        return key
+
+    async def main() -> None:
+        basin = Basin()
+        producer = KeyProducer(
+            64,
+            lambda start, stop: (range(start, stop), range(start, stop)),
+            get,
+            None,
+            adaptive=AdaptiveConcurrency(128, 128),
+            chunks=ChunkSizes(64, 32, grows=True),
+            pack_error=pack_error,
+        )
+        running = asyncio.ensure_future(producer.run(basin))  # type: ignore[arg-type]
+        await all_begun.wait()
+        assert basin.samples == [0, 1]
+        let_go.set()
+        await running
+        assert basin.samples == list(range(64))
+
+    asyncio.run(main())
 
 
 def test_keys_that_are_drawn_elsewhere_are_put_a_batch_at_a_time() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+
+import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.faces import Parts
@@ -19,6 +22,8 @@ from headrace.plan.packs import Pieces
 from headrace.producer import Producer
 from headrace.running import RunningSample, running_sample
 from headrace.tasks import Step
+
+_TOGETHER_TOKENS = 2**18  # of sequences that are read at once
 
 
 class PackDataset(AsyncDataset):
@@ -78,6 +83,24 @@ class PackDataset(AsyncDataset):
             return DocumentPart(number, sample, starts[k], stops[k], wholes[k])
 
         return await for_each(len(numbers), get)
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether several sequences are read better together: where parts of documents are, and may touch."""
+        return self._parts is not None
+
+    async def read_several(self, keys: Sequence[int | PackedKey]) -> list[list[DocumentPart]]:
+        """What some sequences are made of: what lies together is read at once."""
+        each = max(1, _TOGETHER_TOKENS // self.spec.length)
+        groups = [keys[k : k + each] for k in range(0, len(keys), each)]
+        made = await for_each(len(groups), lambda k: self._read_together(groups[k]))
+        return [sequence for group in made for sequence in group]
+
+    async def _read_together(self, keys: Sequence[int | PackedKey]) -> list[list[DocumentPart]]:
+        pieces = [key.pieces if isinstance(key, PackedKey) else self.spec.pieces(key) for key in keys]
+        ends = np.cumsum([0, *(len(some.documents) for some in pieces)]).tolist()
+        parts = await self.read(Pieces(*map(np.concatenate, zip(*pieces, strict=True))))
+        return [parts[start:stop] for start, stop in itertools.pairwise(ends)]
 
     async def aopen(self) -> None:
         if self._source.opens is not None:
@@ -161,4 +184,5 @@ class PackSource(KeySource):
 
     def open(self, io: EpochIO) -> Producer:
         data = self.data
-        return io.keys(data, data.aget_key if data.spec.is_shuffled else data.aget, None)
+        get = data.aget_key if data.spec.is_shuffled else data.aget
+        return io.keys(data, get, data.read_several if data.reads_several else None)

@@ -22,7 +22,7 @@ from headrace.producer import Producer
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.indexed_shards import IndexedShardProducer
 from headrace.producers.iterated import IterProducer
-from headrace.producers.keys import KeyProducer
+from headrace.producers.keys import ChunkSizes, KeyProducer
 from headrace.producers.members import Bounds, Members
 from headrace.producers.resumable import Resumable
 from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
@@ -166,9 +166,9 @@ class _EpochIO:
             get,
             many,
             adaptive=self._adaptive,
-            batch_size=self._gathered,
-            chunk=self._chunk,
+            chunks=ChunkSizes(self._gathered, self._chunk, many is None and self._gathered > self._plan.batch_size),
             pack_error=serialize.pack_error,
+            again=not _is_users(data),
         )
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -23,6 +23,25 @@ _NO_WAIT_S = 0.002
 _NOT_YET = object()
 
 
+class ChunkSizes(NamedTuple):
+    """How many samples are handed on together: chunks end where batches do.
+
+    Attributes:
+        batch: samples in a batch.
+        most: samples in a chunk.
+        grows: whether the first ones have fewer, 1, 1, 2, 4, …: nobody knows how many samples the first batch needs.
+    """
+
+    batch: int
+    most: int
+    grows: bool = False
+
+    def at(self, position: int) -> int:
+        """How many the chunk has that begins there."""
+        most = min(self.most, max(1, position)) if self.grows else self.most
+        return min(most, self.batch - position % self.batch)
+
+
 class KeyProducer:
     """Gets samples by key, many at once; each chunk is put as soon as all of its samples are there.
 
@@ -31,9 +50,9 @@ class KeyProducer:
         keys: (the keys, the positions in the epoch) of the samples from `start` up to `stop`.
         get: gives the sample of a key.
         get_many: gives the samples of several keys, if the data set can do that better.
+        again: whether each of them is got by itself once that has failed: so just those fail that cannot be got.
         adaptive: how many samples are got at once.
-        batch_size: samples in a batch.
-        chunk: how many samples are read together, in chunks that are cut where batches are cut.
+        chunks: how many samples are handed on together.
         pack_error: packs an exception.
     """
 
@@ -45,13 +64,13 @@ class KeyProducer:
         get_many: Callable[[Sequence[object]], Awaitable[Sequence[object]]] | None,
         *,
         adaptive: AdaptiveConcurrency,
-        batch_size: int,
-        chunk: int,
+        chunks: ChunkSizes,
         pack_error: ErrorPacker,
+        again: bool = False,
     ) -> None:
         self._count, self._keys, self._get, self._get_many = count, keys, get, get_many
-        self._adaptive, self._batch_size, self._chunk = adaptive, batch_size, chunk
-        self._pack_error = pack_error
+        self._adaptive, self._chunks, self._chunk = adaptive, chunks, chunks.most
+        self._pack_error, self._again = pack_error, again
         self._original = Original()
         self._expected = Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
@@ -72,7 +91,7 @@ class KeyProducer:
             self._staff(flow, group)
             position = 0
             while position < self._count:
-                count = min(self._chunk, self._batch_size - position % self._batch_size, self._count - position)
+                count = min(self._chunks.at(position), self._count - position)
                 end, failure = self._spoilt
                 if position < end:
                     flow.put(position, ListPart([failure] * min(count, end - position)))
@@ -147,7 +166,9 @@ class KeyProducer:
             if self._get_many is None:
                 chunk.samples[k] = got
             else:
-                chunk.samples, got = got, got[0]  # of one call all have failed, or none
+                chunk.samples = got
+                k = next((place for place, sample in enumerate(got) if type(sample) is Failure), 0)
+                got = got[k]
             if type(got) is Failure:
                 self._spoil(flow, chunk, chunk.position + k, got)
             got = None  # a getter may wait for long
@@ -233,10 +254,21 @@ class KeyProducer:
             self._original.check("aget_many", error)
             if is_ours(error):
                 raise
+            if self._again:
+                return await self._each(chunk)
             error.add_note(
                 f"stage: fetch; samples from {chunk.positions[0]} of the epoch on; keys {list(chunk.keys)!r:.200}"
             )
             return [Failure(self._pack_error(error))] * len(chunk.keys)
+
+    async def _each(self, chunk: _Chunk) -> list[object]:
+        samples = list[object]()
+        for k, position in enumerate(chunk.positions):
+            running = running_sample.get()
+            assert running is not None
+            running_sample.set(RunningSample(running.key, position))
+            samples.append(await self._one(chunk, k))
+        return samples
 
 
 class _Chunk:
