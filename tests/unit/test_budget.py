@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from headrace.memory import Arena, Lease
 from headrace.scheduler.budget import RAMP_BYTES, Budget
+from headrace.scheduler.dispatch import Dispatch
+from headrace.tasks import Finish, Reply, Task
 
 MiB = 2**20
 
@@ -158,3 +161,34 @@ async def test_reading_ahead_begins_small_and_grows_while_workers_starve() -> No
     await waits
     house.budget.widen(1000 * MiB)
     await house.ask(2, 900 * MiB)
+
+
+class _AtOnce:
+    """Workers that do every task at once."""
+
+    def learn_spec(self, number: int, spec: bytes) -> None: ...
+
+    async def run(self, task: Task) -> Reply:
+        return Reply("written")
+
+    async def place(self, task: Task, place: Lease) -> Reply:
+        return Reply("written")
+
+    def abandon(self, task: Task) -> None: ...
+
+
+@on_a_loop
+async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer() -> None:
+    house = House(10**12)
+    await house.ask(0, RAMP_BYTES)
+    house.ask(1, MiB)
+    await settled()
+    dispatch = Dispatch(_AtOnce(), house.budget, Arena())
+    dispatch.has_begun, dispatch.has_waiting = True, lambda: True
+    await dispatch.work(Task(0, 0, 0, Finish.SLOTS, []))
+    await settled()
+    assert house.let_in == [0]
+    dispatch.has_waiting = lambda: False
+    await dispatch.work(Task(0, 0, 1, Finish.SLOTS, []))
+    await settled()
+    assert house.let_in == [0, 1]

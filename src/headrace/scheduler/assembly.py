@@ -95,6 +95,11 @@ class Assembly:
         batch = self._batches.get(oldest if self._spec.in_order else min(self._batches, default=oldest))
         return batch is None or batch.seen < batch.wanted
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether samples are there of which nothing may be made yet."""
+        return bool(self._pile)
+
     def drop(self) -> None:
         """Let go of every batch that was not delivered."""
         self._pile.drop()

@@ -27,6 +27,7 @@ class Dispatch:
         self._works, self._budget, self._arena = works, budget, arena
         self.under_way = 0
         self.has_begun = False  # a first batch was delivered: idle workers mean from now on that reading is too slow
+        self.has_waiting: Callable[[], bool] = lambda: False  # but not where samples wait that nobody has asked for yet
 
     def learn_spec(self, chain: int, spec: bytes) -> None:
         """Make known in which form the samples of a chain are written into slots."""
@@ -55,7 +56,7 @@ class Dispatch:
             raise
         finally:
             self.under_way -= 1
-            if not self.under_way and self.has_begun:
+            if not self.under_way and self.has_begun and not self.has_waiting():
                 self._budget.starved()
             self._budget.changed()
         reply.made_s = made_s

@@ -52,6 +52,7 @@ class Epoch:
         self._assembly: Assembly | OneByOne = kind(
             spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery
         )
+        self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = self._made_levels(spec)
         self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level
         self._put = 0  # the positions that the source has put end here

@@ -84,6 +84,11 @@ class OneByOne:
             return position <= self._next
         return not self._chunks and not self._is_next_there
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether samples are there of which nothing may be made yet."""
+        return bool(self._pile)
+
     def drop(self) -> None:
         """Let go of every sample that was not delivered."""
         self._pile.drop()
