@@ -247,6 +247,32 @@ def test_of_long_documents_just_the_parts_of_a_sequence_are_read() -> None:
         assert all(int(b) - int(a) < 20_000 for a, b in (one[6:].split("-") for one in ranges))
 
 
+def as_tokens(one: dict[str, Any]) -> dict[str, Any]:
+    return {"input_ids": np.frombuffer(one["bin"], np.uint8)}
+
+
+def test_packed_files_are_read_from_their_own_store_beside_inputs_of_others() -> None:
+    with FaultServer() as here, FaultServer() as there:
+        urls = [
+            server.add(f"bucket/{k}.bin", bytes([k, number]))
+            for number, server in enumerate((here, there))
+            for k in (4, 5)
+        ]
+        assert len(urls) == 4  # of one name on both servers, and of other contents
+        stores = [{"endpoint": server.url, "skip_signature": True} for server in (here, there)]
+        shards = hr.tokens("s3://bucket/{4,5}.bin", "uint8", 2, storage_options=stores[0])
+        files = [hr.files("s3://bucket/{4,5}.bin", storage_options=options).map(as_tokens) for options in stores]
+        sequences = files[1].pack(4, lengths=[2, 2], document_ids=False)
+        for data in (
+            shards.concat(sequences),
+            hr.mix({"a": shards, "b": sequences}),
+            shards.concat(shards.concat(sequences)),
+        ):
+            assert [one["input_ids"].tolist() for one in data if "input_ids" in one] == [[4, 1, 5, 1]]
+        with pytest.raises(OptionError, match=r"hr\.files\(\) with different storage_options cannot be put together"):
+            files[0].concat(sequences)
+
+
 # Ranks, workers and states.
 
 

@@ -174,6 +174,10 @@ class PackSource(KeySource):
         return self._documents.has_store
 
     @property
+    def objects(self) -> Sequence[SampleSource]:
+        return self._documents.objects
+
+    @property
     def _documents(self) -> SampleSource:
         return self.data.spec.pipeline.source
 
