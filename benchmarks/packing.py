@@ -3,11 +3,17 @@
 Documents have lengths that are drawn from a lognormal distribution (median 600 tokens, sigma 1), and sequences 4,096
 tokens. "concat" and "best_fit" are an epoch's plan of the documents in its order; what goes together is found once for
 all epochs ("bins"). Memory is numpy's, as tracemalloc counts it, in a run of its own.
+
+A second table is of documents that must be read first: they are packed in lanes, one for each row of the global batch.
+Nothing is read there: lengths come in the order in which the lanes ask for documents, 64 at a time. "waiting" are the
+tokens that are held at the most, and "in order" what would be, should documents be read in the order of the epoch.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -18,6 +24,9 @@ from typing import Any
 import numpy as np
 import tables
 
+from headrace.plan.lane_packing import LanePacking
+from headrace.plan.lane_run import LaneRun
+from headrace.plan.lane_states import pack_lanes
 from headrace.plan.packs import BestFitPlan, Bins, ConcatPlan
 
 SIZE, LOOKUPS = 4096, 2000
@@ -64,10 +73,53 @@ def measured(documents: int) -> dict[str, float]:
     return row
 
 
+def in_lanes(method: str, lanes: int, steps: int) -> dict[str, Any]:
+    """One run of a single rank that has all lanes."""
+    lengths = lengths_of(2**20).tolist()
+    run = LaneRun(LanePacking(SIZE, method), range(lanes), lanes, 2**62)
+    asked = given = used = waiting = most = 0
+    took = [0] * lanes  # of each lane's documents
+    began = time.process_time()
+    while given < steps * lanes:
+        for name, position in enumerate(run.positions(asked, asked + 64).tolist(), asked):
+            run.came(name, [lengths[position % len(lengths)]], [False])
+            waiting += lengths[position % len(lengths)]
+        asked += 64
+        most = max(most, waiting)
+        while (sequence := run.take()) is not None:
+            given += 1
+            pieces = sequence.pieces
+            tokens = sum(piece.stop - piece.start for piece in pieces)
+            waiting, used = waiting - tokens, used + tokens
+            took[sequence.position % lanes] += sum(piece.is_last for piece in pieces)
+        progress = run.after(given)
+    seconds = time.process_time() - began
+    # Read in order, each lane has as many documents as the one that has used up most of them.
+    in_order = sum((max(took) - count) * used / sum(took) for count in took)
+    row = {"method": method, "lanes": lanes, "steps": steps, "padding": 1 - used / (given * SIZE)}
+    row |= {"us": seconds / given * 1e6, "state": len(json.dumps(pack_lanes(progress)))}
+    return row | {"waiting": most / lanes, "in_order": in_order / lanes}
+
+
+def print_lanes(results: list[dict[str, Any]]) -> None:
+    """The second table."""
+    rows = []
+    for method, lanes, steps in dict.fromkeys((row["method"], row["lanes"], row["steps"]) for row in results):
+        own = [row for row in results if (row["method"], row["lanes"], row["steps"]) == (method, lanes, steps)]
+        middle = {name: median(row[name] for row in own) for name in ("padding", "us", "state", "waiting", "in_order")}
+        rows.append(
+            [method, f"{lanes:,}", f"{steps:,}", f"{middle['padding']:.2%}", f"{middle['us']:.0f}",
+             f"{middle['state']:,.0f}", f"{middle['waiting']:,.0f}", f"{middle['in_order']:,.0f}"]
+        )  # fmt: skip
+    head = ["", "lanes", "steps", "padding", "a sequence, µs", "state, bytes"]
+    print(tables.markdown([*head, "tokens waiting, each lane", "in order"], rows))
+
+
 def main() -> None:
     """Measure, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, nargs="+", default=[2_000, 20_000, 1_000_000])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[8, 64, 1024], help="64,000 sequences are made of each")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path, help="keep every run as a line of this file")
     parser.add_argument("--report", type=Path, help="make the table from such a file, and measure nothing")
@@ -77,6 +129,11 @@ def main() -> None:
         for documents in given.documents:
             results.append(measured(documents))
             tables.append(given.json, results[-1])
+        for method, lanes in itertools.product(("concat", "best_fit"), given.lanes):
+            results.append(in_lanes(method, lanes, 64_000 // lanes))
+            tables.append(given.json, results[-1])
+    print_lanes([row for row in results if "lanes" in row])
+    results = [row for row in results if "documents" in row]
     rows = []
     for documents in dict.fromkeys(row["documents"] for row in results):
         own = [row for row in results if row["documents"] == documents]

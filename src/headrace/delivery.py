@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headrace.failures import PackedError
+from headrace.lanes import LaneProgress
 from headrace.types import Ranges
 
 
@@ -92,6 +93,7 @@ class ProgressDelta:
             made again; empty where there are none.
         given: of each level but the last, how many samples it gave before those that come again; empty where none of
             these levels has a limit.
+        lanes: how far lanes are, where documents are packed in these.
     """
 
     covers: tuple[tuple[int, int], ...]
@@ -101,6 +103,7 @@ class ProgressDelta:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
+    lanes: LaneProgress | None = None
 
 
 class AfterEach(Sequence[ProgressDelta]):

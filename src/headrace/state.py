@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from headrace.errors import StateMismatchError
+from headrace.lanes import LaneProgress
 from headrace.plan import Cursor, Steps
 from headrace.plan.cursor import pack_ranges, unpack_ranges
+from headrace.plan.lane_states import joined, pack_lanes, unpack_lanes
 from headrace.plan.order import ORDER_VERSION
 from headrace.plan.ranges import united
 from headrace.types import Ints, Ranges, Tail
@@ -121,6 +123,7 @@ class State:
             there are none.
         given: for each level of samples but the last, how many it gave before those that come again; empty where none
             of them has a limit, or nothing came before.
+        progress: how far lanes are, where documents are packed in these: this rank's, or all; None: at the begin.
     """
 
     epoch: int = 0
@@ -143,6 +146,7 @@ class State:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
+    progress: LaneProgress | None = None
 
     @property
     def step_now(self) -> int:
@@ -194,6 +198,8 @@ class State:
             packed["passed"] = [pack_ranges(np.array(ranges, np.int64).reshape(-1, 2)) for ranges in self.passed]
         if any(self.given):
             packed["given"] = list(self.given)
+        if self.progress is not None:
+            packed["packing"] = pack_lanes(self.progress)
         packed["check"] = check_of(packed, last)
         return packed
 
@@ -224,6 +230,7 @@ class State:
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
                 raise ValueError("there is no such tail, or no such rank")
+            progress = unpack_lanes(packed["packing"]) if "packing" in packed else None
             if passed and len(passed) != len(parts) - 1:
                 raise ValueError("parts are of other levels of groups than what is passed")
             return State(
@@ -247,6 +254,7 @@ class State:
                 parts=parts,
                 passed=tuple(tuple((a, b) for a, b in ranges) for ranges in passed),
                 given=given,
+                progress=progress,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatchError(f"this is no whole state of a loader: {error!r}", field="version") from error
@@ -329,6 +337,10 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             "batch leaves, is one rank's own",
             field="parts",
         )
+    try:
+        progress = joined([part.progress for part in sorted(parts, key=lambda part: part.rank or 0)])
+    except ValueError as error:
+        raise StateMismatchError(f"states of lanes must be of one step: {error}", field="packing") from error
     cursor = merged(parts)
     whole = State(
         epoch=parts[0].epoch,
@@ -344,6 +356,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         samples=sum(part.samples for part in parts),
         skipped=(sum(part.skipped[0] for part in parts), 0),
         skip=parts[0].skip,
+        progress=progress,
     )
     names = ("seed", "data", "count")
     facts = Fingerprint(

@@ -100,6 +100,7 @@ class Task:
         place: where to write, if that is known already.
         scan: (the shard's scanner, the buffer's offset in the shard, whether it is the last) for Finish.SCAN, whose
             buffer is at `place`.
+        notes: for Finish.GROUP, what the chain is told of each sample besides.
         failures: for samples that have ended too many workers, by their index in the task, the error in their place.
         deaths: how many workers have ended at which sample of it.
     """
@@ -115,6 +116,7 @@ class Task:
     capacity: int = 0
     place: Lease | None = None
     scan: tuple[Any, int, bool] | None = None
+    notes: Sequence[tuple[int, ...]] = ()
     failures: dict[int, PackedError] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
 
@@ -141,6 +143,8 @@ class Reply:
         errors: (slot, error); for SAMPLES a Failure stands in the list too. For SLOTS, where the chain
             skips, the other samples are written one after the other from the task's first slot on: its last ones stay
             empty.
+        left_out: for GROUP, where the chain skips and is told of its samples: (index in the task, error) of those that
+            had failed, and that what was made is without.
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
         pieces: of SAMPLES that are packed each by itself: see `headrace.parts.ApartPart`.
@@ -160,6 +164,7 @@ class Reply:
     failed: Sequence[int] = ()
     measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
+    left_out: Sequence[tuple[int, PackedError]] = ()
     columns: list[list[object]] = field(default_factory=list)
     value: Any = None
     sizes: Sequence[tuple[int, ...]] = ()

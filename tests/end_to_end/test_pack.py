@@ -508,7 +508,6 @@ def test_random_numbers_of_documents_do_not_depend_on_which_comes_first() -> Non
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "no lengths": (lambda data: data.pack(8), r"must be known before it is read, .*give lengths=, a number for each"),
     "length": (lambda data: data.pack(0, lengths=[1]), "a sequence has 1 token or more"),
     "no number": (lambda data: data.pack(8.0, lengths=[1]), "a sequence has 1 token or more"),
     "pad": (lambda data: data.pack(8, lengths=[1], pad_value=None), "a number is needed, or one for each field"),
@@ -531,7 +530,6 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its sources, and mix"),
     "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "others in each epoch"),
     "iterated": (lambda data: hr.from_iterable([1]).pack(8, lengths=[1]), "have no numbers before they are read"),
-    "windows": (lambda data: hr.tokens("memory://a.bin", "uint16", 8).pack(8), r"hr\.tokens\(url, documents='samples'"),
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ MADE_BY = {  # what one of these makes is driven with it
     "BatchWork": "Epoch",
     "FoundGroup": "Epoch",
     "GroupLevel": "Epoch",
+    "LaneLevel": "Epoch",
     "Level": "Epoch",
     "MemberReads": "IndexedShardProducer",
     "OneByOne": "Epoch",
@@ -24,6 +25,7 @@ MADE_BY = {  # what one of these makes is driven with it
     "Reading": "ReadingAhead",
     "RunAgain": "PositionMap",
     "ShardRanges": "ShardProducer",
+    "SharedPart": "Epoch",
     "Units": "Epoch",
 }
 

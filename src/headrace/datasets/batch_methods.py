@@ -173,27 +173,32 @@ class BatchMethods(AddsOperators[S]):
         fields: Sequence[str] = (),
         pad_value: float | Mapping[str, float] = 0,
     ) -> S:
-        """Sequences of `length` tokens, made of documents; which go together is known before any of them is read.
+        """Sequences of `length` tokens, made of documents; packed global batches are the same on any number of ranks.
 
-        A sequence is a sample with a number: orders, ranks, workers and states are as with any such samples, and the
-        packed global batches are the same on any number of ranks. It is a dict: the tokens, as `[length]`, of the type
-        that documents have; `document_ids`, `[length]` int32, counts the documents in the sequence from 0, and is -1
-        where it is filled up; `position_ids`, `[length]` int32, begins at 0 with each document, with each part of one
-        that was cut, and where the sequence is filled up.
+        A sequence is a dict: the tokens, as `[length]`, of the type that documents have; `document_ids`, `[length]`
+        int32, counts the documents in the sequence from 0, and is -1 where it is filled up; `position_ids`, `[length]`
+        int32, begins at 0 with each document, with each part of one that was cut, and where the sequence is filled up.
 
-        How long documents are must be known. Files of tokens know it, with `hr.tokens(…, documents="samples")` or
-        "separate": of them just those parts are read that a sequence has. For all else with numbers give `lengths`.
+        **Where lengths are known**, what goes together is planned before any document is read, and a sequence is a
+        sample with a number. Files of tokens know them, with `hr.tokens(…, documents="samples")` or "separate": of them
+        just those parts are read that a sequence has. For other documents with numbers, `lengths` may be given.
+        Behind `.shuffle()` documents are packed in another way in each epoch; with `.shuffle()` behind it, sequences
+        stay what they are.
 
-        Documents come in the order that there is before it: behind `.shuffle()` they are packed in another way in each
-        epoch. With `.shuffle()` behind it, sequences stay what they are.
+        **Otherwise**, as behind `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in lanes: row j of G
+        in the global batch has the documents at the positions j, j + G, j + 2 G, … of the epoch, and is made of these
+        alone. So sequences depend on G, and a state belongs to it; a stream by itself has one lane. Documents must have
+        numbers, as those of shards with an index have. Behind it come `.map()` and `.batch()`. On several ranks an
+        epoch has no end, by `.repeat()` before it, or whole steps: `.epoch(samples=N)` behind it.
 
         Args:
             length: tokens of a sequence.
             tokens: the field of a document that has them.
             method: "concat": documents one behind the other, cut every `length` tokens; the last sequence is filled up.
                 "best_fit": documents stay whole, those longer than a sequence are cut every `length` tokens first, and
-                what goes together leaves little room, which is filled up. It takes some 20 bytes of memory for each
-                document ("concat" 8), 4 more if they are shuffled, and thrice as much while it is planned.
+                what goes together leaves little room, which is filled up. In lanes the oldest document that waits goes
+                with those of the next 12 that fill its sequence up best. Planned, it takes some 20 bytes of memory for
+                each document ("concat" 8), 4 more if they are shuffled, and thrice as much while it is planned.
             document_ids: whether sequences have `document_ids` and `position_ids`.
             lengths: how many tokens each document has, by its number in the data set. A document that has others is an
                 error.
@@ -202,14 +207,16 @@ class BatchMethods(AddsOperators[S]):
 
         Raises:
             OptionError: an argument is of no use; or which documents come, or how long they are, is known only once
-                they are read.
+                they are read, where `lengths` were given; or documents have no numbers.
 
         Examples:
             >>> import headrace as hr
             >>> texts = [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
-            >>> data = hr.from_map([{"input_ids": text} for text in texts]).pack(4, lengths=[3, 1, 5])
-            >>> [sequence["input_ids"].tolist() for sequence in data]
+            >>> data = hr.from_map([{"input_ids": text} for text in texts])
+            >>> [sequence["input_ids"].tolist() for sequence in data.pack(4, lengths=[3, 1, 5])]
             [[1, 2, 3, 4], [5, 6, 7, 8], [9, 0, 0, 0]]
+            >>> next(iter(hr.DataLoader(data.pack(4), batch_size=2)))["input_ids"].tolist()  # row 0: texts 0 and 2
+            [[1, 2, 3, 5], [4, 0, 0, 0]]
         """
         packing = Packing(
             length=length,

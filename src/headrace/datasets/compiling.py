@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from headrace.datasets.delivering import NOTHING_SAID, DeliveryOperator
@@ -70,6 +70,7 @@ class _Compiler:
         self._order.check_passes()
         _check_order(self._source.traits, order)
         (_, each, _), *regroups = self._levels
+        _check_behind((grouping, some) for grouping, some, _ in regroups)
         pipeline = Pipeline(
             self._source,
             order,
@@ -258,3 +259,24 @@ def _check_order(traits: Traits, order: Ordering) -> None:
         order.check_as_read()
     if traits.iterated and order.passes is not None and order.passes.passes[1] is None:
         raise OptionError(".repeat() of an AsyncIterableDataset: let its aiter() repeat; .epoch() bounds it")
+
+
+def _check_behind(levels: Iterable[tuple[GroupOperator | None, Sequence[EachSample]]]) -> None:
+    """Whether what follows documents that are packed in lanes leaves each sequence what it is: one of a row.
+
+    Raises:
+        OptionError: it does not.
+    """
+    packing = None
+    for grouping, each in levels:
+        name = "take()" if grouping is None else grouping.name
+        if packing is not None:
+            raise OptionError(f".{name} behind .{packing}, of documents that are read first: put it before that")
+        if grouping is not None and grouping.packing is not None:
+            packing = name
+            wrong = next((operator for operator in each if not operator.step.keeps_count), None)
+            if wrong is not None:
+                raise OptionError(
+                    f".{wrong.text} behind .{packing}, of documents that are read first: each row of a batch has a "
+                    "sequence; put it before that"
+                )

@@ -13,6 +13,7 @@ from headrace.datasets.fields import Selection
 from headrace.formats.columns import SampleColumns
 from headrace.formats.values import Decoder
 from headrace.functions import is_async
+from headrace.plan.lane_packing import LanePacking
 from headrace.tasks import Step
 from headrace.types import Batcher
 
@@ -178,19 +179,21 @@ class GroupOperator(Operator):
 
     Attributes:
         name: the call, as it is shown, and as states name it.
-        batcher: begins what finds a group.
+        batcher: begins what finds a group; None: lanes do.
         measure: gives a number of a sample, in a worker; None: it is 1.
         collate: makes one of a group's samples, in a worker; None: the default collation.
         makes_batches: whether what it makes is what a loader delivers.
         without_short: the same without a short last batch; None: there is no such thing.
+        packing: how documents are packed in lanes, if it does that.
     """
 
     name: str
-    batcher: Callable[[], Batcher]
+    batcher: Callable[[], Batcher] | None
     measure: Callable[[Any], int] | None = None
     collate: Callable[[list[Any]], Any] | None = None
     makes_batches: bool = False
     without_short: GroupOperator | None = None
+    packing: LanePacking | None = None
 
     @property
     def text(self) -> str:

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from headrace.datasets.base import Operators
 from headrace.datasets.operators import EachSample
+from headrace.datasets.pack_lanes import lane_operator
 from headrace.datasets.pack_sources import PackDataset
 from headrace.datasets.pack_spec import PackSpec
 from headrace.datasets.pack_step import PackStep
@@ -53,13 +54,10 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
         )
     given = None if packing.lengths is None else _checked(packing.lengths)
     pipeline = stream.pipeline()
+    if given is None and not (pipeline.source.has_lengths and pipeline.keeps_count):
+        step = PackStep(length, tokens, names[1:], pads, packing.document_ids, ())
+        return stream._with(lane_operator(pipeline, step, packing.method, call))
     _check(pipeline, call)
-    if given is None and not pipeline.source.has_lengths:
-        raise OptionError(
-            f"{call}: how many tokens each document has must be known before it is read, so that sequences are the "
-            f"same on any number of ranks, and {pipeline.source.name} does not know it: give lengths=, a number for "
-            "each document; or pack files of tokens: hr.tokens(url, documents='samples').pack(…, tokens='tokens')"
-        )
     steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
     length = int(length)
     makes = PackStep(length, tokens, names[1:], pads, packing.document_ids, steps)

@@ -67,6 +67,17 @@ class PackStep:
             made |= self._ids(sizes)
         return made
 
+    def count(self, document: object) -> int:
+        """How many tokens a document has.
+
+        Raises:
+            ValueError: another field has more, or fewer.
+        """
+        sizes = {name: len(self._values(document, name)) for name in (self.tokens, *self.fields)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f".pack(): the fields of a document have different lengths: {sizes}")
+        return sizes[self.tokens]
+
     def _take(self, piece: DocumentPart, parts: dict[str, list[Tokens]]) -> None:
         """Do to a document what is to be done, and take the part of it that is wanted."""
         sample = piece.sample

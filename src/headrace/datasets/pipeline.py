@@ -11,6 +11,7 @@ from headrace.datasets.operators import Batch, EachSample, GroupOperator
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Wanted
 from headrace.formats.columns import ColumnDecoder, SampleColumns
+from headrace.plan.lane_packing import LanePacking
 from headrace.tasks import Step
 
 
@@ -122,6 +123,11 @@ class Pipeline:
         names = [step.name for step in self.steps if not step.keeps_count]
         names += [name for regroup in self.regroups for name in regroup.names]
         return (*names, *_limit_names(self.limit))
+
+    @property
+    def packing(self) -> LanePacking | None:
+        """How documents are packed in lanes; None: they are not, or it is known before what comes of them."""
+        return next((one.grouping.packing for one in self.regroups if one.grouping and one.grouping.packing), None)
 
     @property
     def is_limited_within(self) -> bool:

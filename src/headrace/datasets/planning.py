@@ -24,6 +24,7 @@ from headrace.plan import (
     Steps,
     Windows,
 )
+from headrace.plan.lane_run import LaneRun
 from headrace.plan.order import ENDLESS, WITHIN_WINDOW
 from headrace.producers.indexed_shards import ReadWindow, ShardVisit
 from headrace.types import Ints
@@ -34,6 +35,10 @@ _STRETCH_SAMPLES = 512  # samples of a shard that are worth a read of their own,
 _STRETCH_BYTES = 4 * 2**20
 _BLOCKS_AT_ONCE = 16  # in a window, where samples share long blocks and it holds so many bytes
 _LONG_BLOCKS = 4  # how many times more bytes than others a window may hold, to hold a block
+
+
+ReadSteps = Steps | LaneRun
+"""Say which samples are read, one after the other."""
 
 
 class Planning:
@@ -165,7 +170,7 @@ class Planning:
         """The work that samples with these numbers are: their documents' lengths, each to this power."""
         return self._own.work(numbers, power)
 
-    def reads(self, order: Order, steps: Steps) -> Iterator[ReadWindow]:
+    def reads(self, order: Order, steps: ReadSteps) -> Iterator[ReadWindow]:
         """What to read for the samples to come, shard by shard, window after window."""
         urls, start = self._source.urls, 0
         while start < steps.count:
@@ -187,7 +192,7 @@ class Planning:
         shuffle = self._first_shuffle
         return self._source.blocks is not None and (shuffle is None or self._by(shuffle) == "shards")
 
-    def _to_the_end_of_its_block(self, order: Order, steps: Steps, stop: int, last: Places) -> Iterator[Places]:
+    def _to_the_end_of_its_block(self, order: Order, steps: ReadSteps, stop: int, last: Places) -> Iterator[Places]:
         """The samples from `stop` on that lie in the block of the last one before, in whole batches."""
         blocks = self._source.blocks
         assert blocks is not None

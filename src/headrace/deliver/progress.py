@@ -11,6 +11,7 @@ from typing import Any
 from headrace.deliver.opening import Arrived
 from headrace.delivery import ProgressDelta
 from headrace.errors import OptionError
+from headrace.lanes import LaneProgress
 from headrace.types import Ranges
 
 _REMEMBERED = 16  # batches before the last one whose states can be asked for
@@ -29,6 +30,7 @@ class ProgressSnapshot:
         is_over: whether it was said that there is no more.
         parts, passed, given: what is known of what the first samples give that are not used up, and how much came
             before that; see `ProgressDelta`.
+        lanes: how far lanes are, where documents are packed in these; None: at the begin.
     """
 
     batches: int = 0
@@ -41,6 +43,7 @@ class ProgressSnapshot:
     parts: tuple[int, ...] = ()
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
+    lanes: LaneProgress | None = None
 
 
 class Progress:
@@ -135,6 +138,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
         parts=after.parts,
         passed=after.passed,
         given=after.given,
+        lanes=after.lanes,
     )
 
 

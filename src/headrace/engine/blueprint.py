@@ -120,14 +120,15 @@ class Blueprint:
         planning = self._job.planning
         gathered = self.batches.gathered(plan.batch_size)
         chunk = self.batches.chunk(gathered, self.learned.sample_s)
-        source = self.sources.of(EpochIn(plan, reader, calls, gathered, chunk))
+        lanes = plan.lane_run()
+        source = self.sources.of(EpochIn(plan, reader, calls, gathered, chunk, lanes))
         return EpochSpec(
             source=source,
             batches=replace(self.batches, batch_size=plan.batch_size),
             learned=self.learned,
             key=plan.key,
             boundaries=plan.boundaries(),
-            position_map=plan.position_map(source.mark if planning is None else None),
+            position_map=plan.position_map(source.mark if planning is None else None, lanes),
             limits=plan.left_to_keep,
             skips=self._skips(plan, calls, meters),
             pass_count=None if planning is None else planning.pass_count,

@@ -10,11 +10,14 @@ import numpy as np
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
-from headrace.plan import Cursor, Order, Steps, draw, sample_seed
+from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
 from headrace.plan.cursor import compressed
+from headrace.plan.lane_packing import LanePacking
+from headrace.plan.lane_run import LaneRun
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
+from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap, as_numbers
 from headrace.state import Fingerprint, ResplitBase, State, check_of, last_positions
@@ -55,6 +58,7 @@ class EpochPlan:
         leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
+        packing: how documents are packed in lanes; None: they are not.
         why_no_state: why states of it are refused; None: they are not.
     """
 
@@ -73,6 +77,7 @@ class EpochPlan:
     levels: tuple[LevelPlan, ...] = (LevelPlan(),)
     leave_out: int = 0
     share: Steps | None = None
+    packing: LanePacking | None = None
     why_no_state: str | None = None
 
     @property
@@ -135,14 +140,27 @@ class EpochPlan:
             return EvenBoundaries(self.batch_size) if self.share is None else EvenBoundaries(*self.share.sizes())
         return EvenBoundaries(*self.steps.sizes())
 
-    def position_map(self, mark: Callable[[int], object] | None) -> PositionMap:
+    def lane_run(self) -> LaneRun | None:
+        """The rank's lanes, where documents are packed in these."""
+        if self.packing is None or self.order is None:
+            return None
+        size = self.steps.size
+        return LaneRun(
+            self.packing, range(*share(size, self.rank, self.world)), size, self.order.count, self.begin.progress
+        )
+
+    def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:
         """Where samples are.
 
         Args:
             mark: of the source.
+            lanes: where documents are packed in these.
         """
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
+        if lanes is not None and kept_from is not None:
+            run = lanes
+            return LaneMap(lambda start, stop: as_numbers(run.positions(start, stop)), kept_from, run)
         if mark is not None:
             ask = mark
             mark = lambda number: ask(_original(number, self._done))
@@ -189,6 +207,7 @@ class EpochPlan:
             parts=begin.parts,
             passed=begin.passed,
             given=begin.given,
+            lanes=begin.progress,
         )
 
     def digest(self) -> int:
@@ -201,6 +220,7 @@ class EpochPlan:
             state = replace(
                 state, done=(), samples=0, mark=None, parts=(), passed=(), given=(), since=state.since._replace(here=0)
             )
+            state = replace(state, progress=None)
         if self.order is None:
             state = replace(state, cursor=Cursor.at())  # each rank's own
         state = replace(state, skipped=(0, 0))
@@ -238,6 +258,7 @@ class EpochPlan:
             parts=received.parts,
             passed=received.passed,
             given=received.given,
+            progress=received.lanes,
         )
         if received.is_over:
             return replace(
@@ -255,6 +276,7 @@ class EpochPlan:
                 parts=(),
                 passed=(),
                 given=(),
+                progress=None,
                 mark=self.next_mark(received.mark),
             )
         if self.is_shared:

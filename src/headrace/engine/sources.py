@@ -17,7 +17,8 @@ from headrace.engine.sharing import Sharing
 from headrace.errors import OptionError
 from headrace.fetch import Meter, Reader
 from headrace.fetch.held import WatchedIterator
-from headrace.plan import Rounds, draw, window_order
+from headrace.plan import Rounds, Steps, draw, window_order
+from headrace.plan.lane_run import LaneRun
 from headrace.producer import Producer
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
 from headrace.producers.indexed_shards import IndexedShardProducer
@@ -74,6 +75,7 @@ class EpochIn(NamedTuple):
         calls: asks the trainer.
         gathered: how many samples are made for a batch, about.
         chunk: how many of them are handed on together.
+        lanes: say which samples are read next, where documents are packed in these; None: the plan's steps do.
     """
 
     plan: EpochPlan
@@ -81,6 +83,7 @@ class EpochIn(NamedTuple):
     calls: TrainerCalls
     gathered: int
     chunk: int
+    lanes: LaneRun | None = None
 
 
 class _EpochIO:
@@ -90,7 +93,9 @@ class _EpochIO:
         job = sources.job
         self._pipeline, self._settings, self._planning = job.pipeline, job.settings, job.planning
         self._prefix, self._meter, self._adaptive = sources.prefix, sources.meter, sources.adaptive
-        self._plan, self._reader, self._calls, self._gathered, self._chunk = epoch
+        self._plan, self._reader, self._calls, self._gathered, self._chunk, lanes = epoch
+        self._steps: Steps | LaneRun = lanes or self._plan.steps
+        self._planned_at_once = 0 if lanes else _PLANNED_AT_ONCE  # lanes say late which one they need next
 
     @property
     def is_planned(self) -> bool:
@@ -136,7 +141,7 @@ class _EpochIO:
         get: Callable[[Any], Awaitable[object]],
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
-        order, steps, planning = self._plan.order, self._plan.steps, self._planning
+        order, steps, planning = self._plan.order, self._steps, self._planning
         name = type(data).__name__
         many = many if not self._prefix else None
         if _is_users(data):
@@ -154,7 +159,7 @@ class _EpochIO:
             positions = steps.positions(start, stop)
             return positions.tolist(), planning.numbers(order, positions).tolist()
 
-        some_ahead = _Ahead(some, steps.count)
+        some_ahead = _Ahead(some, steps.count, self._planned_at_once)
 
         def keys_of(start: int, stop: int) -> tuple[list[object], Sequence[int]]:
             positions, numbers = some_ahead.at(start, stop)
@@ -176,7 +181,7 @@ class _EpochIO:
         assert plan.order is not None
         assert self._planning is not None
         return IndexedShardProducer(
-            self._planning.reads(plan.order, plan.steps),
+            self._planning.reads(plan.order, self._steps),
             self._reader,
             members,
             bounds=Bounds(fetch.gap_bytes, fetch.range_bytes),
@@ -252,16 +257,16 @@ def _is_users(source: object) -> bool:
 
 
 class _Ahead:
-    """What a plan says, some thousand positions at a time."""
+    """What a plan says, some thousand positions at a time, or as many as are asked for."""
 
-    def __init__(self, some: Callable[[int, int], tuple[list[int], list[int]]], count: int) -> None:
-        self._some, self._count = some, count
+    def __init__(self, some: Callable[[int, int], tuple[list[int], list[int]]], count: int, at_once: int) -> None:
+        self._some, self._count, self._at_once = some, count, at_once
         self._start, self._positions, self._numbers = 0, list[int](), list[int]()
 
     def at(self, start: int, stop: int) -> tuple[list[int], list[int]]:
         if not self._start <= start <= stop <= self._start + len(self._numbers):
             self._start = start
-            self._positions, self._numbers = self._some(start, min(self._count, max(stop, start + _PLANNED_AT_ONCE)))
+            self._positions, self._numbers = self._some(start, min(self._count, max(stop, start + self._at_once)))
         here = slice(start - self._start, stop - self._start)
         return self._positions[here], self._numbers[here]
 

@@ -228,7 +228,8 @@ class Assembly:
         raised = None
         if self._skips is not None:
             positions = partial(self._position_map.in_batches, batch.position, batch.position + batch.expected)
-            raised = self._skips.rule(positions, batch.expected, batch.errors)
+            left_out = self._position_map.left_out(batch.position, batch.position + batch.expected)
+            raised = self._skips.rule(positions, batch.expected, batch.errors, left_out)
         if raised is None:
             return batch.delivery
         batch.release_slab()

@@ -22,12 +22,12 @@ from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
 from headrace.scheduler.group_level import GroupLevel
 from headrace.scheduler.inner import Level, Outcome
+from headrace.scheduler.lane_level import LEFT_OUT_LEAST, LaneLevel
+from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.one_by_one import OneByOne
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Task
-
-_LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
 
 
 class Epoch:
@@ -281,8 +281,9 @@ class Epoch:
             if isinstance(stage, GroupStage | LimitStage):
                 levels.append([])
             levels[-1].append(stage)
+        grouped = LaneLevel if isinstance(spec.position_map, LaneMap) else GroupLevel
         return [
-            (GroupLevel if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
+            (grouped if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
                 number, stages, spec, self._dispatch, self._budget, self
             )
             for number, stages in enumerate(levels)
@@ -311,7 +312,7 @@ class Epoch:
         if level is self._levels[-1]:
             self._arrive(self._cut, outcome.part)
             return
-        self._levels[level.number + 1].put(outcome)
+        self._levels[level.number + 1].put(outcome, level.frontier)
 
     def filled(self, level: Level) -> None:
         """Nothing more is read, nor made of what was, but behind this level."""
@@ -330,7 +331,7 @@ class Epoch:
             return
         # Twice: passes differ in order, so that one begun anywhere may lack some. And it may be chance that leaves
         # samples, of few ones then not in each pass.
-        most = None if self._pass_count is None else max(2 * self._pass_count, _LEFT_OUT_LEAST)
+        most = None if self._pass_count is None else max(2 * self._pass_count, LEFT_OUT_LEAST)
         left_out = at + 1 - self._of_use[level.number]
         is_bounded = any(before.left is not None for before in self._levels[: level.number])
         if most is None or left_out < most or is_bounded:

@@ -20,20 +20,21 @@ class GroupLevel(Level):
     def __init__(self, number: int, stages: Sequence[InnerStage], *args: Any) -> None:
         super().__init__(number, stages, *args)
         (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
+        assert stage.batcher is not None
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
         self._whole: deque[Units] = deque()
         self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
         self._begun_with = deque(self._origins.begun_with)
         self._begun = 0  # groups
 
-    def put(self, outcome: Outcome) -> None:
+    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
         """The next samples of the level before."""
         if self.is_over:
             outcome.part.release()
             return
         part, positions = outcome.part, outcome.positions
         measures = outcome.measures or itertools.repeat(0 if self._is_measured else 1)
-        shared = _SharedPart(part, self._put)
+        shared = SharedPart(part, self._put)
         for position, measure in zip(positions, measures, strict=False):
             number = self._put
             self._put += 1
@@ -124,7 +125,7 @@ class GroupLevel(Level):
         return len(units.positions)
 
 
-class _SharedPart:
+class SharedPart:
     """A part, until none of its samples waits any more.
 
     Args:
@@ -134,7 +135,7 @@ class _SharedPart:
     def __init__(self, part: Part, start: int) -> None:
         self._part, self._start, self._users = part, start, 1
 
-    def share(self) -> _SharedPart:
+    def share(self) -> SharedPart:
         """One more needs it."""
         self._users += 1
         return self
@@ -157,5 +158,5 @@ class _SharedPart:
 class _Waiting(NamedTuple):
     """A sample that is in no group yet."""
 
-    shared: _SharedPart
+    shared: SharedPart
     position: int

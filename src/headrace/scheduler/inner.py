@@ -21,7 +21,7 @@ from headrace.scheduler.pace import Pace
 from headrace.scheduler.pile import Pile
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage, LoopStage, WorkStage
 from headrace.scheduler.wiring import EpochSpec
-from headrace.tasks import Finish, Task
+from headrace.tasks import Finish, Reply, Task
 
 _INNER_TASKS = 4  # for each worker
 _BETWEEN_STAGES = 2**16  # and more: what a stage gives goes on under these places
@@ -34,12 +34,14 @@ class Units(NamedTuple):
         start: the number of the first one.
         number: how many.
         parts, positions: of their samples.
+        notes: what workers are told of each sample besides.
     """
 
     start: int
     number: int
     parts: list[Part]
     positions: Sequence[int]
+    notes: Sequence[tuple[int, ...]] = ()
 
 
 class Outcome(NamedTuple):
@@ -156,8 +158,8 @@ class Level:
         self._pile.add(start, part)
         self.begin()
 
-    def put(self, outcome: Outcome) -> None:
-        """The next samples of the level before."""
+    def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
+        """The next samples of the level before; and all of its units below `stop` have given what they give."""
         start, self._put = self._put, self._put + outcome.part.count
         self._positions.extend(outcome.positions)
         self.add(start, outcome.part)
@@ -264,15 +266,20 @@ class Level:
     ) -> tuple[Part, Sequence[int], Sequence[int]]:
         """(what a chain makes of samples, of which of them each is, their measures)."""
         batch = self._host.batch_of(self, units.start)
-        task = Task(chain, self._key, batch, finish, parts, units.start, positions)
+        notes = units.notes if finish is Finish.GROUP else ()
+        task = Task(chain, self._key, batch, finish, parts, units.start, positions, notes=notes)
         is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
         reply, made = await self._dispatch.samples(task, is_urgent)
+        self._answered(units, reply)
         if made is not None:
             if self._pace is not None:
                 self._pace.learn(len(positions), reply.made_s, made.nbytes)
             return made, reply.kept, reply.measures
         count = 1 if finish is Finish.GROUP else len(positions)
         return ListPart([Failure(reply.errors[0][1].widened())] * count), range(count), ()
+
+    def _answered(self, units: Units, reply: Reply) -> None:
+        """A worker has made samples of these units."""
 
     def _come_out(self, units: Units, outcome: Outcome) -> None:
         went_in = self._size_of(units)

@@ -231,7 +231,8 @@ class OneByOne:
             number, error, raised = chunk.start + slot, chunk.errors.get(slot), None
             if self._skips is not None:
                 positions = partial(self._position_map.in_batches, number, number + 1)
-                raised = self._skips.rule(positions, 1, {} if error is None else {0: error})
+                left_out = self._position_map.left_out(number, number + 1)
+                raised = self._skips.rule(positions, 1, {} if error is None else {0: error}, left_out)
             elif error is not None:
                 raised = RaisedError(error)
             self._position_map.cover(number, number, number + 1, self._boundaries)

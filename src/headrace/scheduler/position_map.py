@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.delivery import AfterEach, ProgressDelta
+from headrace.failures import PackedError
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.origins import Origins
 from headrace.tasks import Task
@@ -86,6 +87,10 @@ class PositionMap:
             for at in (self.source_number(len(self.levels) - 1, number) for number in range(start, stop))
         ]
 
+    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:  # noqa: ARG002 (lanes need it)
+        """(position, error) of what was left out on the way to these samples of batches; asked for once."""
+        return ()
+
     def arrived(self, level: int, units: Sequence[int]) -> None:
         """The next samples of a level are of these units: of the first one's, by the source's numbers."""
         if self._kept_from is not None:
@@ -130,15 +135,22 @@ class PositionMap:
             self._unknown.append((number, start, stop))
             return
         self._used += stop - start
-        if self._kept_from is None:
-            self._covers.append((start, stop))
-        elif (first := self.needed(start)) < (end := self.needed(stop)):
-            self._covers.append((first, end))
+        self._use(start, stop)
         self._delivered.add(number)
         while self._first_not in self._delivered:
             self._delivered.discard(self._first_not)
             self._first_not += 1
-        oldest = boundaries.start(self._first_not)
+        self._forget(boundaries.start(self._first_not))
+
+    def _use(self, start: int, stop: int) -> None:
+        """These samples of batches are used up."""
+        if self._kept_from is None:
+            self._covers.append((start, stop))
+        elif (first := self.needed(start)) < (end := self.needed(stop)):
+            self._covers.append((first, end))
+
+    def _forget(self, oldest: int) -> None:
+        """Samples of batches before this one are not asked for any more."""
         for origins in reversed(self.levels):
             origins.forget(oldest)
             oldest = origins.begin(origins.needed(oldest)[0])

@@ -72,13 +72,13 @@ class GroupStage:
     """Some samples are put together; the chain with this number does it, and gives one or many.
 
     Attributes:
-        batcher: begins what says which ones.
+        batcher: begins what says which ones; None: lanes do.
         name: what errors call it.
         is_measured: whether workers tell a measure of each sample; else it is 1.
     """
 
     chain: int
-    batcher: Callable[[], Batcher]
+    batcher: Callable[[], Batcher] | None
     name: str
     is_measured: bool = False
     gives_many: ClassVar[bool] = True

@@ -63,7 +63,11 @@ class Skips:
         return self._in_all, self._in_a_row
 
     def rule(
-        self, positions: Callable[[], Sequence[int]], count: int, errors: Mapping[int, PackedError]
+        self,
+        positions: Callable[[], Sequence[int]],
+        count: int,
+        errors: Mapping[int, PackedError],
+        left_out: Sequence[tuple[int, PackedError]] = (),
     ) -> RaisedError | None:
         """What is raised in the place of a batch; None: its samples that failed are left out of it.
 
@@ -73,7 +77,12 @@ class Skips:
             positions: gives those of the batch's samples.
             count: how many samples it has, failed ones too.
             errors: of those that failed, by slot.
+            left_out: (position, error) of what has failed before, and is missing in what samples were made of.
         """
+        for position, error in left_out:
+            raised = self._rule_on(position, error)
+            if raised is not None:
+                return raised
         following = 0
         at = positions() if errors else ()
         for slot in sorted(errors):

@@ -60,6 +60,8 @@ def _shared(stream: Stream, world: int) -> Stream:
                 "make an index (headrace index URL…; compressed shards are shared by it where they are packed in "
                 f"Zstandard's seekable frames and shuffled globally); or {_ALL}"
             )
+    if pipeline.packing is not None and pipeline.is_endless:
+        return stream  # a lane gives a sequence in each step
     if not pipeline.keeps_count and pipeline.given_count is None:
         raise OptionError(
             f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "

@@ -25,6 +25,7 @@ from headrace.streaming.balancing import Balancing
 from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.excluding import Excluding
+from headrace.streaming.packed_ranks import check_lanes, check_packing, own_lanes
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Ints
 
@@ -224,7 +225,9 @@ class NextEpoch:
             wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
+            check_lanes(begin, wanted, ranks)
             begin, shared = counted_share(begin, ranks, wanted, size, pipeline, settings.tail)
+            check_packing(pipeline, settings, shared, has_numbers=is_counted)
         begin = replace(begin, batch_size=self._announced_batch_size)
         plan = EpochPlan(
             begin=begin,
@@ -242,6 +245,7 @@ class NextEpoch:
             levels=levels,
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
+            packing=pipeline.packing,
             why_no_state=_why_no_state(pipeline),
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)
@@ -355,7 +359,7 @@ class NextEpoch:
                 if order is not None and keeps_count
                 else ResplitBase(begin.samples, mine, size, begin.batches)
             )
-            begin = replace(begin, rank=ranks.rank, samples=mine, since=since)
+            begin = own_lanes(replace(begin, rank=ranks.rank, samples=mine, since=since), size, ranks)
         return begin, size
 
     @property

@@ -203,6 +203,21 @@ class Maker:
             several.insert(k, failure)
         return several
 
+    def packed(
+        self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]
+    ) -> tuple[object, Sequence[tuple[int, PackedError]]]:
+        """(what becomes of samples of which something is told besides, the errors of those that it is without).
+
+        It is one sample in any case: where all have failed, or none may, it is the first failure.
+        """
+        failed, own = failures_among(made), replace(order, key=stage_key(order.key, order.chain))
+        if failed and (len(failed) == len(made) or not chain.skips):
+            return failed[0][1], [(k, failure.error) for k, failure in failed[1:]] if chain.skips else ()
+        both = zip(order.notes, made, strict=True)
+        told: list[object] = [(*note, sample) for note, sample in both if type(sample) is not Failure]
+        whole, left_out = self.collate(chain, told, own, busy), [(k, failure.error) for k, failure in failed]
+        return Failure(whole.error.widened()) if isinstance(whole, Failure) else whole, left_out
+
     def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: dict[str, float]) -> object:
         """What is given on of one of a task's samples, each of which is a batch of its own; a Failure: nothing."""
         if type(sample) is Failure:

@@ -57,6 +57,7 @@ class TaskMessage:
     scan: tuple[Any, int, bool] | None
     failures: dict[int, PackedError]
     one_by_one: bool = False
+    notes: Sequence[tuple[int, ...]] = ()
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -78,6 +79,7 @@ class TaskMessage:
             task.scan,
             task.failures,
             bool(task.deaths),
+            task.notes,
         )
 
     @property

@@ -50,6 +50,7 @@ class _Result:
     failed: Sequence[int] = ()
     measures: Sequence[int] = ()
     errors: list[tuple[int, PackedError]] = field(default_factory=list)
+    left_out: Sequence[tuple[int, PackedError]] = ()
     sizes: Sequence[tuple[int, ...]] = ()
     pieces: Sequence[tuple[int, ...]] = ()
     took_s: float = 0.0
@@ -166,7 +167,10 @@ class TaskRunner:
                 return Reply("failed", errors=[(order.slot, batch.error)], busy_s=busy)
             result.made = _packed_batch(batch, order.batch)
         elif order.finish in (Finish.SAMPLES, Finish.GROUP):
-            if order.finish is Finish.GROUP:
+            if order.finish is Finish.GROUP and order.notes:
+                packed, result.left_out = self._maker.packed(chain, made, order, busy)
+                made = [packed]
+            elif order.finish is Finish.GROUP:
                 made = [self._maker.group(chain, made, order, busy)]
             result.kept, samples = listed(made)
             result.measures = self._maker.measured(samples, chain, busy)
@@ -244,6 +248,7 @@ class TaskRunner:
         reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
         reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
         reply.sizes, reply.pieces, reply.took_s = result.sizes, result.pieces, result.took_s
+        reply.left_out = result.left_out
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:

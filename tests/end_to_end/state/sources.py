@@ -371,6 +371,21 @@ def most_batches(batch: dict[str, Any]) -> bool:
     return int(batch["n"].sum()) % 4 != 3
 
 
+def packed(length: int, method: Any, data: Any) -> Any:
+    """Sequences of documents that tell which sample each is; how long they are is known once it has been read."""
+    sequences = data.map(_as_document).pack(length, tokens="n", method=method, fields="numpy", document_ids=False)
+    return sequences.map(_weighed_sequence)
+
+
+def _as_document(sample: dict[str, Any]) -> dict[str, Any]:
+    count = length(sample)
+    return {"n": np.full(count, sample["n"]), "numpy": np.full(count, sample["numpy"])}
+
+
+def _weighed_sequence(sequence: dict[str, Any]) -> dict[str, Any]:
+    return {**sequence, "weight": int(hr.rng().integers(1 << 40))}
+
+
 def numbered(data: Any) -> Any:
     """Samples with their places in the epoch."""
     return data.enumerate().map(_with_place)

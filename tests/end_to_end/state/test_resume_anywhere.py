@@ -189,8 +189,8 @@ def _by_key(sample: dict[str, Any]) -> bool:
 
 def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
     """A case by its number."""
-    rng, of_many, of_one, of_inputs, of_numbers = (
-        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers")
+    rng, of_many, of_one, of_inputs, of_numbers, of_packs = (
+        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers", "packs")
     )
     while True:
         kind = rng.choice(KINDS)
@@ -232,7 +232,12 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
                 is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8 and several is None,
             )
             which, operators = f"{which}, {many}", [*operators, gives_many]
-        if is_grouped:
+        if not is_grouped and which in ("map", "map, async", "some", "most") and of_packs.random() < 0.5:
+            options |= {"in_order": True, "batch_size": size}
+            long, method = of_packs.choice([3, 8]), of_packs.choice(["concat", "best_fit"])
+            which = f"{which}, pack {long}, {method}"
+            operators = [*operators, partial(sources.packed, long, method)]
+        elif is_grouped:
             operators.append(partial(_grouped, size))
         elif of_one.random() < 0.3:
             options |= {"batch_size": None, "collate_fn": sources.of_one}

@@ -1,0 +1,76 @@
+"""Plain values of documents that are packed in lanes: what plan, scheduler and states tell each other of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LaneCursor(NamedTuple):
+    """What of a lane's documents is to come: a lane is a row of the global batch, whose sequences are made of those.
+
+    Attributes:
+        round: the first document to come is of this one of the lane's positions, or of a later one.
+        part: how many documents that came of that position are used up.
+        offset: how many tokens of the first document are.
+        taken: of those that follow it, which are used up: a bit for each, from the lowest on.
+    """
+
+    round: int = 0
+    part: int = 0
+    offset: int = 0
+    taken: int = 0
+
+
+class LaneProgress(NamedTuple):
+    """How far some lanes are.
+
+    Attributes:
+        turn: how many turns there were: lanes give a sequence one after the other, and again from the first one on.
+            Those that have no more take theirs, too.
+        cursors: of each lane.
+    """
+
+    turn: int
+    cursors: tuple[LaneCursor, ...]
+
+
+class Document(NamedTuple):
+    """A document that has come.
+
+    Attributes:
+        name: whatever it is called by.
+        position: in the epoch, of what it came of.
+        round: which of the lane's positions that is.
+        part: which of those that came of that position.
+        tokens: how many it has.
+        has_failed: it has none, and whoever gets the sequence that it would be in is told why.
+    """
+
+    name: int
+    position: int
+    round: int
+    part: int
+    tokens: int
+    has_failed: bool = False
+
+
+class PackedPiece(NamedTuple):
+    """Tokens [start, stop) of a document; whether these are its last ones."""
+
+    document: Document
+    start: int
+    stop: int
+    is_last: bool
+
+
+class PackedSequence(NamedTuple):
+    """A sequence.
+
+    Attributes:
+        position: its number among all of the epoch, where each lane has one in each step.
+        pieces: what it is made of.
+    """
+
+    position: int
+    pieces: Sequence[PackedPiece]

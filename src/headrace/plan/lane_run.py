@@ -1,0 +1,158 @@
+"""One rank's way through an epoch whose documents are packed in lanes: what is read next, and what is made of it.
+
+Row j of the global batch is a lane: with G rows it has the documents at the positions j, j + G, j + 2 G, … of the
+epoch, and fills its sequences from these alone. A rank has whole lanes. So which sequences come follows from the
+documents and from G, and not from the ranks, or from the order in which documents are read.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+
+from headrace.lanes import Document, LaneCursor, LaneProgress, PackedSequence
+from headrace.plan.lane_packing import LanePacking
+from headrace.types import Ints
+
+_SHARE = 0.1  # of a sequence: what a document adds, as long as none has come
+
+
+class LaneRun:
+    """The documents of a rank's lanes, from some place on.
+
+    Those are read next that the lanes need most: some have used up more than others, and to read them in the order of
+    the epoch would have ever more documents wait for the others.
+
+    Args:
+        packing: how they become sequences.
+        lanes: the numbers of this rank's lanes.
+        size: how many lanes all ranks have.
+        end: where the epoch ends.
+        begin: how far its lanes are; None: at the begin.
+
+    Attributes:
+        count: how many documents are to be read.
+        size, batch: of a step, how many lanes there are, on all ranks and on this one.
+    """
+
+    def __init__(
+        self, packing: LanePacking, lanes: range, size: int, end: int, begin: LaneProgress | None = None
+    ) -> None:
+        self.size, self.batch = size, len(lanes)
+        self._first = lanes.start
+        self._turn, cursors = begin or LaneProgress(0, (LaneCursor(),) * len(lanes))
+        self._lanes = [packing.lane(cursor) for cursor in cursors]
+        self._next = [cursor.round for cursor in cursors]  # that is to be read
+        self._ends = [max(0, -((lane - end) // size)) for lane in lanes]  # rounds
+        self.count = sum(max(0, stop - start) for start, stop in zip(self._next, self._ends, strict=True))
+        self._under_way = [0] * len(lanes)
+        self._asked: deque[int] = deque()  # positions that have been asked for
+        self._stray: Document | None = None  # the error with which the source has ended, behind all documents
+        self._came = 0  # documents before this one, by the order in which they were asked for, have come
+        self._shares = 0.0  # of a sequence, that they gave
+        self._given = 0  # sequences that states are behind of
+        self._cursors, self._turn_given = list(cursors), self._turn
+        self._journal: deque[tuple[int, int, LaneCursor]] = deque()  # (lane, turn, where it is then) of each sequence
+        for number in range(len(lanes)):
+            self._end_if_over(number)
+
+    def positions(self, start: int, stop: int) -> Ints:
+        """The positions of the documents from the `start`-th up to the `stop`-th that are read.
+
+        Each is known once it is asked for, until it has come.
+        """
+        lacking = stop - self._came - len(self._asked)
+        if lacking > 0:
+            self._ask(lacking)
+            # A source that ends with an error puts that where it has no more samples.
+            self._asked.extend([self._first] * (stop - self._came - len(self._asked)))
+        return np.array(list(islice(self._asked, start - self._came, stop - self._came)), np.int64)
+
+    def came(self, name: int, tokens: Sequence[int], failed: Sequence[bool]) -> list[bool]:
+        """What came of the next document that was read: none, one or several of them.
+
+        Args:
+            name: what the first one is called by; the next ones are called by the numbers that follow.
+            tokens: how many each one has.
+            failed: whether it has failed.
+
+        Returns:
+            Which of them are to be kept.
+
+        Raises:
+            StateMismatchError: another one was to come.
+        """
+        if self._came >= self.count:
+            self._stray = next((Document(name, 0, 0, 0, 0, True) for has_failed in failed if has_failed), self._stray)
+            return list(failed)
+        position = self._asked.popleft()
+        round_, number = position // self.size, position % self.size - self._first
+        self._came += 1
+        self._under_way[number] -= 1
+        self._shares += self._lanes[number].share(sum(tokens))
+        kept = [
+            self._lanes[number].add(Document(name + part, position, round_, part, count, has_failed))
+            for part, (count, has_failed) in enumerate(zip(tokens, failed, strict=True))
+        ]
+        self._end_if_over(number)
+        return kept
+
+    def take(self) -> PackedSequence | None:
+        """The next sequence; None: there is no more, or documents must come first."""
+        for _ in self._lanes:
+            step, number = divmod(self._turn, self.batch)
+            lane = self._lanes[number]
+            pieces = lane.take()
+            if pieces is None:
+                return None
+            self._turn += 1
+            if pieces:
+                self._journal.append((number, self._turn, lane.cursor))
+                return PackedSequence(step * self.size + self._first + number, pieces)
+        return None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all documents have come."""
+        return self._stray is None and all(lane.is_over for lane in self._lanes)
+
+    @property
+    def failed(self) -> Document | None:
+        """The first document that has failed and is in no sequence yet."""
+        return next((lane.failed for lane in self._lanes if lane.failed is not None), self._stray)
+
+    def after(self, sequences: int) -> LaneProgress:
+        """How far the lanes are behind the first so many sequences, or behind those asked for before."""
+        while self._journal and self._given < sequences:
+            number, self._turn_given, self._cursors[number] = self._journal.popleft()
+            self._given += 1
+        return LaneProgress(self._turn_given, tuple(self._cursors))
+
+    def _ask(self, count: int) -> None:
+        """Have some more documents be read."""
+        share = self._shares / self._came if self._came else _SHARE
+
+        def need(number: int) -> tuple[int, int, int]:
+            """Lanes that lack a sequence come first; of those that have as many the one whose document comes first."""
+            supply = self._lanes[number].supply + self._under_way[number] * share
+            return int(supply), self._next[number], number
+
+        needs = [need(number) for number in range(self.batch) if self._next[number] < self._ends[number]]
+        heapq.heapify(needs)
+        while needs and count:
+            number = needs[0][-1]
+            self._asked.append(self._next[number] * self.size + self._first + number)
+            self._next[number] += 1
+            self._under_way[number] += 1
+            count -= 1
+            if self._next[number] < self._ends[number]:
+                heapq.heapreplace(needs, need(number))
+            else:
+                heapq.heappop(needs)
+
+    def _end_if_over(self, number: int) -> None:
+        self._lanes[number].is_over = self._next[number] >= self._ends[number] and not self._under_way[number]

@@ -1,0 +1,143 @@
+"""The stage where documents become sequences: lanes say which parts of which ones make the next one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.errors import OptionError, StateMismatchError
+from headrace.lanes import PackedPiece, PackedSequence
+from headrace.parts import ListPart, Part
+from headrace.scheduler.group_level import SharedPart
+from headrace.scheduler.inner import Level, Outcome, Units
+from headrace.scheduler.lane_map import LaneMap
+from headrace.scheduler.recipe import InnerStage
+from headrace.scheduler.wiring import EpochSpec
+from headrace.tasks import Reply
+
+LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
+
+
+class LaneLevel(Level):
+    """Documents that are packed in lanes: a sequence is a unit, and gives one sample."""
+
+    def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
+        super().__init__(number, stages, spec, *args)
+        assert isinstance(spec.position_map, LaneMap)
+        self._lane_map, self._lanes = spec.position_map, spec.position_map.lanes
+        self._whole: deque[Units] = deque()
+        self._held: dict[int, SharedPart] = {}  # documents that are not used up, by their names
+        self._come = 0  # units of the level before that have given their documents
+        self._begun = 0  # sequences
+        self._has_failed = False  # no more are made
+        self._in_vain = 0  # units of the level before, one after the other, that gave no tokens
+        self._in_vain_most = None if spec.pass_count is None else max(2 * spec.pass_count, LEFT_OUT_LEAST)
+
+    def put(self, outcome: Outcome, stop: int) -> None:
+        """The next documents."""
+        if self.is_over or self._has_failed:
+            outcome.part.release()
+            return
+        part, measures = outcome.part, outcome.measures or (0,) * outcome.part.count
+        all_failed = not outcome.measures  # of a task that has failed as a whole
+        failed = set(range(part.count) if all_failed else part.failed)
+        shared, first = SharedPart(part, self._put), self._put
+        try:
+            for unit in range(self._come, stop):
+                begin = self._put - first
+                end = begin
+                while end < part.count and outcome.units[end] == unit:
+                    end += 1
+                has_failed = [k in failed for k in range(begin, end)]
+                kept = self._lanes.came(self._put, measures[begin:end], has_failed)
+                self._in_vain = 0 if any(measures[begin:end]) or any(has_failed) else self._in_vain + 1
+                for name, is_kept in enumerate(kept, self._put):
+                    if is_kept:
+                        self._held[name] = shared.share()
+                self._put = first + end
+        except StateMismatchError as error:
+            self._fail(ListPart([self._host.failure(error)]))
+        self._come = stop
+        shared.end()
+        self._make()
+        if self._in_vain_most is not None and self._in_vain > self._in_vain_most and not self._has_failed:
+            why = f".pack(): {self._in_vain} documents one after the other had no tokens, and no others are to come"
+            self._fail(ListPart([self._host.failure(OptionError(why))]))
+        self.begin()
+
+    def flush(self) -> None:
+        """No more documents come. Where some were to, the source has ended with an error, which is one of those."""
+        self._make()
+        failed = self._lanes.failed
+        if not self._lanes.is_over and not self._has_failed:
+            assert failed is not None, "a source has ended without an error before all documents came"
+            (part,) = self._held[failed.name].some([failed.name])
+            self._fail(part)
+        self.begin()
+
+    def drop(self) -> None:
+        super().drop()
+        for shared in self._held.values():
+            shared.end()
+        for part in (part for units in self._whole for part in units.parts):
+            part.release()
+        self._held.clear()
+        self._whole.clear()
+
+    def _make(self) -> None:
+        """The sequences that can be made now."""
+        while not self._has_failed and (sequence := self._lanes.take()) is not None:
+            notes = [_note(piece) for piece in sequence.pieces]
+            self._add(self._parts(sequence), sequence.position, notes)
+
+    def _add(self, parts: list[Part], position: int, notes: Sequence[tuple[int, ...]] = ()) -> None:
+        self._whole.append(Units(self._begun, 1, parts, [position], notes))
+        self._begun += 1
+        self.inside += 1
+
+    def _fail(self, why: Part) -> None:
+        """The next sequence, which is the last one, is an error."""
+        self._has_failed = True
+        self._add([why], self._begun)
+
+    def _parts(self, sequence: PackedSequence) -> list[Part]:
+        """What a sequence is made of, in as few parts as it lies in."""
+        pieces, parts, done = sequence.pieces, list[Part](), 0
+        shared = [self._held[piece.document.name] for piece in pieces]
+        while done < len(pieces):
+            stop = done + 1
+            while stop < len(pieces) and shared[stop] is shared[done]:
+                stop += 1
+            parts += shared[done].some([piece.document.name for piece in pieces[done:stop]])
+            done = stop
+        for piece in pieces:
+            if piece.is_last:
+                self._held.pop(piece.document.name).end()
+        return parts
+
+    def _answered(self, units: Units, reply: Reply) -> None:
+        """Documents that have failed are left out of a sequence, and told where that comes."""
+        if reply.left_out:
+            errors = [(units.notes[k][0], error) for k, error in reply.left_out]
+            self._lane_map.leave_out(units.start, errors)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._whole)
+
+    @property
+    def _first_waiting(self) -> int:
+        return self._whole[0].start
+
+    @property
+    def _chunk(self) -> int:
+        return len(self._whole[0].notes) or 1
+
+    def _take(self) -> Units:
+        return self._whole.popleft()
+
+
+def _note(piece: PackedPiece) -> tuple[int, ...]:
+    """What a worker is told of a document besides: where it is, the tokens that are wanted, and how many it has."""
+    return piece.document.position, piece.start, piece.stop, piece.document.tokens

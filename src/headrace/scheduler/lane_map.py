@@ -1,0 +1,73 @@
+"""Where the samples of an epoch are whose documents are packed in lanes: states say how far the lanes are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.delivery import ProgressDelta
+from headrace.failures import PackedError
+from headrace.lanes import Document, LaneProgress, PackedSequence
+from headrace.scheduler.boundaries import BatchBoundaries
+from headrace.scheduler.origins import Origins
+from headrace.scheduler.position_map import PositionMap, Positions
+
+
+class Lanes(Protocol):
+    """One rank's lanes: `headrace.plan.lane_run.LaneRun`."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    @property
+    def failed(self) -> Document | None: ...
+
+    def came(self, name: int, tokens: Sequence[int], failed: Sequence[bool]) -> list[bool]: ...
+
+    def take(self) -> PackedSequence | None: ...
+
+    def after(self, sequences: int) -> LaneProgress: ...
+
+
+class LaneMap(PositionMap):
+    """The sequences of one epoch on one rank.
+
+    Args:
+        positions: of the documents, by the order in which they are read.
+        kept_from: the position of the first sequence.
+        lanes: what they are made by.
+
+    Attributes:
+        lanes: the same.
+    """
+
+    def __init__(self, positions: Positions, kept_from: int, lanes: Lanes) -> None:
+        super().__init__(positions, kept_from, levels=(Origins(), Origins()))
+        self.lanes = lanes
+        self._left_out: dict[int, list[tuple[int, PackedError]]] = {}  # by the sequence in which they would have been
+
+    def in_batches(self, start: int, stop: int) -> Sequence[int]:
+        assert self._kept_from is not None
+        return range(self._kept_from + start, self._kept_from + stop)
+
+    def arrived(self, level: int, units: Sequence[int]) -> None:
+        if level:  # of documents nothing is remembered: lanes know them
+            self._known += len(units)
+
+    def leave_out(self, number: int, errors: list[tuple[int, PackedError]]) -> None:
+        """These documents, by their positions, have failed, and the sequence with this number is made without them."""
+        self._left_out[number] = errors
+
+    def left_out(self, start: int, stop: int) -> Sequence[tuple[int, PackedError]]:
+        return [one for number in range(start, stop) for one in self._left_out.pop(number, ())]
+
+    def after(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta:
+        used, self._used = self._used, 0
+        lanes = self.lanes.after(boundaries.start(self._first_not))
+        return ProgressDelta((), skipped=skipped, used=used, lanes=lanes)
+
+    def _use(self, start: int, stop: int) -> None:
+        """Lanes tell it."""
+
+    def _forget(self, oldest: int) -> None:
+        """Lanes do."""

@@ -1,0 +1,386 @@
+"""Documents that must be read to know their lengths, packed in lanes: the same on any ranks, resumed anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from unit.test_lane_packing import by_hand
+
+import headrace as hr
+from headrace.errors import OptionError, StateMismatchError
+from headrace.state import merge_states
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "12"))
+LENGTH = 16
+Rows = list[tuple[Any, ...]]
+
+
+def text(number: int) -> dict[str, Any]:
+    """A document whose tokens say which it is, and where they stand in it."""
+    length = int(np.random.default_rng(number).integers(0, 25))
+    tokens = 1000 * (number + 1) + np.arange(length, dtype=np.int32)
+    return {"input_ids": tokens, "drawn": np.full(length, hr.rng().integers(1 << 30)), "number": number}
+
+
+def is_kept(document: dict[str, Any]) -> bool:
+    return bool(document["number"] % 3 != 1)
+
+
+def several(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """None, itself, or twice."""
+    return [document] * (document["number"] % 4 % 3)
+
+
+async def later(document: dict[str, Any]) -> dict[str, Any]:
+    return document
+
+
+def with_bad_ones(document: dict[str, Any]) -> dict[str, Any]:
+    if document["number"] % 11 == 3:
+        raise ValueError(f"document {document['number']} is damaged")
+    return document
+
+
+def texts(count: int = 60) -> hr.Stream:
+    return hr.from_map(list(range(count))).map(text)
+
+
+def rows(batch: dict[str, Any]) -> Rows:
+    """The sequences of a batch, as plain values."""
+    return list(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
+
+
+def by_lanes(documents: list[list[dict[str, Any]]], lanes: int, method: str) -> list[tuple[list[int], list[int]]]:
+    """(tokens, which of its documents each one is of) of each sequence, of what came of each position, by hand."""
+    sequences = []
+    for lane in range(lanes):
+        own = [document for some in documents[lane::lanes] for document in some]
+        sizes = [(k, 0, len(document["input_ids"])) for k, document in enumerate(own)]
+        sequences.append(
+            [
+                [(t, which) for which, (k, _, a, b) in enumerate(pieces) for t in own[k]["input_ids"][a:b].tolist()]
+                for pieces in by_hand(method, LENGTH, sizes)
+            ]
+        )
+    steps = range(max(map(len, sequences)))
+    flat = [some[step] for step in steps for some in sequences if step < len(some)]
+    return [([token for token, _ in one], [which for _, which in one]) for one in flat]
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_packed_of_their_own_documents(method: Any, workers: int) -> None:
+    stream = texts().filter(is_kept).map(later).flat_map(several)
+    stream = stream.pack(LENGTH, method=method, fields="drawn", pad_value={"input_ids": -1})
+    documents = [several(text(n)) if is_kept(text(n)) else [] for n in range(60)]
+    with hr.DataLoader(stream, batch_size=4, num_workers=workers) as loader:
+        batches = list(loader)
+        with pytest.raises(TypeError, match="says only later how many"):
+            len(loader)
+    assert [len(batch["input_ids"]) for batch in batches[:-1]] == [4] * (len(batches) - 1)
+    found = []
+    for batch in batches:
+        for tokens, ids in zip(batch["input_ids"].tolist(), batch["document_ids"].tolist(), strict=True):
+            filled = ids.index(-1) if -1 in ids else LENGTH
+            assert tokens[filled:] == [-1] * (LENGTH - filled)
+            found.append((tokens[:filled], ids[:filled]))
+    assert found == by_lanes(documents, 4, method)
+    assert {str(batch["input_ids"].dtype) for batch in batches} == {"torch.int32"}
+
+
+def test_a_stream_by_itself_has_one_lane() -> None:
+    async def given(stream: Any) -> list[Any]:
+        return [one async for one in stream]
+
+    for method in ("concat", "best_fit"):
+        stream = texts(20).filter(is_kept).pack(LENGTH, method=method, pad_value=-1)  # type: ignore[arg-type]
+        expected = by_lanes([[text(n)] if is_kept(text(n)) else [] for n in range(20)], 1, method)
+        for found in (list(stream), asyncio.run(given(stream))):
+            assert [[token for token in one["input_ids"].tolist() if token >= 0] for one in found] == [
+                tokens for tokens, _ in expected
+            ]
+
+
+def noted(sequence: dict[str, Any]) -> dict[str, Any]:
+    return {**sequence, "row": int(hr.rng().integers(1 << 40))}
+
+
+def prepared(name: str, method: str) -> hr.Stream:
+    """A stream whose documents must be read first."""
+    ways: dict[str, Callable[[], hr.Stream]] = {
+        "filtered": lambda: texts().shuffle().filter(is_kept),
+        "many": lambda: texts(61).map(later).flat_map(several),
+        "bad": lambda: texts().shuffle().map(with_bad_ones),
+        "mixed": lambda: hr.mix({"a": texts(50).shuffle(), "b": texts(9)}, {"a": 0.8, "b": 0.2}, until="all"),
+    }
+    return ways[name]().pack(LENGTH, method=method, fields=["drawn"]).map(noted)  # type: ignore[arg-type]
+
+
+def world(stack: ExitStack, size: int, stream: hr.Stream, state: Any, **options: Any) -> list[hr.DataLoader[Any]]:
+    loaders = [stack.enter_context(hr.DataLoader(stream, rank=k, world_size=size, **options)) for k in range(size)]
+    for loader in loaders if state is not None else []:
+        loader.load_state_dict(state)
+    return loaders
+
+
+def global_batches(loaders: list[hr.DataLoader[Any]], most: int | None = None) -> list[Rows]:
+    """So many steps, or all; ranks end after the same one."""
+    iterators, steps = [iter(loader) for loader in loaders], list[Rows]()
+    while most is None or len(steps) < most:
+        batches = [next(iterator, None) for iterator in iterators]
+        if batches[0] is None:
+            assert batches == [None] * len(batches)
+            break
+        steps.append([row for batch in batches for row in rows(batch)])
+    return steps
+
+
+def elastic_run(number: int) -> int:
+    """One run that is interrupted at random, and gone on with by other ranks and workers: how often it was."""
+    rng = random.Random(number)
+    name, method, lanes = rng.choice(["filtered", "many", "bad", "mixed"]), rng.choice(["concat", "best_fit"]), 8
+    steps = rng.randint(3, 12)
+    stream = prepared(name, method)
+    stream = stream.epoch(samples=steps * lanes)
+    options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7]), "fetch_concurrency": 4}
+    if name == "bad":
+        options |= {"on_error": "skip", "max_skips": None}
+    with ExitStack() as stack:
+        expected = global_batches(world(stack, 1, stream, None, **options))
+    assert [len(step) for step in expected] == [lanes] * steps
+    got: list[Rows] = []
+    state, resumes, worlds = None, 0, []
+    while len(got) < steps:
+        size, most = rng.choice([1, 2, 3, 5, 8]), rng.randint(0, steps - len(got))
+        worlds.append(size)
+        with ExitStack() as stack:
+            workers = rng.choice([0, 0, 0, 1]) if size == 1 else 0
+            loaders = world(stack, size, stream, state, num_workers=workers, **options)
+            got += global_batches(loaders, most)
+            state = merge_states(json.loads(json.dumps([loader.state_dict() for loader in loaders])))
+        resumes += 1
+    assert got == expected, f"{number}: {name}, {method}, {worlds}"
+    return resumes
+
+
+@pytest.mark.timeout(600)
+def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
+    resumes = number = 0
+    while resumes < RESUMES:
+        resumes += elastic_run(number)
+        number += 1
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_epoch_with_an_end_goes_on_after_any_batch(method: str) -> None:
+    stream = prepared("many", method)
+    with hr.DataLoader(stream, batch_size=4) as loader:
+        states, whole = [], []
+        for batch in loader:
+            whole.append(rows(batch))
+            states.append(json.loads(json.dumps(loader.state_dict())))
+        then = [rows(batch) for batch in loader]
+    assert len(whole) > 5
+    for done, state in enumerate(states, 1):
+        with hr.DataLoader(stream, batch_size=4) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            left = [rows(batch) for batch in loader]
+            assert left == whole[done:]
+            assert [rows(batch) for batch in loader] == then
+
+
+def test_documents_that_fail_are_left_out_and_counted_once() -> None:
+    bad = [n for n in range(60) if n % 11 == 3]
+    stream = texts().map(with_bad_ones).pack(LENGTH, pad_value=-1)
+    with hr.DataLoader(stream, batch_size=4, on_error="skip", max_skips=None) as loader:
+        batches = list(loader)
+        assert sorted(skipped.position for skipped in loader.stats().skipped_samples) == bad
+    found = [[token for token in row if token >= 0] for batch in batches for row in batch["input_ids"].tolist()]
+    documents = [[text(n)] if n not in bad else [] for n in range(60)]
+    assert found == [tokens for tokens, _ in by_lanes(documents, 4, "concat")]
+    with hr.DataLoader(stream, batch_size=4, on_error="skip", max_skips=(2, None)) as loader:
+        with pytest.raises(ValueError, match="is damaged"):
+            list(loader)
+
+
+def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
+    stream = texts().map(with_bad_ones).pack(LENGTH)
+    got: list[Any] = []
+    with hr.DataLoader(stream, batch_size=4) as loader:
+        batches = iter(loader)
+        while True:
+            try:
+                got.append(len(next(batches)["input_ids"]))
+            except StopIteration:
+                break
+            except ValueError as error:
+                got.append(str(error))
+    assert got[0] == "document 3 is damaged"
+    assert got.count(4) > 5
+    assert {one for one in got if isinstance(one, str)} <= {f"document {n} is damaged" for n in range(3, 60, 11)}
+
+
+class Ends(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return 50
+
+    def keys(self) -> Any:
+        class Keys:
+            def __len__(self) -> int:
+                return 50
+
+            def __getitem__(self, number: int) -> int:
+                if number == 30:
+                    raise RuntimeError("no more keys")
+                return number
+
+        return Keys()
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        return {"input_ids": np.full(7, key)}
+
+
+def test_what_was_packed_before_a_source_ends_with_an_error_comes_first() -> None:
+    with hr.DataLoader(Ends().pack(LENGTH), batch_size=2) as loader:
+        got, batches = [], iter(loader)
+        with pytest.raises(RuntimeError, match="no more keys"):
+            while True:
+                got.append(next(batches)["input_ids"].tolist())
+    assert all(0 not in row or row[0] == 0 for batch in got for row in batch)
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> None:
+    stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
+    with ExitStack() as stack:
+        expected = global_batches(world(stack, 1, stream, None, global_batch_size=6), 70)
+    with ExitStack() as stack:
+        assert global_batches(world(stack, 3, stream, None, global_batch_size=6), 70) == expected
+
+
+def empty(document: dict[str, Any]) -> dict[str, Any]:
+    return {**document, "input_ids": document["input_ids"][:0]}
+
+
+def test_documents_without_tokens_end_an_epoch_without_end() -> None:
+    with hr.DataLoader(texts().map(empty).repeat().pack(LENGTH), batch_size=2) as loader:
+        with pytest.raises(OptionError, match="documents one after the other had no tokens"):
+            next(iter(loader))
+    assert list(texts().map(empty).pack(LENGTH)) == []
+
+
+def test_the_first_steps_of_an_epoch_are_those_of_a_longer_one_and_skipped_ones_too() -> None:
+    def loader(steps: int) -> hr.DataLoader[Any]:
+        stream = texts().shuffle().filter(is_kept).pack(LENGTH).epoch(samples=4 * steps)
+        return hr.DataLoader(stream, batch_size=4)
+
+    with loader(9) as longer, loader(5) as shorter, loader(9) as skipping:
+        whole = [rows(batch) for batch in longer]
+        assert [rows(batch) for batch in shorter] == whole[:5]
+        skipping.skip(3)
+        assert [rows(batch) for batch in skipping] == whole[3:]
+
+
+# What is refused.
+
+
+def state_of(stream: Any, steps: int = 2, **options: Any) -> Any:
+    with hr.DataLoader(stream, **options) as loader:
+        batches = iter(loader)
+        for _ in range(steps):
+            next(batches)
+        return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_states_of_other_rows_lengths_ways_and_ranks_are_refused() -> None:
+    documents = texts().shuffle().repeat().filter(is_kept)
+    state = state_of(documents.pack(LENGTH), batch_size=4)
+    refused: list[tuple[Any, dict[str, Any], str]] = [
+        (documents.pack(LENGTH), {"batch_size": 8}, "packed in 4 lanes, one for each row"),
+        (documents.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed is another one"),
+        (documents.pack(LENGTH + 1), {"batch_size": 4}, "pack.16, concat"),
+        (documents.pack(LENGTH, method="best_fit"), {"batch_size": 4}, "pack.16, best_fit"),
+        (documents.pack(LENGTH), {"global_batch_size": 6, "rank": 0, "world_size": 2}, "in 4 lanes"),
+    ]
+    for stream, options, told in refused:
+        with hr.DataLoader(stream, **options) as loader, pytest.raises(StateMismatchError, match=told):
+            loader.load_state_dict(state)
+    one_rank = state_of(documents.pack(LENGTH), global_batch_size=4, rank=0, world_size=2)
+    with hr.DataLoader(documents.pack(LENGTH), global_batch_size=4) as loader:
+        with pytest.raises(StateMismatchError, match=r"rank 0 of 2 alone, .* merge the states of all ranks"):
+            loader.load_state_dict(one_rank)
+    other = state_of(documents.pack(LENGTH), 3, global_batch_size=4, rank=1, world_size=2)
+    with pytest.raises(StateMismatchError, match="must be of one step"):
+        merge_states([one_rank, other])
+
+
+def test_documents_that_have_become_others_are_not_gone_on_with() -> None:
+    def longer(document: dict[str, Any]) -> dict[str, Any]:
+        return {**document, "input_ids": document["input_ids"][: cut[0]]}
+
+    cut = [99]
+    state = state_of(hr.from_map([{"input_ids": np.arange(40)}] * 9).map(longer).pack(LENGTH), 1, batch_size=2)
+    cut[0] = 10
+    with hr.DataLoader(
+        hr.from_map([{"input_ids": np.arange(40)}] * 9).map(longer).pack(LENGTH), batch_size=2
+    ) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
+            list(loader)
+
+
+def first_of(stream: Any, **options: Any) -> Any:
+    with hr.DataLoader(stream, **options) as loader:
+        return next(iter(loader))
+
+
+TWO = {"global_batch_size": 4, "rank": 0, "world_size": 2}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "an end on ranks": (
+        lambda: first_of(texts().filter(is_kept).pack(8), **TWO),
+        r"put \.epoch\(samples=N\) behind",
+    ),
+    "part of a step": (lambda: first_of(texts().pack(8).epoch(samples=10), **TWO), r"have \.epoch\(samples=8\)"),
+    "any order": (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
+    "excluded": (
+        lambda: first_of(texts().pack(8), exclude=hr.Exclude(samples=[3])),
+        r"leave documents out by \.filter\(\)",
+    ),
+    "filter behind": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) behind \.pack\(8, concat\)"),
+    "batch behind": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) behind \.pack"),
+    "shuffle behind": (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(auto\) behind \.pack"),
+    "repeat behind": (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) behind \.pack"),
+    "packed twice": (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) behind \.pack\(8, concat\)"),
+    "batched": (lambda: texts().batch(2).pack(8), r"put \.batch\(\) behind \.pack\(\)"),
+    "put together": (lambda: texts().batch(2).unbatch().pack(8), r"behind \.batch\(2\)"),
+    "taken": (lambda: texts().filter(is_kept).take(4).pack(8), r"behind \.take\(4\)"),
+    "no numbers": (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
+    "no index": (lambda: hr.stream(["memory://a.jsonl"], index=None).pack(8), "shards need an index for that"),
+    "no such field": (
+        lambda: first_of(hr.from_map([[1]]).pack(8)),
+        "no field 'input_ids'; it has: it is a list",
+    ),
+    "fields": (
+        lambda: first_of(hr.from_map([{"input_ids": [1, 2], "mask": [1]}]).pack(8, fields="mask")),
+        "the fields of a document have different lengths: {'input_ids': 2, 'mask': 1}",
+    ),
+    "length": (lambda: texts().pack(0), "a sequence has 1 token or more"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_packed_in_lanes_is_refused_by_name(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises((OptionError, KeyError, ValueError), match=message):
+        make()
