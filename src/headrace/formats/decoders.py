@@ -11,6 +11,7 @@ from headrace.errors import OptionError
 from headrace.formats.images import EXTENSIONS as IMAGE_EXTENSIONS
 from headrace.formats.images import SPECS as IMAGE_SPECS
 from headrace.formats.protobuf import MessageDecoder, is_message_class
+from headrace.formats.sounds import BY_TORCHCODEC
 
 WHAT_BY_EXTENSION = {
     **dict.fromkeys(("cls", "index", "id"), "int"),
@@ -18,7 +19,7 @@ WHAT_BY_EXTENSION = {
     **{name: name for name in ("json", "npy", "npz")},
 }
 PICKLES = frozenset(("pkl", "pickle"))
-NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", "msgpack", "pt", "pickle", *IMAGE_SPECS)
+NAMES = ("bytes", "int", "text", "json", "npy", "npz", "audio", BY_TORCHCODEC, "msgpack", "pt", "pickle", *IMAGE_SPECS)
 _BY_NAME_ONLY = {"audio", "msgpack", "pt", "pickle"}  # by extension they may be what others have registered
 _OWN = frozenset({*WHAT_BY_EXTENSION, *NAMES, *IMAGE_EXTENSIONS, "gz"} - _BY_NAME_ONLY)
 _EXTENSION = re.compile(r"[a-z0-9_+-]+")

@@ -1,4 +1,9 @@
-"""Audio in memory to arrays, by soundfile: WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and whatever else it knows."""
+"""Audio in memory to arrays.
+
+By soundfile: WAV, FLAC, Ogg (Vorbis, Opus), MP3, AIFF and whatever else it knows; by torchcodec what FFmpeg knows, such
+as AAC. Of what is packed with loss they give other values, and of some files other lengths: which one decodes is said,
+and never guessed.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,17 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.formats.ffmpeg import torchcodec_decoders
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer
 
+BY_TORCHCODEC = "audio:torchcodec"
 _SAMPLE_BYTES = 4
+_WHY_MOST = 300
+_MORE_S = 1.0  # than the limit is asked for: what reaches into it is too long
+_HEAD_BYTES = 4096
+_SHORTER_S = 0.1  # than it says, at most: encoders pad
+_NO_LENGTH = (0, 2**32 - 1)  # what a WAV says of itself that was written to a pipe
 
 
 class Sound(TypedDict):
@@ -50,4 +62,48 @@ def decode_audio(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
                 raise ValueError(f"it says {frames} samples, and has {len(heard)}: it is cut off")
             return {"array": np.ascontiguousarray(heard.T), "rate": int(file.samplerate)}
     except soundfile.LibsndfileError as error:
-        raise ValueError(str(error)[:300]) from error
+        why = str(error)[:_WHY_MOST].rstrip(".")
+        more = f"; {BY_TORCHCODEC!r} knows more kinds" if "not recognised" in why else ""
+        raise ValueError(why + more) from error
+
+
+def decode_audio_by_torchcodec(data: Buffer, limits: Limits = DEFAULTS) -> Sound:
+    """The same by torchcodec; of a file with video its sound.
+
+    Raises:
+        ValueError: it is damaged, of no known kind, or longer than `limits.member_bytes` when it is decoded. FFmpeg
+            conceals much damage: what is shorter than a WAV, FLAC, AIFF, MP4 or MP3 says of itself is an error all the
+            same.
+        OptionError: torchcodec does not load.
+    """
+    decoders = torchcodec_decoders("'audio' is by soundfile")
+    body = bytes(data)
+    try:
+        decoder = decoders.AudioDecoder(body)
+        about = decoder.metadata
+        rate, channels = about.sample_rate, about.num_channels
+        if not rate or not channels:
+            raise ValueError("it does not say how many channels it has, or at which rate")
+        stop_s = limits.member_bytes / (_SAMPLE_BYTES * channels * rate) + (about.begin_stream_seconds_from_header or 0)
+        played = decoder.get_samples_played_in_range(0, stop_s + _MORE_S)
+    except RuntimeError as error:
+        raise ValueError(str(error)[:_WHY_MOST]) from error
+    heard: NDArray[np.float32] = np.ascontiguousarray(played.data.numpy())
+    end_s = played.pts_seconds + heard.shape[1] / rate
+    if heard.nbytes > limits.member_bytes or end_s >= stop_s + _MORE_S / 2:
+        raise ValueError(f"its samples in {channels} channels take over {limits.member_bytes} bytes, the limit")
+    said_s = _said_s(body, about.duration_seconds_from_header)
+    if end_s < said_s - _SHORTER_S:
+        raise ValueError(f"it says {said_s:.3f} s, and has {end_s:.3f}: it is cut off")
+    return {"array": heard, "rate": int(played.sample_rate)}
+
+
+def _said_s(body: bytes, header_s: float | None) -> float:
+    """How long a file says that it is, where that is no guess of FFmpeg's: 0 where it is one."""
+    head = body[:_HEAD_BYTES]
+    if head[:4] == b"RIFF":  # of which FFmpeg takes what there is
+        nbytes = int.from_bytes(head[4:8], "little")
+        if nbytes not in _NO_LENGTH and nbytes + 8 > len(body):
+            raise ValueError(f"it says {nbytes + 8} bytes, and has {len(body)}: it is cut off")
+    is_said = head[:4] in (b"RIFF", b"fLaC", b"FORM") or head[4:8] == b"ftyp" or b"Xing" in head or b"Info" in head
+    return float(header_s or 0) if is_said else 0.0

@@ -20,7 +20,7 @@ from headrace.formats.numpy_files import NpyDecoder, decode_npz, npy_header
 from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text, gunzipped
 from headrace.formats.protobuf import MessageDecoder, is_message_class
 from headrace.formats.scaling import is_size
-from headrace.formats.sounds import decode_audio
+from headrace.formats.sounds import BY_TORCHCODEC, decode_audio, decode_audio_by_torchcodec
 from headrace.types import Buffer
 
 __all__ = ["Decoder", "NpyDecoder", "decoder", "npy_header"]
@@ -74,10 +74,11 @@ def decoder(
         limits: on the pixels of an image, and on what npz and gz unpack to.
         allow_pickle: read pickles, which runs what the data say; only for data of those whom you trust.
         **by_field: for the fields named, instead of what their extension says: one of the names above, or "bytes",
-            "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`),
-            "msgpack", "pt" (what `torch.save` wrote, loaded with `weights_only=True`), "pickle" (if `allow_pickle`), an
-            extension that was registered, a class of protobuf's messages or any other that has `FromString` or
-            `ParseFromString`, or a function of the bytes.
+            "int", "text", "json", "npy", "npz", "audio" (a dict of `array`, `[channels, time] float32`, and `rate`, by
+            soundfile; "audio:torchcodec" is the same by torchcodec), "msgpack", "pt" (what
+            `torch.save` wrote, loaded with `weights_only=True`), "pickle" (if `allow_pickle`), an extension that was
+            registered, a class of protobuf's messages or any other that has `FromString` or `ParseFromString`, or a
+            function of the bytes.
 
     Raises:
         OptionError: there is no such spec, or the size is none; or pickles are asked for, and not allowed.
@@ -204,6 +205,8 @@ class Decoder:
             return _Way(what, partial(decode_npz, limits=self._limits), what)
         if what == "audio":
             return _Way(what, partial(decode_audio, limits=self._limits), what)
+        if what == BY_TORCHCODEC:
+            return _Way(what, partial(decode_audio_by_torchcodec, limits=self._limits), what)
         return _Way(what, _PLAIN[what], what)
 
 

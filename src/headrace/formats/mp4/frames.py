@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import DecodeError, OptionError, StageError, masked
+from headrace.formats.ffmpeg import torchcodec_decoders
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.pieces import Piece, file_of
 from headrace.formats.scaling import scaled
@@ -134,14 +135,7 @@ def _check_size(count: int, width: int, height: int, limits: Limits) -> None:
 
 
 def _by_torchcodec(data: bytes, piece: Piece, limits: Limits) -> Frames:
-    try:
-        decoders = importlib.import_module("torchcodec.decoders")
-    except (ImportError, OSError, RuntimeError) as error:
-        first = str(error).strip().partition("\n")[0][:200]
-        raise OptionError(
-            f"torchcodec does not load ({first}): it needs FFmpeg's shared libraries, and a build for the torch that "
-            "is here, which of PyPI's for a torch without CUDA is torchcodec==0.13.*; decoder='pyav' brings its own"
-        ) from error
+    decoders = torchcodec_decoders("decoder='pyav' brings its own")
     decoder = decoders.VideoDecoder(data, seek_mode="exact", num_ffmpeg_threads=1)
     about = decoder.metadata
     _check_size(len(piece.wanted), about.width, about.height, limits)
