@@ -198,39 +198,40 @@ def test_index_of_pages_that_the_end_holds_takes_no_request_and_else_one(body: b
         assert reads.reads == requests
 
 
-def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_resumed(body: bytes) -> None:
-    url = "memory://pages/some.parquet"
-    memory.put(url, body)
-    data = hr.stream(url, format=hr.Parquet(where=SOME))
-    wanted = {row["n"]: row for row in TABLE.take(KEPT).to_pylist()}
+FEW = TABLE.slice(0, 1500)
+WHERE = [[("n", ">=", 690), ("n", "<", 720)], [("n", "in", [1, 1201])]]
+LEFT = [1, *range(690, 720), 1201]
 
-    def check(samples: Sequence[Any]) -> list[int]:
-        for one in samples:
-            assert {name: plain(one[name]) for name in TABLE.column_names} == wanted[one["n"]]
-            assert one["__key__"] == str(one["n"])
-        return [one["n"] for one in samples]
 
-    assert check(list(data)) == KEPT
-    assert sorted(check(list(data.shuffle(seed=1)))) == KEPT
-    assert sorted(check(list(data.shuffle("global", seed=1)))) == KEPT
-    for shuffled in (data, data.shuffle(seed=1), data.shuffle("global", seed=1)):
-        numbers = shuffled.to_tuple("n")
-        options: Any = {"batch_size": 50, "num_workers": 0}
-        with hr.DataLoader(numbers, **options) as loader:
-            every = [batch[0].tolist() for batch in loader]
-        with hr.DataLoader(numbers, **options) as loader:
-            batches = iter(loader)
-            first = [next(batches)[0].tolist() for _ in range(3)]
-            state = loader.state_dict()
-        with hr.DataLoader(numbers, **options) as loader:
-            loader.load_state_dict(state)
-            assert first + [batch[0].tolist() for batch in loader] == every
-        got = []
-        for rank in range(2):
-            with hr.DataLoader(numbers.epoch(samples=400), rank=rank, world_size=2, **options) as loader:
-                got += [n for batch in loader for n in batch[0].tolist()]
-        assert len(got) == 400
-        assert set(got) <= set(KEPT)
+@pytest.mark.parametrize("by", [None, "window", "global"])
+def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_resumed(by: Any) -> None:
+    url = "memory://pages/few.parquet"
+    memory.put(url, of_table(FEW, row_group_size=700, write_page_index=True, data_page_size=200, write_batch_size=20))
+    data = hr.stream(url, format=hr.Parquet(where=WHERE))
+    data = data if by is None else data.shuffle(by, seed=1)
+    got, wanted = list(data), {row["n"]: row for row in FEW.take(LEFT).to_pylist()}
+    for one in got:
+        assert {name: plain(one[name]) for name in FEW.column_names} == wanted[one["n"]]
+        assert one["__key__"] == str(one["n"])
+    assert sorted(one["n"] for one in got) == LEFT
+    numbers = data.to_tuple("n")
+    options: Any = {"batch_size": 5, "num_workers": 0}
+    with hr.DataLoader(numbers, **options) as loader:
+        every = [batch[0].tolist() for batch in loader]
+    assert by or [n for batch in every for n in batch] == LEFT, "they come as they lie"
+    with hr.DataLoader(numbers, **options) as loader:
+        batches = iter(loader)
+        first = [next(batches)[0].tolist() for _ in range(3)]
+        state = loader.state_dict()
+    with hr.DataLoader(numbers, **options) as loader:
+        loader.load_state_dict(state)
+        assert first + [batch[0].tolist() for batch in loader] == every
+    shared = []
+    for rank in range(2):
+        with hr.DataLoader(numbers.epoch(samples=30), rank=rank, world_size=2, **options) as loader:
+            shared += [n for batch in loader for n in batch[0].tolist()]
+    assert len(shared) == 30
+    assert set(shared) <= set(LEFT)
 
 
 def at_footer(data: bytes) -> dict[int, Any]:
