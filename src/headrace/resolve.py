@@ -177,6 +177,7 @@ class Grouping(Protocol):
         gives_many: by what many samples may come of one, or one of many.
         puts_together: by what samples are put together before batches are made of them.
         prefetch: how much of what comes out is made ahead at most; None: it says nothing.
+        separate: what runs in worker processes alone.
     """
 
     @property
@@ -196,6 +197,9 @@ class Grouping(Protocol):
 
     @property
     def prefetch(self) -> int | None: ...
+
+    @property
+    def separate(self) -> str | None: ...
 
 
 def resolve(loader: Any, pipeline: Grouping) -> Settings:
@@ -234,6 +238,8 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         )
     if pipeline.puts_together is not None and loader.quarantine is not None:
         raise OptionError(f"quarantine= and .{pipeline.puts_together}: which sample of a group failed is not known")
+    if pipeline.separate is not None and (loader.workers == "thread" or not loader.num_workers):
+        raise OptionError(f".{pipeline.separate} has is_separate_process=True: give worker processes, by num_workers")
     use_slots = collate is default_collate and not pipeline.after and not is_extended()
     is_single = pipeline.group is None and batch_size is None and loader.in_order
     most = _prefetch(loader.prefetch_factor, pipeline.prefetch)

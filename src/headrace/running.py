@@ -34,6 +34,9 @@ Decompression and the disk have threads beside them: no call of the user's holds
 running_workers: ContextVar[int] = ContextVar("headrace_running_workers", default=0)
 """How many worker processes the loader has on whose loop we run."""
 
+running_part: ContextVar[tuple[int, int]] = ContextVar("headrace_running_part", default=(1, 0))
+"""(how many ranks share the samples, which of them this is), in what workers do."""
+
 Charges = Callable[[int], Awaitable[None] | None]
 """Has so many bytes counted; gives what to wait for until they may be held, or None where they may be at once."""
 

@@ -30,9 +30,11 @@ class Step:
         is_implied: whether it follows from the source, and nobody wrote it.
         open_many: of the first step, what does it to many samples at once. It gives what became of each, None in the
             places of those that must go through the step, and the bytes that they were; and raises nothing.
+        open_rows: the same of the rows [start, stop) of `headrace.formats.opening.BlockRows`.
         is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
         passed: the operators that a sample has passed, from its source to this one, for errors.
-        open_rows: the same of the rows [start, stop) of `headrace.formats.opening.BlockRows`.
+        is_shardable: whether ranks may each do it to samples of their own.
+        is_separate: whether it runs in worker processes alone.
     """
 
     name: str
@@ -41,9 +43,11 @@ class Step:
     random: bool = False
     is_implied: bool = False
     open_many: Callable[[Sequence[object]], tuple[Sequence[object], int]] | None = None
+    open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
     is_numbered: bool = False
     passed: str = ""
-    open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
+    is_shardable: bool = True
+    is_separate: bool = False
 
     @property
     def keeps_count(self) -> bool:

@@ -32,9 +32,14 @@ class AsyncGivesMany(GivesMany):
         return _listed(await given, self.__qualname__)
 
 
+def gives_async(function: Callable[..., object]) -> bool:
+    """Whether what it gives is waited for: it is a coroutine function, or an asynchronous generator function."""
+    return is_async(function) or _is_async_generator(function)
+
+
 def gives_many(function: Callable[[Any], object]) -> GivesMany:
     """A function that gives many samples for one."""
-    return AsyncGivesMany(function) if is_async(function) or _is_async_generator(function) else GivesMany(function)
+    return AsyncGivesMany(function) if gives_async(function) else GivesMany(function)
 
 
 class Unbatch:

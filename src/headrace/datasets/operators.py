@@ -185,6 +185,7 @@ class GroupOperator(Operator):
         makes_batches: whether what it makes is what a loader delivers.
         without_short: the same without a short last batch; None: there is no such thing.
         packing: how documents are packed in lanes, if it does that.
+        is_shardable: whether ranks may each do it to samples of their own.
     """
 
     name: str
@@ -194,6 +195,7 @@ class GroupOperator(Operator):
     makes_batches: bool = False
     without_short: GroupOperator | None = None
     packing: LanePacking | None = None
+    is_shardable: bool = True
 
     @property
     def text(self) -> str:

@@ -89,7 +89,26 @@ class Pipeline:
             return self.numbered.name
         if self.delivering.is_everywhere:
             return "on_every_rank()"
+        if self.unshardable is not None:
+            return self.unshardable
         return None if self.delivering.prefetch is None else f"prefetch({self.delivering.prefetch})"
+
+    @property
+    def unshardable(self) -> str | None:
+        """The first operator that ranks may not each do to samples of their own."""
+        groups = [one.grouping for one in self.regroups if one.grouping is not None and not one.grouping.is_shardable]
+        return next(
+            (step.name for step in self._all_steps if not step.is_shardable), groups[0].text if groups else None
+        )
+
+    @property
+    def separate(self) -> str | None:
+        """The first operator that runs in worker processes alone."""
+        return next((step.name for step in self._all_steps if step.is_separate), None)
+
+    @property
+    def _all_steps(self) -> tuple[Step, ...]:
+        return (*self.steps, *(step for regroup in self.regroups for step in regroup.steps), *self.after)
 
     @property
     def prefetch(self) -> int | None:

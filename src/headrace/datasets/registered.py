@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from headrace.datasets.choosing import ComputedNumbers
-from headrace.datasets.many import gives_many
+from headrace.datasets.many import gives_async, gives_many
 from headrace.datasets.operators import EachSample, GroupOperator, Operator
+from headrace.datasets.prepared import AsyncManyPrepared, AsyncPrepared, CalledInThread, Prepared
 from headrace.errors import OptionError
 from headrace.functions import checked, is_async, name_of
 from headrace.tasks import Step
@@ -32,16 +33,39 @@ class SampleOp:
             "many": it gives a list of samples, or another iterable, which may be empty.
         random: set the random number generators from (seed, epoch, position) before each call; False saves some
             microseconds where `fn` draws none.
+        is_shardable: whether ranks may each run it over samples of their own. With False several ranks are refused.
+        sharding_settings: called as `sharding_settings(count, index)` in each process that runs `fn`, before its first
+            sample, with how many ranks share the samples, and which of them this is. `fn` is a plain function then.
+        is_separate_process: True: it runs in worker processes alone, and a loader without any is refused. False: in
+            the loader's own process, a plain function in a thread. None: as its colour says.
+        lazy_init: called once in each process of a loader that runs `fn`, before its first sample. What it gives is
+            the second argument of `fn` there. It is never sent anywhere, so it may be a connection, or a model.
     """
 
-    fn: Callable[[Any], Any]
+    fn: Callable[..., Any]
     yields: Literal["one", "at most one", "many"] = "one"
     random: bool = True
+    is_shardable: bool = True
+    sharding_settings: Callable[[int, int], object] | None = None
+    is_separate_process: bool | None = None
+    lazy_init: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         if self.yields not in _KINDS:
             raise OptionError(f"SampleOp(yields={self.yields!r}): one of {', '.join(map(repr, _KINDS))} is meant")
-        checked(self.fn, "SampleOp")
+        is_on_loop = gives_async(checked(self.fn, "SampleOp"))
+        for name in ("sharding_settings", "lazy_init"):
+            hook = getattr(self, name)
+            if hook is not None and is_async(checked(hook, f"SampleOp: {name}=")):
+                raise OptionError(f"SampleOp({name}={name_of(hook)}): a plain function is needed, and no `async def`")
+        if is_on_loop and (self.is_separate_process or self.sharding_settings is not None):
+            name = "is_separate_process=True" if self.is_separate_process else "sharding_settings"
+            raise OptionError(
+                f"SampleOp({name}): {name_of(self.fn)} is an `async def`, which runs on the loader's event loop: a "
+                "plain function is needed"
+            )
+        if self.is_separate_process is False and self.sharding_settings is not None:
+            raise OptionError("SampleOp(sharding_settings=…) is for what workers run: leave is_separate_process out")
 
     @property
     def where(self) -> Literal["loop", "worker"]:
@@ -50,8 +74,20 @@ class SampleOp:
 
     def operator(self, name: str) -> EachSample:
         """What this is in a stream, under the name that errors, reports and states give it."""
-        fn = gives_many(self.fn) if self.yields == "many" else self.fn
-        return EachSample(Step(name, _KINDS[self.yields], fn, self.random))
+        fn: Any = self._prepared
+        fn = gives_many(fn) if self.yields == "many" else fn
+        if self.is_separate_process is False and not is_async(fn):
+            fn = CalledInThread(fn)
+        step = Step(name, _KINDS[self.yields], fn, self.random, is_shardable=self.is_shardable)
+        return EachSample(replace(step, is_separate=self.is_separate_process is True))
+
+    @property
+    def _prepared(self) -> Callable[[Any], Any]:
+        """The function of a sample alone."""
+        if self.lazy_init is None and self.sharding_settings is None and not self.is_separate_process:
+            return self.fn
+        kind = AsyncPrepared if is_async(self.fn) else AsyncManyPrepared if gives_async(self.fn) else Prepared
+        return kind(self.fn, self.lazy_init, self.sharding_settings, is_separate=self.is_separate_process is True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +100,13 @@ class BatchOp:
         measure: gives a whole number of a sample, such as its length, in a worker; None: it is 1. Of a sample that
             failed it is 0.
         collate: makes one of the group's samples, which it gets as a list, in a worker. By default the list is it.
+        is_shardable: whether ranks may each put samples of their own together. With False several ranks are refused.
     """
 
     batcher: Callable[[], Batcher]
     measure: Callable[[Any], int] | None = None
     collate: Callable[[list[Any]], Any] = list
+    is_shardable: bool = True
 
     def __post_init__(self) -> None:
         for name, function in (("batcher", self.batcher), ("measure", self.measure or len), ("collate", self.collate)):
@@ -79,7 +117,7 @@ class BatchOp:
 
     def operator(self, name: str) -> GroupOperator:
         """What this is in a stream, under the name that errors, reports and states give it."""
-        return GroupOperator(name, self.batcher, self.measure, self.collate)
+        return GroupOperator(name, self.batcher, self.measure, self.collate, is_shardable=self.is_shardable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

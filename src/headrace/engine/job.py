@@ -19,19 +19,21 @@ class Job:
         planning: the orders of the epochs; None: the samples have no numbers.
         asks: whether `on_error` is a function: it belongs to the trainer, may refer to all that is there, and is asked
             by `headrace.engine.calls.TrainerCalls`.
+        part: how many ranks share the samples, and which of them this is.
     """
 
     pipeline: Pipeline
     settings: Settings
     planning: Planning | None
     asks: bool
+    part: tuple[int, int] = (1, 0)
 
     @staticmethod
-    def of(pipeline: Pipeline, settings: Settings, planning: Planning | None) -> Job:
+    def of(pipeline: Pipeline, settings: Settings, planning: Planning | None, part: tuple[int, int] = (1, 0)) -> Job:
         """The job of a loader."""
         pipeline = pipeline if planning is None else planning.pipeline  # as good, and then there is one of them
         skips = settings.skips
         if skips is None or skips.decide is None:
-            return Job(pipeline=pipeline, settings=settings, planning=planning, asks=False)
+            return Job(pipeline=pipeline, settings=settings, planning=planning, asks=False, part=part)
         settings = replace(settings, skips=replace(skips, decide=None))
-        return Job(pipeline=pipeline, settings=settings, planning=planning, asks=True)
+        return Job(pipeline=pipeline, settings=settings, planning=planning, asks=True, part=part)

@@ -30,6 +30,11 @@ def divided(stream: Stream, world: int) -> Stream:
     """
     stream = _shared(stream, world)
     pipeline = stream.pipeline()
+    if pipeline.unshardable is not None:
+        raise OptionError(
+            f".{pipeline.unshardable} has is_shardable=False: it must see all samples, and {world} ranks would each "
+            f"give it some of them; {_ALL}"
+        )
     if pipeline.numbered is not None and not has_numbers(pipeline, world):
         raise OptionError(
             f".{pipeline.numbered.name} of {stream!r}: {world} ranks read samples of their own, and none of them knows "

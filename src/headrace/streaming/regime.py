@@ -295,7 +295,8 @@ class Streaming:
         """Have the engine know what it is to do, where that has become something else."""
         stream, planning = self._next.stream, self._next.planning
         if self._hosted is None or self._hosted[0] is not stream or self._hosted[1] is not planning:
-            self._host.take(Job.of(stream.pipeline(), self._settings, planning))
+            ranks = self._next.ranks or Ranks()
+            self._host.take(Job.of(stream.pipeline(), self._settings, planning, (ranks.world, ranks.rank)))
             self._hosted = stream, planning
 
 

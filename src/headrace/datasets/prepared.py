@@ -1,0 +1,104 @@
+"""Functions of operators that need something in each process before their first sample."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio.to_thread
+
+from headrace.errors import OptionError
+from headrace.functions import name_of
+from headrace.running import running_part, running_threads
+
+_NOTHING = object()
+
+
+class Prepared:
+    """A function that is prepared once in each process that calls it; it travels to others as if it never had been.
+
+    Args:
+        function: of a sample, and of what `lazy_init` gave, if that is there.
+        lazy_init: makes what belongs to a process.
+        sharding_settings: told of how many ranks this is which one.
+        is_separate: whether it is never to run in the process that has made it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        lazy_init: Callable[[], object] | None,
+        sharding_settings: Callable[[int, int], object] | None,
+        *,
+        is_separate: bool,
+    ) -> None:
+        self.function, self._lazy_init, self._sharding_settings = function, lazy_init, sharding_settings
+        self._home = os.getpid() if is_separate else None
+        self.__qualname__ = name_of(function)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock, self._made, self._part = threading.Lock(), _NOTHING, (0, 0)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_made", "_part")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, sample: object) -> Any:
+        return self.function(sample, *self._ready())
+
+    def _ready(self) -> tuple[object, ...]:
+        """What the function gets besides the sample."""
+        if self._home == os.getpid():
+            raise OptionError(
+                f"{self.__qualname__} has is_separate_process=True, and this is the loader's own process: give the "
+                "loader worker processes, by num_workers"
+            )
+        part = running_part.get()
+        if self._sharding_settings is not None and part != self._part:
+            with self._lock:
+                if part != self._part:
+                    self._sharding_settings(*part)
+                    self._part = part
+        if self._lazy_init is None:
+            return ()
+        if self._made is _NOTHING:
+            with self._lock:
+                if self._made is _NOTHING:
+                    self._made = self._lazy_init()
+        return (self._made,)
+
+
+class AsyncPrepared(Prepared):
+    """The same for a coroutine function."""
+
+    async def __call__(self, sample: object) -> Any:
+        return await self.function(sample, *self._ready())
+
+
+class AsyncManyPrepared(Prepared):
+    """The same for an asynchronous generator function."""
+
+    async def __call__(self, sample: object) -> AsyncIterator[object]:
+        async for part in self.function(sample, *self._ready()):
+            yield part
+
+
+class CalledInThread:
+    """A plain function as a coroutine function: it runs in a thread of the loader's process.
+
+    Args:
+        function: of a sample.
+    """
+
+    def __init__(self, function: Callable[[object], object]) -> None:
+        self.function = function
+        self.__qualname__ = name_of(function)
+
+    async def __call__(self, sample: object) -> object:
+        return await anyio.to_thread.run_sync(self.function, sample, limiter=running_threads.get())

@@ -1,0 +1,185 @@
+"""What operators that others have written are told, and get, in each process that runs them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import headrace as hr
+
+
+class Told:
+    """What a process was told, in the order in which it was: it is made anew in each."""
+
+    calls: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, *what: Any) -> None:
+        cls.calls = (*cls.calls, what)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> None:
+    Told.calls = ()
+
+
+class Connection:
+    """What cannot be sent anywhere."""
+
+    def __init__(self) -> None:
+        self.lock, self.pid = threading.Lock(), os.getpid()
+        Told.of("made")
+
+
+def with_connection(sample: int, connection: Connection) -> tuple[int, int, tuple[Any, ...]]:
+    assert connection.pid == os.getpid()
+    return sample, connection.pid, Told.calls
+
+
+def kept(sample: int, connection: Connection) -> bool:
+    return connection.pid == os.getpid() and sample % 2 == 0
+
+
+def many(sample: int, connection: Connection) -> Iterator[int]:
+    yield from [sample, connection.pid]
+
+
+async def later(sample: int, connection: Connection) -> tuple[int, int, tuple[Any, ...]]:
+    return with_connection(sample, connection)
+
+
+async def many_later(sample: int, connection: Connection) -> AsyncIterator[int]:
+    yield sample
+    yield connection.pid
+
+
+def seen(sample: int) -> tuple[int, int, tuple[Any, ...]]:
+    return sample, os.getpid(), Told.calls
+
+
+def op(**settings: Any) -> Any:
+    """A stream's operator, as `apply_op` would put it there."""
+
+    def applied(data: Any) -> Any:
+        hr.register_operator("hooked", lambda: hr.SampleOp(**settings))
+        return data.apply_op("hooked")
+
+    return applied
+
+
+def given(data: Any, **options: Any) -> list[Any]:
+    with hr.DataLoader(data, **{"batch_size": None, "collate_fn": lambda sample: sample, **options}) as loader:
+        return list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("fn", [with_connection, later])
+def test_lazy_init_runs_once_in_each_process_before_its_first_sample(fn: Any, workers: int) -> None:
+    got = given(op(fn=fn, lazy_init=Connection)(hr.from_map(range(40))), num_workers=workers)
+    assert [number for number, *_ in got] == list(range(40))
+    assert {calls for *_, calls in got} == {(("made",),)}
+    is_here = workers == 0 or fn is later
+    assert ({pid for _, pid, _ in got} == {os.getpid()}) == is_here
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_lazy_init_serves_functions_that_leave_samples_out_or_give_many(workers: int) -> None:
+    data = hr.from_map(range(6))
+    assert given(op(fn=kept, lazy_init=Connection, yields="at most one")(data), num_workers=workers) == [0, 2, 4]
+    for fn in (many, many_later):
+        got = given(op(fn=fn, lazy_init=Connection, yields="many")(data), num_workers=workers)
+        assert got[::2] == list(range(6))
+        assert (got[1] == os.getpid()) == (workers == 0 or fn is many_later)
+
+
+def test_lazy_init_that_fails_fails_the_sample_and_is_tried_again_for_the_next() -> None:
+    attempts = []
+
+    def fails_once() -> str:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise ConnectionError("not yet")
+        return "there"
+
+    data = op(fn=lambda sample, made: (sample, made), lazy_init=fails_once)(hr.from_map(range(3)))
+    with hr.DataLoader(data, batch_size=None, collate_fn=list, on_error="skip") as loader:
+        assert list(loader) == [[1, "there"], [2, "there"]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_sharding_settings_are_told_before_the_first_sample(workers: int, rank: int) -> None:
+    settings = functools.partial(Told.of, "part")
+    data = op(fn=seen, sharding_settings=settings)(hr.from_map(range(6)))
+    got = given(data, num_workers=workers, rank=rank, world_size=3)
+    assert [number for number, *_ in got] == [rank, rank + 3]
+    assert {calls for *_, calls in got} == {(("part", 3, rank),)}
+    Told.calls = ()
+    assert {calls for *_, calls in given(data, num_workers=workers)} == {(("part", 1, 0),)}
+
+
+def test_sharding_settings_come_before_lazy_init_also_for_an_input_of_several() -> None:
+    hooked = op(fn=with_connection, sharding_settings=functools.partial(Told.of, "part"), lazy_init=Connection)
+    data = hr.from_map(range(4)).zip(hooked(hr.from_map(range(4))))
+    got = given(data, rank=1, world_size=2)
+    assert [number for number, _ in got] == [1, 3]
+    assert {calls for _, (*_, calls) in got} == {(("part", 2, 1), ("made",))}
+
+
+def test_what_is_not_shardable_is_refused_on_several_ranks() -> None:
+    data = op(fn=seen, is_shardable=False)(hr.from_map(range(4)))
+    with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_shardable=False: .* 2 ranks"):
+        given(data, rank=0, world_size=2)
+    assert len(given(data)) == len(given(data.on_every_rank(), rank=0, world_size=2)) == 4
+    assert len(given(data, rank=0, world_size=2, shard=False)) == 4
+    with pytest.raises(hr.OptionError, match=r"hooked\(\) of input 1 of \.zip\(\)"):
+        hr.from_map(range(4)).zip(data)
+
+    class Twos:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def offer(self, measure: int) -> Any:
+            self.count += 1
+            return range(2) if self.count == 2 else None
+
+        def end(self) -> Any:
+            return None
+
+    hr.register_operator("twos", lambda: hr.BatchOp(batcher=Twos, is_shardable=False))
+    with pytest.raises(hr.OptionError, match=r"\.twos\(\) has is_shardable=False"):
+        given(hr.from_map(range(4)).apply_op("twos").epoch(samples=2), rank=0, world_size=2)
+    assert given(hr.from_map(range(4)).apply_op("twos")) == [[0, 1], [2, 3]]
+
+
+def test_is_separate_process_says_where_it_runs() -> None:
+    data = hr.from_map(range(4))
+    assert {pid for _, pid, _ in given(op(fn=seen, is_separate_process=False)(data), num_workers=1)} == {os.getpid()}
+    separate = op(fn=seen, is_separate_process=True)(data)
+    assert os.getpid() not in {pid for _, pid, _ in given(separate, num_workers=1)}
+    for options in ({}, {"num_workers": 2, "workers": "thread"}):
+        with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_separate_process=True"):
+            given(separate, **options)
+    with pytest.raises(hr.OptionError, match="seen has is_separate_process=True"):
+        given(data.zip(separate))
+    assert "hooked()  [event loop]" in op(fn=seen, is_separate_process=False)(data).describe()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"fn": later, "is_separate_process": True}, r"is_separate_process=True\): later is an `async def`"),
+        ({"fn": later, "sharding_settings": print}, r"sharding_settings\): later is an `async def`"),
+        ({"fn": seen, "sharding_settings": print, "is_separate_process": False}, "for what workers run"),
+        ({"fn": seen, "lazy_init": later}, r"lazy_init=later\): a plain function is needed"),
+        ({"fn": seen, "lazy_init": 3}, "a function is needed"),
+    ],
+)
+def test_hooks_that_could_not_be_kept_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(hr.OptionError, match=says):
+        hr.SampleOp(**settings)
