@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from headrace.failures import PackedError
 from headrace.lanes import LaneProgress
@@ -74,7 +74,7 @@ class ChunkDelivery:
 
     segment: int
     outcomes: Sequence[tuple[int, ...] | RaisedError]
-    after: Sequence[ProgressDelta]
+    after: Afters
     late: ProgressDelta | None = None
 
 
@@ -106,23 +106,46 @@ class ProgressDelta:
     lanes: LaneProgress | None = None
 
 
-class AfterEach(Sequence[ProgressDelta]):
-    """What a state says after each of some samples that follow one another, where none is left out.
+class Afters(Protocol):
+    """What a state says after each of some batches that follow one another."""
 
-    Args:
-        start: the position of the first.
+    def __len__(self) -> int: ...
+
+    def said(self, start: int, stop: int) -> Sequence[ProgressDelta]:
+        """What it says once those in [start, stop) of them have been received, besides what it said before."""
+        ...
+
+
+class AfterThese(tuple[ProgressDelta, ...]):
+    """It is said of each."""
+
+    __slots__ = ()
+
+    def said(self, start: int, stop: int) -> Sequence[ProgressDelta]:
+        return self[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class AfterEach:
+    """Each is one sample, and none is left out: to say it of some of them at once takes no longer than of one.
+
+    Attributes:
+        first: the number of the first.
         count: how many.
         skipped: see `ProgressDelta`.
+        marks: the mark behind each; empty: they have none.
     """
 
-    __slots__ = ("_skipped", "_start", "_stop")
-
-    def __init__(self, start: int, count: int, skipped: tuple[int, int]) -> None:
-        self._start, self._stop, self._skipped = start, start + count, skipped
+    first: int
+    count: int
+    skipped: tuple[int, int]
+    marks: Sequence[object] = ()
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return self.count
 
-    def __getitem__(self, index: Any) -> Any:
-        at = range(self._start, self._stop)[index]
-        return ProgressDelta(((at, at + 1),), None, self._skipped, 1)
+    def said(self, start: int, stop: int) -> Sequence[ProgressDelta]:
+        if start == stop:
+            return ()
+        mark = self.marks[stop - 1] if self.marks else None
+        return (ProgressDelta(((self.first + start, self.first + stop),), mark, self.skipped, stop - start),)

@@ -383,7 +383,8 @@ class ByHand:
         """(its number, a sample of those that came together, or the exception in its place)."""
         arrived = self.opened.popleft()
         assert arrived.after is not None
-        self.used += arrived.after.used  # with those before it that were left out
+        (said,) = arrived.after.said(arrived.number, arrived.number + 1)
+        self.used += said.used  # with those before it that were left out
         try:
             return self.used - 1, arrived.open()
         except Exception as error:

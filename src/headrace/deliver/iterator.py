@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -220,12 +219,14 @@ class BatchIterator(Generic[B]):
 
     def _next(self) -> B:
         with self._lock:
-            self._begin()
+            if self.before is not None:
+                self._begin()
             began = time.perf_counter()
             while True:
-                with contextlib.suppress(anyio.WouldBlock):
+                try:
                     return self._take(began)
-                self._receiver.request()
+                except anyio.WouldBlock:
+                    self._receiver.request()
                 if not is_readable(self._awaited(), self._timeout_s or None):
                     raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds")
 
@@ -248,7 +249,8 @@ class BatchIterator(Generic[B]):
             self._over(self)
         now = time.perf_counter()
         self._meters.count_next(arrived.samples, now - began, None if self._left is None else began - self._left)
-        made, failure = None, None
+        made: Any = None
+        failure: Exception | None = None
         try:
             made = batch()
         except Exception as error:
@@ -264,6 +266,10 @@ class BatchIterator(Generic[B]):
             raise anyio.WouldBlock
         if self._is_peeking:
             self._peeked.append((made, failure, arrived))  # an error is told again, in its place
+        elif failure is None:
+            self._given(arrived)
+            given: B = made
+            return given
         return self._taken(made, failure, arrived)
 
     def _taken(self, made: Any, failure: Exception | None, arrived: Arrived) -> B:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, NoReturn
 
 from headrace.deliver.slabs import Views
-from headrace.delivery import ChunkDelivery, Delivery, ProgressDelta, RaisedError
+from headrace.delivery import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.errors import LoaderClosedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.errors import unpack_error
@@ -25,13 +25,16 @@ class Arrived(NamedTuple):
     Attributes:
         open: gives it, or raises the exception in its place.
         samples: how many it has.
-        after, late: see `headrace.delivery.Delivery`.
+        after: what a state says once it has been received, and others of its message; None where nobody asks.
+        number: which one of those it is.
+        late: see `headrace.delivery.Delivery`.
     """
 
     open: Callable[[], object]
     samples: int
-    after: ProgressDelta | None
-    late: ProgressDelta | None
+    after: Afters | None
+    number: int = 0
+    late: ProgressDelta | None = None
 
 
 class BatchOpener:
@@ -48,17 +51,19 @@ class BatchOpener:
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         """The batches of a message, one by one."""
         if isinstance(message, Delivery):
-            return (Arrived(partial(self.open, message), message.count, message.after, message.late),)
+            after = None if message.after is None else AfterThese((message.after,))
+            return (Arrived(partial(self.open, message), message.count, after, 0, message.late),)
         sizes = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
         samples: Iterator[Callable[[], object]]
         try:  # now: a place is not held until its last sample is asked for, nor as long as any of them is alive
             samples = unpack_each(self._views.copied(message.segment, each_size(sizes)) if sizes else b"", sizes)
         except LoaderClosedError as error:
             samples = itertools.repeat(partial(_raise_again, error))
+        assert len(message.after) == len(message.outcomes)
         late, arrived = message.late, list[Arrived]()
-        for outcome, after in zip(message.outcomes, message.after, strict=True):
+        for number, outcome in enumerate(message.outcomes):
             open_one = partial(_raise, outcome) if type(outcome) is RaisedError else next(samples)
-            arrived.append(Arrived(open_one, 1, after, late))
+            arrived.append(Arrived(open_one, 1, message.after, number, late))
             late = None
         return arrived
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.deliver.opening import Arrived
-from headrace.delivery import ProgressDelta
+from headrace.delivery import Afters, AfterThese, ProgressDelta
 from headrace.errors import OptionError
 from headrace.lanes import LaneProgress
 from headrace.types import Ranges
@@ -49,6 +49,9 @@ class ProgressSnapshot:
 class Progress:
     """The trainer's way through one epoch; asked from any thread.
 
+    What a state says is made when it is asked for: of samples that come one by one, that would take longer than all
+    else that is done to them here.
+
     Args:
         begin: how it stands at first.
         save: makes a state of it.
@@ -57,15 +60,16 @@ class Progress:
     def __init__(self, begin: ProgressSnapshot, save: Callable[[ProgressSnapshot], dict[str, object]]) -> None:
         self._save = save
         self._lock = threading.Lock()
-        self._steps = deque([begin], maxlen=_REMEMBERED + 1)
-        self._failed: tuple[ProgressDelta | None, int] | None = None
+        self._last = _Stretch(begin)
+        self._stretches = deque([self._last])
+        self._failed: Arrived | None = None
         self.is_live = True
 
     @property
     def received(self) -> ProgressSnapshot:
         """What has been received so far."""
         with self._lock:
-            return self._steps[-1]
+            return self._last.end
 
     def state(self, batches: int | None = None, *, is_over: bool = False) -> dict[str, object]:
         """The state after what was received so far, or after so many batches of the epoch.
@@ -78,26 +82,26 @@ class Progress:
             OptionError: that is too long ago, or still to come.
         """
         with self._lock:
-            steps = [step for step in self._steps if batches is None or (step.batches == batches and not step.is_over)]
-            if not steps:
-                first, last = self._steps[0].batches, self._steps[-1].batches
-                raise OptionError(f"state_dict(batches={batches}): states after {first} to {last} batches are known")
-            step = steps[-1]
+            step = self._last.end if batches is None else self._step(batches)
         return self._save(replace(step, is_over=True) if is_over else step)
 
     def receive(self, batch: Arrived) -> None:
         """A batch is given to the trainer."""
         with self._lock:
-            self._pass_failed()
-            self._amend(batch.late)
-            self._add(batch.after, batch.samples)
+            last = self._last
+            if batch.after is last.after and batch.number == last.stop and batch.samples == last.samples:
+                last.stop += 1  # nothing failed before it: that would be a stretch without samples
+            else:
+                self._pass_failed()
+                self._amend(batch.late)
+                self._add(batch, batch.samples)
 
     def fail(self, batch: Arrived) -> None:
         """An error is raised in the place of a batch, which is used up once the next one is asked for."""
         with self._lock:
             self._pass_failed()
             self._amend(batch.late)
-            self._failed = batch.after, 0
+            self._failed = batch
 
     def ask(self) -> None:
         """The next batch is asked for."""
@@ -109,23 +113,67 @@ class Progress:
         """The epoch is over, and the trainer was told so."""
         with self._lock:
             self._pass_failed()
-            self._steps.append(replace(self._steps[-1], is_over=True))
+            self._begin(_Stretch(replace(self._last.end, is_over=True)))
+
+    def _step(self, batches: int) -> ProgressSnapshot:
+        last = self._last.end.batches
+        first = max(self._stretches[0].before.batches, last - _REMEMBERED)
+        for stretch in reversed(self._stretches if first <= batches <= last else ()):
+            before = stretch.before
+            if before.batches <= batches and not before.is_over:
+                return stretch.after_first(batches - before.batches)
+        raise OptionError(f"state_dict(batches={batches}): states after {first} to {last} batches are known")
 
     def _pass_failed(self) -> None:
         failed, self._failed = self._failed, None
         if failed is not None:
-            self._add(*failed)
+            self._add(failed, 0)
 
-    def _add(self, after: ProgressDelta | None, samples: int) -> None:
-        if after is not None:
-            last = self._steps[-1]
-            self._steps.append(
-                _with_more(replace(last, batches=last.batches + 1, samples=last.samples + samples), after)
-            )
+    def _add(self, batch: Arrived, samples: int) -> None:
+        if batch.after is not None:
+            self._begin(_Stretch(self._last.end, batch.after, batch.number, batch.number + 1, samples))
 
     def _amend(self, late: ProgressDelta | None) -> None:
         if late is not None:
-            self._steps[-1] = _with_more(self._steps[-1], late)
+            self._begin(_Stretch(_with_more(self._last.end, late)))
+
+    def _begin(self, stretch: _Stretch) -> None:
+        self._last = stretch
+        self._stretches.append(stretch)
+        least = stretch.before.batches - _REMEMBERED
+        while len(self._stretches) > 1 and self._stretches[1].before.batches <= least:
+            self._stretches.popleft()
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Batches that were received one after the other, of which one message tells.
+
+    Attributes:
+        before: how it stood before them.
+        after: what that message says.
+        start, stop: which of the batches that it tells of they are.
+        samples: of each.
+    """
+
+    before: ProgressSnapshot
+    after: Afters = field(default_factory=AfterThese)
+    start: int = 0
+    stop: int = 0
+    samples: int = 0
+
+    @property
+    def end(self) -> ProgressSnapshot:
+        """How it stands after them."""
+        return self.after_first(self.stop - self.start)
+
+    def after_first(self, count: int) -> ProgressSnapshot:
+        """How it stood after the first so many."""
+        received = self.before
+        for delta in self.after.said(self.start, self.start + count):
+            received = _with_more(received, delta)
+        batches, samples = received.batches + count, received.samples + count * self.samples
+        return replace(received, batches=batches, samples=samples) if count else received
 
 
 def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnapshot:

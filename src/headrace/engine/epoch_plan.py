@@ -162,8 +162,8 @@ class EpochPlan:
             run = lanes
             return LaneMap(lambda start, stop: as_numbers(run.positions(start, stop)), kept_from, run)
         if mark is not None:
-            ask = mark
-            mark = lambda number: ask(_original(number, self._done))
+            ask, done = mark, self._done
+            mark = (lambda number: ask(_original(number, done))) if done else ask
         is_limited = any(level.limit is not None for level in self.levels[:-1])
         return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited)
 

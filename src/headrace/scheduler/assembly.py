@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from anyio.abc import TaskGroup
@@ -10,39 +9,26 @@ from anyio.abc import TaskGroup
 from headrace.delivery import Delivery
 from headrace.failures import PackedError
 from headrace.parts import Part
-from headrace.protocols import Sender
 from headrace.scheduler.batch import BatchState, OpenBatch
 from headrace.scheduler.batch_work import BatchWork
-from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.scheduler.wiring import Outlet
 
 
 class Assembly:
     """The batches of one epoch.
 
     Args:
-        spec: the epoch.
-        resources: what it runs on.
-        dispatch: has tasks worked on.
-        sender: where batches go; its credits say how many may be begun.
-        moved: called when the oldest batch is another one.
-        finished: called when the last batch of the epoch was delivered.
+        outlet: by what they leave it.
     """
 
-    def __init__(
-        self,
-        spec: EpochSpec,
-        resources: Resources,
-        dispatch: Dispatch,
-        sender: Sender,
-        moved: Callable[[], None],
-        finished: Callable[[], None],
-    ) -> None:
+    def __init__(self, outlet: Outlet) -> None:
+        spec, resources = outlet.spec, outlet.resources
         self._spec, self._learned, self._boundaries = spec.batches, spec.learned, spec.boundaries
-        self._dispatch, self._slabs, self._budget = dispatch, resources.slabs, resources.budget
-        self._sender, self._meters = sender, resources.meters
-        self._moved, self._finished, self._position_map, self._skips = moved, finished, spec.position_map, spec.skips
+        self._dispatch, self._slabs, self._budget = outlet.dispatch, resources.slabs, resources.budget
+        self._sender, self._meters = outlet.sender, resources.meters
+        self._moved, self._finished = outlet.moved, outlet.finished
+        self._position_map, self._skips = spec.position_map, spec.skips
         self._batches: dict[int, OpenBatch] = {}
         self._pile = Pile()  # samples of batches that may not be begun yet
         self._empty: set[int] = set()  # such batches that have none
@@ -51,8 +37,8 @@ class Assembly:
         self._next_delivery = 0
         self._not_sent = 0  # batches that were due, and of which no sample was left
         self._count: int | None = None  # samples of the epoch, once all of them have been added
-        self._work = BatchWork(spec, resources, dispatch, self)
-        sender.on_credit(self._on_credit)
+        self._work = BatchWork(spec, resources, outlet.dispatch, self)
+        outlet.sender.on_credit(self._on_credit)
         self._admit()
 
     @property

@@ -26,7 +26,7 @@ from headrace.scheduler.lane_level import LEFT_OUT_LEAST, LaneLevel
 from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.one_by_one import OneByOne
 from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
-from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.scheduler.wiring import EpochSpec, Outlet, Resources
 from headrace.tasks import Finish, Task
 
 
@@ -49,9 +49,8 @@ class Epoch:
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
         kind = OneByOne if spec.batches.together > 1 else Assembly
-        self._assembly: Assembly | OneByOne = kind(
-            spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery
-        )
+        outlet = Outlet(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
+        self._assembly: Assembly | OneByOne = kind(outlet)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = self._made_levels(spec)
         self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level

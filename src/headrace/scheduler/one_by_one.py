@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
 from anyio.abc import TaskGroup
 
-from headrace.delivery import ChunkDelivery, Delivery, ProgressDelta, RaisedError
+from headrace.delivery import Afters, AfterThese, ChunkDelivery, Delivery, ProgressDelta, RaisedError
 from headrace.failures import PackedError
 from headrace.memory import Lease
 from headrace.parts import Part
-from headrace.protocols import Sender
-from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.pace import Pace
 from headrace.scheduler.pile import Pile
-from headrace.scheduler.wiring import EpochSpec, Resources
+from headrace.scheduler.wiring import Outlet
 from headrace.tasks import Finish, Reply, Task
 
 
@@ -31,27 +29,16 @@ class OneByOne:
     becomes of each sample, and what a state says after it, is told as if it had come alone.
 
     Args:
-        spec: the epoch.
-        resources: what it runs on.
-        dispatch: has tasks worked on.
-        sender: where samples go; its credits say how many chunks may be begun.
-        moved: called when the oldest sample is another one.
-        finished: called when the last sample of the epoch was delivered.
+        outlet: by what they leave it.
     """
 
-    def __init__(
-        self,
-        spec: EpochSpec,
-        resources: Resources,
-        dispatch: Dispatch,
-        sender: Sender,
-        moved: Callable[[], None],
-        finished: Callable[[], None],
-    ) -> None:
+    def __init__(self, outlet: Outlet) -> None:
+        spec, resources = outlet.spec, outlet.resources
         self._spec, self._learned, self._key, self._boundaries = spec.batches, spec.learned, spec.key, spec.boundaries
-        self._dispatch, self._slabs, self._budget = dispatch, resources.slabs, resources.budget
-        self._sender, self._meters = sender, resources.meters
-        self._moved, self._finished, self._position_map, self._skips = moved, finished, spec.position_map, spec.skips
+        self._dispatch, self._slabs, self._budget = outlet.dispatch, resources.slabs, resources.budget
+        self._sender, self._meters = outlet.sender, resources.meters
+        self._moved, self._finished = outlet.moved, outlet.finished
+        self._position_map, self._skips = spec.position_map, spec.skips
         self._pace = Pace(spec.batches.together)
         self._pile = Pile()  # samples that are in no chunk yet
         self._chunks: deque[_Chunk] = deque()  # those that were not sent, one behind the other
@@ -59,7 +46,7 @@ class OneByOne:
         self._sent = 0  # messages
         self._count: int | None = None  # samples of the epoch, once all of them have been added
         self._group: TaskGroup | None = None
-        sender.on_credit(self._advance)
+        outlet.sender.on_credit(self._advance)
 
     @property
     def granted(self) -> int:
@@ -204,7 +191,7 @@ class OneByOne:
         skips, position_map = self._skips, self._position_map
         late = position_map.late(self._boundaries, self._skipped)
         outcomes: Sequence[tuple[int, ...] | RaisedError] = chunk.sizes
-        after: Sequence[ProgressDelta] | None = None
+        after: Afters | None = None
         if not chunk.errors:
             if skips is not None:
                 skips.rule(tuple, chunk.count, {})
@@ -224,7 +211,7 @@ class OneByOne:
         self._sender.send(_message(chunk, segment, outcomes, after, late))
         self._dispatch.has_begun = True
 
-    def _each(self, chunk: _Chunk) -> tuple[list[tuple[int, ...] | RaisedError], list[ProgressDelta]]:
+    def _each(self, chunk: _Chunk) -> tuple[list[tuple[int, ...] | RaisedError], AfterThese]:
         """What becomes of each sample that is not left out, and what a state says after it."""
         outcomes, after = list[tuple[int, ...] | RaisedError](), list[ProgressDelta]()
         for slot, sizes in enumerate(chunk.sizes):
@@ -239,7 +226,7 @@ class OneByOne:
             if error is None or raised is not None:
                 outcomes.append(sizes if raised is None else raised)
                 after.append(self._position_map.after(self._boundaries, self._skipped))
-        return outcomes, after
+        return outcomes, AfterThese(after)
 
     @property
     def _skipped(self) -> tuple[int, int]:
@@ -309,13 +296,14 @@ def _message(
     chunk: _Chunk,
     segment: int,
     outcomes: Sequence[tuple[int, ...] | RaisedError],
-    after: Sequence[ProgressDelta],
+    after: Afters,
     late: ProgressDelta | None,
 ) -> Delivery | ChunkDelivery:
     """What the trainer's side is told of a chunk."""
     (first, *others), start = outcomes, chunk.start
     if others or chunk.count > 1:
         return ChunkDelivery(segment, outcomes, after, late)
+    (said,) = after.said(0, 1)
     if isinstance(first, RaisedError):
-        return Delivery(start, 1, start, "error", error=first.error, note=first.note, after=after[0], late=late)
-    return Delivery(start, 1, start, "packed", segment, lengths=first, after=after[0], late=late)
+        return Delivery(start, 1, start, "error", error=first.error, note=first.note, after=said, late=late)
+    return Delivery(start, 1, start, "packed", segment, lengths=first, after=said, late=late)

@@ -155,16 +155,18 @@ class PositionMap:
             origins.forget(oldest)
             oldest = origins.begin(origins.needed(oldest)[0])
 
-    def after_each(self, number: int, count: int, skipped: tuple[int, int]) -> Sequence[ProgressDelta] | None:
+    def after_each(self, number: int, count: int, skipped: tuple[int, int]) -> AfterEach | None:
         """`cover` and `after` for each of so many batches of one sample, the first of them with this number.
 
         None, and nothing is done: more is to be said of them than that they follow one another.
         """
-        is_counted = self._kept_from is None and self._mark is None
-        if not is_counted or self._covers or self._delivered or self._first_not != number:
+        if self._kept_from is not None or self._covers or self._delivered or self._first_not != number:
             return None
-        self._first_not += count
-        return AfterEach(number, count, skipped)
+        stop, mark = number + count, self._mark
+        if mark is not None and stop > self._known:
+            return None
+        self._first_not = stop
+        return AfterEach(number, count, skipped, () if mark is None else [mark(at + 1) for at in range(number, stop)])
 
     def late(self, boundaries: BatchBoundaries, skipped: tuple[int, int]) -> ProgressDelta | None:
         """What a state says besides of batches that were delivered before this was known; None: nothing."""

@@ -10,9 +10,10 @@ from headrace.failures import ErrorPacker
 from headrace.memory import Arena
 from headrace.parts import Part
 from headrace.producer import Producer
-from headrace.protocols import EpochMeters
+from headrace.protocols import EpochMeters, Sender
 from headrace.scheduler.boundaries import BatchBoundaries
 from headrace.scheduler.budget import Budget
+from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.position_map import PositionMap
 from headrace.scheduler.recipe import BatchSpec, Learned, SlabAllocator, Works
 from headrace.scheduler.skips import Skips
@@ -68,3 +69,24 @@ class Resources:
     wrap: Callable[[list[Any]], Part]
     copies: int
     pack_error: ErrorPacker
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """What an epoch's batches leave it by, whatever makes them.
+
+    Attributes:
+        spec: the epoch.
+        resources: what it runs on.
+        dispatch: has tasks worked on.
+        sender: where batches go; its credits say how many messages may be begun.
+        moved: called when the oldest batch is another one.
+        finished: called when the last batch of the epoch was delivered.
+    """
+
+    spec: EpochSpec
+    resources: Resources
+    dispatch: Dispatch
+    sender: Sender
+    moved: Callable[[], None]
+    finished: Callable[[], None]

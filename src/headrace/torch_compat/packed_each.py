@@ -85,7 +85,8 @@ def unpack_each(source: Buffer, sizes: Iterable[Sequence[int]]) -> Iterator[Call
             buffers.append(memory[buffers_at : buffers_at + size])
             buffers_at += aligned(size)
         if each:
-            yield partial(_unpacked, memory[at : at + each[0]], buffers)
+            data = memory[at : at + each[0]]
+            yield partial(_unpacked, data, buffers) if buffers else partial(pickle.loads, data)
             at += each[0]
 
 
