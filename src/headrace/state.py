@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import StateMismatchError
 from headrace.lanes import LaneProgress
-from headrace.plan import Cursor, Steps
+from headrace.plan import Cursor, Steps, share
 from headrace.plan.cursor import pack_ranges, unpack_ranges
 from headrace.plan.lane_states import joined, pack_lanes, unpack_lanes
 from headrace.plan.order import ORDER_VERSION
@@ -292,6 +292,10 @@ def check_of(packed: Mapping[str, Any], last: Ints) -> str:
 def last_positions(state: State) -> Ints:
     """The positions whose samples go into the check: the last ones before the state."""
     most = min(_CHECKED_MOST, max(1, state.step))
+    if state.progress is not None:
+        first, _ = (0, 0) if state.rank is None else share(state.step, state.rank, state.world)
+        rounds = np.array([cursor.round for cursor in state.progress.cursors], np.int64) - 1
+        return ((rounds * state.step) + first + np.arange(len(rounds)))[rounds >= 0][:most]
     if state.done:
         start, stop = state.done[-1]
         return _steps_of(state).positions(max(start, stop - most), stop)

@@ -316,6 +316,11 @@ def test_states_of_other_rows_lengths_ways_and_ranks_are_refused() -> None:
     for stream, options, told in refused:
         with hr.DataLoader(stream, **options) as loader, pytest.raises(StateMismatchError, match=told):
             loader.load_state_dict(state)
+    forwards, backwards = (hr.from_map(range(60)).sample(range(60)[::k]).map(text).pack(LENGTH) for k in (1, -1))
+    state = state_of(forwards, 4, batch_size=4)
+    with hr.DataLoader(backwards, batch_size=4) as loader:
+        with pytest.raises(StateMismatchError, match="not those of this loader's order"):
+            loader.load_state_dict(state)
     one_rank = state_of(documents.pack(LENGTH), global_batch_size=4, rank=0, world_size=2)
     with hr.DataLoader(documents.pack(LENGTH), global_batch_size=4) as loader:
         with pytest.raises(StateMismatchError, match=r"rank 0 of 2 alone, .* merge the states of all ranks"):
