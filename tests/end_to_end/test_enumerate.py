@@ -76,6 +76,14 @@ def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], k
             assert list(loader) == whole[done:]
 
 
+def test_samples_that_are_excluded_have_their_numbers_all_the_same() -> None:
+    data, left_out = hr.from_map(range(10)).enumerate(), hr.Exclude(samples=[3, 4])
+    ranks = [given(data, batch_size=1, rank=rank, world_size=2, exclude=left_out) for rank in range(2)]
+    alone = flat(given(data, batch_size=2, exclude=left_out))
+    assert alone == [(n, n) for n in range(10) if n not in (3, 4)]
+    assert sorted(flat(ranks[0] + ranks[1])) == alone
+
+
 def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
     data = indexed.map(number).enumerate()
 

@@ -141,7 +141,7 @@ class SampleMethods(AddsOperators[S]):
         So it does not depend on ranks and workers, and goes on where a state does. It comes behind what decides the
         order, and before `.filter()` and whatever else leaves samples out or puts them together: else ranks could not
         know it. Of samples that are filled up by tail="pad" a number comes twice; of those that tail="carry" has left
-        for another epoch it is negative.
+        for another epoch it is negative. Those that `exclude=` leaves out have theirs all the same.
 
         Raises:
             OptionError: it comes behind such an operator. When a loader begins: several ranks share samples that are
