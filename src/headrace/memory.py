@@ -72,7 +72,7 @@ class Segment:
             MemoryError: the machine does not have the bytes, or this process no descriptor for them.
         """
         try:
-            fd = _anonymous_file()
+            fd = anonymous_file()
         except OSError as error:
             advice = f"; {ADVICE}" if error.errno in SHORT else ""
             raise MemoryError(f"{size} bytes of shared memory cannot be had: {error}{advice}") from error
@@ -99,7 +99,8 @@ class Segment:
             self.view = memoryview(b"")
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """A descriptor of a file in memory that has no name; where there is no such thing, of a temporary one."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fd, path = tempfile.mkstemp(prefix="headrace-")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from headrace.datasets.applied import applied_to
 from headrace.datasets.base import Operators
+from headrace.datasets.cached import cached
 from headrace.datasets.first_come import FirstComeDataset
 from headrace.datasets.forked import check_apart, side_by_side
 from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
@@ -18,6 +19,8 @@ from headrace.datasets.stream import Stream
 from headrace.datasets.zipped import ZipDataset, ZipSpec, ZipStep
 from headrace.errors import OptionError
 from headrace.tasks import Step
+
+__all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "zipped"]
 
 Spec = TypeVar("Spec", bound=InputsSpec)
 

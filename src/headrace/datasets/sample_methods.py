@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -161,6 +162,45 @@ class SampleMethods(AddsOperators[S]):
         the loader's `batch_size`. Numbers that were collated come as tensors without dimensions.
         """
         return self._with(EachSample(Step("unbatch()", "many", Unbatch()), is_unbatch=True))
+
+    def cache(
+        self,
+        place: str | os.PathLike[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+        version: str | int | None = None,
+    ) -> S:
+        """The same samples, kept as they are here: from then on they are neither read nor made again.
+
+        Samples are kept by their numbers, so shuffles, ranks and states may be any; those that failed are not kept, nor
+        what has no room: they are made again. Samples have numbers for it: shards need an index. They are got one by
+        one, in the order that `.shuffle(by="global")` has, where nothing else is said.
+
+        What is kept is found again as long as it is of the same data and the same functions: these are told by their
+        code, with the values and functions that they use, and libraries' versions. All of that is looked at in each
+        epoch. What is done at random belongs behind `.cache()`.
+
+        Args:
+            place: a folder, in which other loaders, processes and ranks of the machine, and later runs, find samples
+                too. They are pickles: it is for your user alone. None: memory, for the loaders of this stream, their
+                workers all together, until the stream is gone.
+            max_bytes: what may be kept: in memory of this stream, by default a quarter of the machine's memory, beside
+                the loader's `memory_budget`; in a folder of all streams, by default what is there and half of what the
+                disk has free.
+            version: stands for functions and data that cannot be told; say another one whenever they change.
+
+        Raises:
+            OptionError: samples have no numbers, or are batches already; a function before it draws random numbers, or
+                cannot be told.
+
+        Examples:
+            >>> import headrace as hr
+            >>> squares = hr.from_map(range(4)).map(lambda n: n * n).cache()
+            >>> [list(squares), list(squares.map(str))]
+            [[0, 1, 4, 9], ['0', '1', '4', '9']]
+        """
+        stream: S = combined("cached", (self,), place=place, max_bytes=max_bytes, version=version)
+        return stream
 
     def select(self, *names: str) -> S:
         """The named fields of each sample only; where shards have an index, the others are not read.

@@ -123,6 +123,10 @@ class Decoder:
         self._known: dict[str, _Way | None] = {}
         self._only: frozenset[str] | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without what it has found out of fields that it has seen: it is the same decoder."""
+        return {**vars(self), "_known": {}}
+
     def only(self, names: Iterable[str]) -> Decoder:
         """One that decodes just these fields, and leaves the others as they are."""
         narrow = Decoder(

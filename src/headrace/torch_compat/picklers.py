@@ -74,6 +74,13 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             )
 
 
+class NamingPacker(Packer):
+    """For what is kept longer than this process: classes and functions go by their names, or not at all."""
+
+    def reducer_override(self, obj: object) -> Any:
+        return NotImplemented if isinstance(obj, type | FunctionType) else super().reducer_override(obj)
+
+
 class OutwardPacker(Packer):
     """For what workers need: what is mapped is mapped again, and what is shared stays shared.
 

@@ -27,7 +27,14 @@ from headrace.torch_compat import reducers, spawning, views
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
 from headrace.torch_compat.mappings import Mappings
 from headrace.torch_compat.mappings import are_known as mappings_are_known
-from headrace.torch_compat.picklers import OutwardPacker, Packer, ReferringPacker, ReferringUnpacker, tensor_of
+from headrace.torch_compat.picklers import (
+    NamingPacker,
+    OutwardPacker,
+    Packer,
+    ReferringPacker,
+    ReferringUnpacker,
+    tensor_of,
+)
 from headrace.torch_compat.received import Received
 from headrace.torch_compat.reducers import put_together
 from headrace.types import Buffer
@@ -64,12 +71,17 @@ PickledPart = Pickled | Buffer
 """Of what is carried: first a pickle, then the buffers that belong to it."""
 
 
-def pack(value: object) -> list[PickledPart]:
+def pack(value: object, packer: type[Packer] = Packer) -> list[PickledPart]:
     """`value` as a pickle and the buffers that belong to it; nothing large is copied yet."""
     buffers: list[pickle.PickleBuffer] = []
     out = Pickled()
-    Packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
+    packer(out, protocol=5, buffer_callback=buffers.append).dump(value)
     return [out, *(b.raw() for b in buffers)]
+
+
+def pack_by_name(value: object) -> list[PickledPart]:
+    """The same for other processes than this one and its workers: they have the classes and functions already."""
+    return pack(value, NamingPacker)
 
 
 def pack_for_workers(

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,21 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
         names.append(name)
         ways.append(kinds[name])
     return ", ".join(names), lambda data: functools.reduce(lambda made, way: way(made), ways, data)
+
+
+def kept(kind: str, folder: Path, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:
+    """What keeps samples, of data that have numbers: in memory, or where the next loader finds them, too."""
+    if kind not in NUMBERED or rng.random() < 0.7:
+        return "", lambda data: data
+    most, place = rng.choice([None, None, 5000]), rng.choice([None, folder])
+    ways: dict[str, Callable[[Any], Any]] = {
+        "cache": lambda data: data.cache(place, max_bytes=most),
+        "async, cache": lambda data: data.map(sources.as_it_is).cache(place, max_bytes=most),
+        "filter, cache": lambda data: data.filter(_by_key).cache(place, max_bytes=most),
+        "cache, filter": lambda data: data.cache(place, max_bytes=most).filter(_by_key),
+    }
+    name = rng.choice(sorted(ways))
+    return f"{name} {'' if place is None else 'folder'} {most}", ways[name]
 
 
 def _by_key(sample: dict[str, Any]) -> bool:

@@ -1,0 +1,199 @@
+"""Where files of samples are: in memory, for one stream, or in a folder, for all processes of the machine."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.kept.file import SampleFile
+from headrace.memory import anonymous_file
+from headrace.memory_limit import memory_bytes
+
+_SUFFIX, _PART = ".samples", ".part"
+_ABANDONED_S = 3600.0
+_MEMORY_SHARE, _DISK_SHARE = 4, 2  # without `max_bytes`: the machine's memory, or the disk's free bytes, by this
+_ATTEMPTS = 100
+
+
+class KeepingPlace(ABC):
+    """Where samples are kept."""
+
+    is_shared = False  # with other processes, and later ones
+
+    @abstractmethod
+    def open(self, identity: bytes, count: int) -> SampleFile:
+        """The file of so many samples, begun if there is none.
+
+        Raises:
+            OSError: there can be none.
+        """
+
+
+@dataclass(frozen=True)
+class MemoryPlace(KeepingPlace):
+    """The memory of this process and its workers; each file is a new one.
+
+    Attributes:
+        max_bytes: what samples may take, all workers together; None: a quarter of the machine's memory.
+    """
+
+    max_bytes: int | None
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def open(self, identity: bytes, count: int) -> SampleFile:
+        most = memory_bytes() // _MEMORY_SHARE if self.max_bytes is None else self.max_bytes
+        fd = anonymous_file()
+        try:
+            SampleFile.begin(fd, identity, count)
+        except BaseException:
+            os.close(fd)
+            raise
+        return SampleFile(fd, identity, count, _FixedRoom(most))
+
+
+@dataclass(frozen=True)
+class _FixedRoom:
+    max_bytes: int
+
+    def __call__(self, nbytes: int) -> int:  # noqa: ARG002 (others ask)
+        return self.max_bytes
+
+
+@dataclass(frozen=True)
+class FolderPlace(KeepingPlace):
+    """A folder. Who has a file of it open holds a lock on that, so that nobody removes it to make room.
+
+    Attributes:
+        path: the folder's; it is made if need be.
+        max_bytes: what all files in it may take; None: half of what the disk has free, and what they have.
+    """
+
+    path: Path
+    max_bytes: int | None
+    is_shared = True
+
+    def __str__(self) -> str:
+        return repr(str(self.path))
+
+    def open(self, identity: bytes, count: int) -> SampleFile:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self.path / f"{identity.hex()[:40]}{_SUFFIX}"
+        for _ in range(_ATTEMPTS):
+            fd = self._opened(file, identity, count)
+            if fd is not None:
+                os.utime(fd)
+                room = _FolderRoom(self.path, file.name, self.max_bytes)
+                return SampleFile(fd, identity, count, room, is_on_disk=True)
+            self._begin(file, identity, count)
+        raise OSError(f"{file} is another one whenever it is opened")
+
+    @staticmethod
+    def _opened(file: Path, identity: bytes, count: int) -> int | None:
+        """The file as it is there, locked; None: there is none, or it was damaged, and is gone."""
+        try:
+            fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise PermissionError(f"{file} is another user's: what is kept there is loaded as pickles")
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            is_whole = SampleFile.is_of(fd, identity, count)
+            with suppress(FileNotFoundError):  # whoever makes room may have removed it before it was locked
+                if not is_whole:
+                    file.unlink()
+                elif os.path.samestat(os.fstat(fd), file.stat()):
+                    opened, fd = fd, -1
+                    return opened
+            return None
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    @staticmethod
+    def _begin(file: Path, identity: bytes, count: int) -> None:
+        """Make the file, whole at once, unless somebody else does so at this moment."""
+        fd, temporary = tempfile.mkstemp(_PART, dir=file.parent)
+        try:
+            SampleFile.begin(fd, identity, count)
+            with suppress(FileExistsError):
+                os.link(temporary, file)
+        finally:
+            os.close(fd)
+            Path(temporary).unlink()
+
+
+@dataclass(frozen=True)
+class _FolderRoom:
+    """How many bytes a file of a folder may have; files that nobody has open go for it, the one used longest ago first.
+
+    Attributes:
+        path: the folder's.
+        name: the file's.
+        max_bytes: what all files may take; None: see `FolderPlace`.
+    """
+
+    path: Path
+    name: str
+    max_bytes: int | None
+
+    def __call__(self, nbytes: int) -> int:
+        own, others = 0, list[tuple[float, int, str]]()
+        for entry, status in self._files():
+            if entry.name == self.name:
+                own = status.st_size
+            elif entry.name.endswith(_SUFFIX):
+                others.append((status.st_mtime, status.st_size, entry.path))
+            elif entry.name.endswith(_PART) and status.st_mtime < time.time() - _ABANDONED_S:
+                Path(entry.path).unlink(missing_ok=True)
+        taken = sum(size for _, size, _ in others)
+        most = self.max_bytes
+        if most is None:
+            disk = os.statvfs(self.path)
+            most = taken + own + disk.f_bavail * disk.f_frsize // _DISK_SHARE
+        for _, size, path in sorted(others):
+            if most - taken >= nbytes:
+                break
+            if _remove_unused(path):
+                taken -= size
+        return most - taken
+
+    def _files(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    yield entry, entry.stat(follow_symlinks=False)
+
+
+def _remove_unused(path: str) -> bool:
+    """Remove a file unless somebody has it open; whether it is gone."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Path(path).unlink(missing_ok=True)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def place_of(place: str | os.PathLike[str] | None, max_bytes: int | None) -> KeepingPlace:
+    """Where `.cache(place, max_bytes=max_bytes)` keeps samples."""
+    if place is None:
+        return MemoryPlace(max_bytes)
+    return FolderPlace(Path(place).expanduser().absolute(), max_bytes)

@@ -1,0 +1,472 @@
+"""Samples that are kept: neither read nor made again, and never those of other functions or data."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from end_to_end.tars import index_file, index_of_archive, numbered_samples, tar
+
+import headrace as hr
+from headrace.errors import OptionError
+from headrace.fetch.stores import memory
+from headrace.kept import keeping
+from headrace.kept.places import place_of
+from headrace.testing import FaultServer
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+COUNT = 20
+
+
+class Counted:
+    """Writes down each call, whichever process makes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, sample: Any) -> Any:
+        with self.path.open("ab") as file:
+            file.write(b".")
+        return sample
+
+    def taken(self) -> int:
+        """How many calls there were since this was asked last."""
+        count = self.path.stat().st_size if self.path.exists() else 0
+        self.path.write_bytes(b"")
+        return count
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> Counted:
+    return Counted(tmp_path / "calls")
+
+
+@pytest.fixture(params=[0, 1], ids=["threads", "processes"])
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(params=["memory", "folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return None if request.param == "memory" else tmp_path / "kept"
+
+
+def given(stream: Any, **options: Any) -> list[Any]:
+    """What an epoch of a loader of its own gives."""
+    with hr.DataLoader(stream, **{"batch_size": 3, "collate_fn": list, **options}) as loader:
+        return [sample for batch in loader for sample in batch]
+
+
+def test_second_epoch_makes_nothing_and_gives_the_same(counted: Counted, workers: int, place: Path | None) -> None:
+    stream = hr.from_map(range(COUNT)).shuffle().map(counted).map(str).cache(place).map(float)
+    for epoch in range(3):
+        assert sorted(given(stream, num_workers=workers)) == [float(n) for n in range(COUNT)]
+        assert counted.taken() == (0 if epoch else COUNT)
+
+
+def test_order_is_that_of_the_same_stream_without(workers: int) -> None:
+    plain = hr.from_map(range(COUNT)).shuffle(seed=3).map(str)
+    for _ in range(2):
+        assert given(plain.cache(), num_workers=workers) == given(plain, num_workers=workers)
+
+
+def test_second_epoch_reads_nothing_of_a_store(place: Path | None, workers: int) -> None:
+    samples = numbered_samples(0, COUNT, 40)
+    with FaultServer() as server:
+        url = server.add("a.tar", archive := tar(samples))
+        memory.put("memory://kept/a.hri", index_file([(url, index_of_archive(url, archive))]))
+        stream = hr.stream(url, index="memory://kept/a.hri").shuffle("window", window=7).cache(place)
+        with hr.DataLoader(stream, batch_size=4, collate_fn=list, num_workers=workers) as loader:
+            first = sorted(sample["__key__"] for batch in loader for sample in batch)
+            requests = len(server.log)
+            assert sorted(sample["__key__"] for batch in loader for sample in batch) == first
+            assert len(server.log) == requests
+    assert len(first) == COUNT
+
+
+@pytest.mark.parametrize("to_workers", [0, 1])
+def test_other_loaders_find_what_one_has_kept(counted: Counted, tmp_path: Path, to_workers: int) -> None:
+    def stream() -> Any:
+        return hr.from_map(range(COUNT)).map(counted).cache(tmp_path / "kept")
+
+    given(stream(), num_workers=1 - to_workers)
+    counted.taken()
+    assert given(stream().shuffle(), num_workers=to_workers, seed=9) != list(range(COUNT))
+    assert counted.taken() == 0
+    assert [stream()[3], stream()[-1]] == [3, COUNT - 1]
+    assert counted.taken() == 0
+
+
+def test_ranks_keep_for_each_other(counted: Counted, tmp_path: Path) -> None:
+    def got(rank: int, seed: int) -> list[int]:
+        stream = hr.from_map(range(COUNT)).map(counted).shuffle().cache(tmp_path / "kept")
+        return given(stream, rank=rank, world_size=2, seed=seed, num_workers=0)
+
+    assert sorted(got(0, 1) + got(1, 1)) == list(range(COUNT))
+    assert counted.taken() == COUNT
+    assert sorted(got(0, 2) + got(1, 2)) == list(range(COUNT))
+    assert counted.taken() == 0
+
+
+VARIANTS: dict[str, tuple[str, str]] = {
+    "body": ("return counted(x) + 1", "return counted(x) - 1"),
+    "constant": ("return counted(x) + 1", "return counted(x) + 2"),
+    "default": ("return counted(x) + y", "return counted(x) + y"),
+    "closure": ("return counted(x) + k", "return counted(x) + k"),
+    "global": ("return counted(x) + K", "return counted(x) + K"),
+    "helper": ("return counted(helper(x))", "return counted(helper(x))"),
+}
+
+
+def variant(what: str, number: int, counted: Counted) -> Callable[[int], int]:
+    """A function in one of two forms, as a script that was edited has it."""
+    body = VARIANTS[what][number]
+    source = f"""
+    K = {number}
+    def helper(x):
+        return x + 7 * {number + 1}
+    def maker(k):
+        def function(x, y={number}):
+            {body}
+        return function
+    function = maker({number})
+    """
+    names: dict[str, Any] = {"counted": counted, "__name__": "__main__"}
+    exec(textwrap.dedent(source), names)
+    function: Callable[[int], int] = names["function"]
+    return function
+
+
+@pytest.mark.parametrize("what", VARIANTS)
+def test_change_of_a_function_has_samples_made_anew(what: str, counted: Counted, tmp_path: Path, workers: int) -> None:
+    functions = [variant(what, number, counted) for number in (0, 1)]
+    expected = [[function(n) for n in range(COUNT)] for function in functions]
+    counted.taken()
+    assert expected[0] != expected[1]
+    for number in (0, 1, 0):
+        stream = hr.from_map(range(COUNT)).map(functions[number]).cache(tmp_path / "kept")
+        assert given(stream, num_workers=workers) == expected[number]
+    assert counted.taken() == 2 * COUNT
+
+
+def test_change_of_a_global_between_epochs_has_samples_made_anew(workers: int, place: Path | None) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("SHIFT = 1\ndef shifted(n): return n + SHIFT", names)
+    stream = hr.from_map(range(COUNT)).map(names["shifted"]).cache(place)
+    with hr.DataLoader(stream, batch_size=4, num_workers=workers) as loader:
+        for names["SHIFT"] in (1, 5, 1):
+            for _ in range(2):
+                assert torch.cat(list(loader)).tolist() == [n + names["SHIFT"] for n in range(COUNT)]
+
+
+def test_other_data_are_not_mixed_up(tmp_path: Path, workers: int) -> None:
+    for samples in (list(range(COUNT)), list(range(COUNT))[::-1], [n * n for n in range(COUNT)]):
+        for _ in range(2):
+            assert given(hr.from_map(samples).map(str).cache(tmp_path), num_workers=workers) == list(map(str, samples))
+
+
+def test_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(b"first")
+    for content in (b"first", b"second"):
+        (tmp_path / "a.bin").write_bytes(content)
+        for _ in range(2):
+            (sample,) = given(hr.files([str(tmp_path / "a.bin")]).cache(tmp_path / "kept"))
+            assert sample["bin"] == content
+
+
+def test_what_fails_is_not_kept(counted: Counted, workers: int, place: Path | None) -> None:
+    def often_fails(n: int) -> int:
+        counted(n)
+        if n % 2:
+            raise ValueError(f"{n} is odd")
+        return n
+
+    stream = hr.from_map(range(COUNT)).map(often_fails).cache(place)
+    for failing in (COUNT // 2, COUNT // 2):
+        before = counted.taken()
+        assert given(stream, num_workers=workers, on_error="skip", max_skips=None) == list(range(0, COUNT, 2))
+        assert before in (0, COUNT)
+        assert failing
+    assert counted.taken() == COUNT // 2
+    with pytest.raises(ValueError, match="1 is odd") as caught:
+        given(stream, num_workers=workers)
+    assert any("often_fails" in note for note in caught.value.__notes__)
+
+
+def test_what_has_no_room_is_made_again(counted: Counted, workers: int, place: Path | None) -> None:
+    def large(n: int) -> Any:
+        return np.full(1000, counted(n), np.int64)
+
+    stream = hr.from_map(range(COUNT)).map(large).cache(place, max_bytes=60_000)
+    for epoch in range(3):
+        assert [int(sample[0]) for sample in given(stream, num_workers=workers)] == list(range(COUNT))
+        assert counted.taken() == (COUNT if not epoch else COUNT - 7)  # 7 of them have room
+
+
+def test_no_room_at_all_is_warned_of() -> None:
+    with pytest.warns(RuntimeWarning, match="no room for a table of 20 samples"):
+        assert given(hr.from_map(range(COUNT)).map(str).cache(max_bytes=100)) == list(map(str, range(COUNT)))
+
+
+def test_folder_that_cannot_be_used_is_warned_of_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    stream = hr.from_map(range(COUNT)).map(str).cache(tmp_path / "file")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert given(stream) == list(map(str, range(COUNT)))
+    (warned,) = [str(warning.message) for warning in caught]
+    assert "cannot be used" in warned
+
+
+def test_damaged_file_is_made_again(counted: Counted, tmp_path: Path, workers: int) -> None:
+    stream = hr.from_map([bytes([n]) * 100 for n in range(COUNT)]).map(counted).cache(tmp_path / "kept")
+    expected = given(stream, num_workers=workers)
+    (path,) = (tmp_path / "kept").iterdir()
+    for at, least in ((-50, 1), (60, 1), (5, COUNT)):
+        counted.taken()
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)  # the file itself: who has it open sees that, too
+        assert given(stream if at != 5 else stream.map(bytes), num_workers=workers) == expected
+        made = counted.taken()
+        assert made >= least or at == 5
+        assert given(stream, num_workers=workers) == expected
+        assert counted.taken() == 0
+
+
+@pytest.mark.parametrize("how", ["filter", "flat_map", "both"])
+def test_none_or_many_of_a_sample_are_kept(how: str, counted: Counted, workers: int, place: Path | None) -> None:
+    def streams() -> Iterator[Any]:
+        for data in (hr.from_map(range(COUNT)), hr.from_map(range(COUNT)).map(counted)):
+            if how != "flat_map":
+                data = data.filter(lambda n: n % 3 > 0)
+            yield data if how == "filter" else data.flat_map(lambda n: [n] * (n % 4))
+
+    plain, other = streams()
+    stream = other.cache(place)
+    for epoch in range(2):
+        assert given(stream, num_workers=workers) == given(plain)
+        assert counted.taken() == (0 if epoch else COUNT)
+
+
+def test_coroutines_before_it_run_on_the_loop_and_once(counted: Counted, workers: int, place: Path | None) -> None:
+    async def slow(n: int) -> int:
+        await asyncio.sleep(0)
+        return int(counted(n))
+
+    stream = hr.from_map(range(COUNT)).map(slow).map(str).cache(place)
+    for epoch in range(2):
+        assert given(stream, num_workers=workers) == list(map(str, range(COUNT)))
+        assert counted.taken() == (0 if epoch else COUNT)
+
+
+def test_cached_stream_is_an_input_like_others(counted: Counted, workers: int, place: Path | None) -> None:
+    kept = hr.from_map(range(COUNT)).map(counted).cache(place)
+    both = hr.from_map([-1, -2]).concat(kept)
+    for epoch in range(2):
+        assert given(both, num_workers=workers) == [-1, -2, *range(COUNT)]
+        assert counted.taken() == (0 if epoch else COUNT)
+    assert given(kept.zip(hr.from_map(range(COUNT))), num_workers=workers) == [(n, n) for n in range(COUNT)]
+    assert counted.taken() == 0
+
+
+def test_samples_are_the_users_own_to_change(workers: int, place: Path | None) -> None:
+    def add_one(sample: Any) -> Any:
+        sample["array"] += 1
+        sample["tensor"] += 1
+        return sample
+
+    def made(n: int) -> dict[str, Any]:
+        return {"array": np.full(3, n), "tensor": torch.full((3,), n)}
+
+    stream = hr.from_map(range(COUNT)).map(made).cache(place).map(add_one)
+    for _ in range(3):
+        got = given(stream, num_workers=workers)
+        assert [(int(one["array"][0]), int(one["tensor"][0])) for one in got] == [(n + 1, n + 1) for n in range(COUNT)]
+
+
+def test_random_steps_are_refused_by_name() -> None:
+    def flip(n: int) -> float:
+        return n + float(np.random.rand())  # noqa: NPY002
+
+    data = hr.from_map(range(COUNT))
+    with pytest.raises(
+        OptionError, match=r"\.cache\(\) behind map\(flip\), which draws random numbers \(numpy\.random\.rand\)"
+    ):
+        data.map(flip).cache()
+    data.map(flip, random=False).cache()
+    data.cache().map(flip)
+
+
+class Unspeakable:
+    """What nobody can tell from another one."""
+
+    def __init__(self) -> None:
+        self.parts = (n for n in range(3))
+
+    def __call__(self, n: int) -> int:
+        return n
+
+
+def test_what_cannot_be_told_needs_a_version(counted: Counted, tmp_path: Path) -> None:
+    data = hr.from_map(range(COUNT)).map(counted)
+    with pytest.raises(OptionError, match=r"generator cannot be taken apart.*give version="):
+        data.map(Unspeakable()).cache()
+    for version, made in ((1, COUNT), (1, 0), (2, COUNT), ("2", 0)):
+        stream = data.map(Unspeakable()).cache(tmp_path / "kept", version=version)
+        assert given(stream, num_workers=0) == list(range(COUNT))
+        assert counted.taken() == made
+
+
+class Unsure:
+    """A data set that cannot be told from others."""
+
+    def __init__(self) -> None:
+        self.connection = (n for n in range(3))
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, n: int) -> int:
+        return n
+
+
+def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Path) -> None:
+    assert given(hr.from_map(Unsure()).cache(), num_workers=0) == list(range(COUNT))
+    with pytest.raises(OptionError, match="give version="):
+        given(hr.from_map(Unsure()).cache(tmp_path), num_workers=0)
+    assert given(hr.from_map(Unsure()).cache(tmp_path, version=1), num_workers=0) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("stream", "why"),
+    [
+        (lambda: hr.from_map(range(9)).batch(2).cache(), "behind .batch"),
+        (lambda: hr.from_map(range(9)).filter(bool).take(2).cache(), "behind .take"),
+        (lambda: hr.from_map(range(9)).filter(bool).batch(2).unbatch().cache(), "behind .batch"),
+        (lambda: hr.from_map(range(9)).enumerate().cache(), "another place in each epoch"),
+        (lambda: hr.from_iterable(range(9)).cache(), "no numbers"),
+        (lambda: hr.stream("memory://none/a.tar", index=None).cache(), "no numbers"),
+        (
+            lambda: hr.mix({"a": hr.from_map(range(9)), "b": hr.from_map(range(9))}).cache(),
+            "other numbers in each epoch",
+        ),
+        (lambda: hr.from_map(range(9)).cache(max_bytes=0), "1 byte or more"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(stream: Callable[[], Any], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        stream()
+
+
+def test_function_that_changes_while_it_runs_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, n: int) -> int:
+            self.calls += 1
+            return n + self.calls
+
+    stream = hr.from_map(range(COUNT)).map(Counting()).cache()
+    with pytest.warns(RuntimeWarning, match="has changed while it was done"):
+        first = given(stream, num_workers=0)
+    assert given(stream, num_workers=0) != first
+
+
+SHIFT = 1
+
+
+def shifted(n: int) -> int:
+    return n + SHIFT
+
+
+def test_worker_with_other_functions_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = keeping.Keeping([shifted], [], place_of(tmp_path, None), None, None, lambda: COUNT)
+    file = place.file()
+    assert file is not None
+    there = keeping.told([shifted])
+    monkeypatch.setattr(sys.modules[__name__], "SHIFT", 2)
+    with pytest.warns(RuntimeWarning, match="not what the trainer would"):
+        keeping.WorkersKeeping([shifted], file, there).add(1, lambda: b"piece")
+    assert 1 not in file
+    keeping.WorkersKeeping([shifted], file, keeping.told([shifted])).add(1, lambda: b"piece")
+    assert 1 in file
+
+
+def test_memory_is_of_all_workers_together_and_goes_with_the_stream() -> None:
+    def memory_files() -> int:
+        """How long the longest file in memory is."""
+        sizes = [0]
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # that of this look
+                if str(descriptor.readlink()).startswith("/memfd:headrace"):
+                    sizes.append(descriptor.stat().st_size)
+        return max(sizes)
+
+    stream = hr.from_map(range(COUNT)).map(_large).cache()
+    assert len(given(stream, num_workers=2)) == COUNT
+    assert COUNT * 80_000 < memory_files() < COUNT * 80_000 + 20_000
+    del stream
+    gc.collect()
+    assert memory_files() < COUNT * 80_000
+
+
+def _large(n: int) -> Any:
+    return np.full(10_000, n, np.int64)
+
+
+def test_stream_is_told_in_words(tmp_path: Path) -> None:
+    stream = hr.from_map(range(COUNT)).shuffle().map(str).cache(tmp_path).map(len)
+    assert repr(stream) == f"FromMap(…).map(str).shuffle(auto).cache('{tmp_path}').map(len)"
+    assert f"  .cache('{tmp_path}')  [workers]" in stream.describe()
+    assert repr(hr.from_map(range(COUNT)).cache()) == "FromMap(…).cache()"
+
+
+SCRIPT = """
+import dataclasses, sys
+from pathlib import Path
+import headrace as hr
+
+@dataclasses.dataclass
+class Sample:
+    number: int
+
+def made(n):
+    with open(sys.argv[1], "ab") as file:
+        file.write(b".")
+    return Sample(n)
+
+if __name__ == "__main__":
+    stream = hr.from_map(range(20)).map(made).cache(sys.argv[2])
+    with hr.DataLoader(stream, batch_size=3, collate_fn=list, num_workers=int(sys.argv[3])) as loader:
+        for _ in range(2):
+            samples = [sample for batch in loader for sample in batch]
+            assert all(type(sample) is Sample for sample in samples), samples
+            assert [sample.number for sample in samples] == list(range(20)), samples
+"""
+
+
+@pytest.mark.timeout(300)  # each imports torch
+def test_runs_of_one_script_find_what_others_have_kept_with_their_own_classes(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    calls = tmp_path / "calls"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for workers in ("1", "0"):
+        command = [sys.executable, str(tmp_path / "script.py"), str(calls), str(tmp_path / "kept"), workers]
+        subprocess.run(command, env=environment, check=True)
+        assert calls.stat().st_size == 20
