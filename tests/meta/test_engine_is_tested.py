@@ -19,6 +19,7 @@ MADE_BY = {  # what one of these makes is driven with it
     "Level": "Epoch",
     "MemberReads": "IndexedShardProducer",
     "OneByOne": "Epoch",
+    "Outlet": "Epoch",
     "Outcome": "Epoch",
     "PackedChain": "Chains",
     "PackedFailureError": "IndexedShardProducer",
