@@ -65,12 +65,24 @@ def several(number: int) -> list[int]:
     return [number] * (number % 4)
 
 
+def text(number: int) -> dict[str, list[int]]:
+    return {"input_ids": [number] * (number % 11)}
+
+
+def tokens_of(sequence: dict[str, Any]) -> Any:
+    return sequence["input_ids"]
+
+
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
     "in order, of all ranks": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=4, rank=1, world_size=3, seed=7),
     "with holes": lambda: hr.DataLoader(Numbers().shuffle(), batch_size=7, tail="carry"),
     "of one rank": lambda: hr.DataLoader(Numbers(), batch_size=4, rank=1, world_size=3, in_order=False),
     "behind limits": lambda: hr.DataLoader(
         Numbers().shuffle().flat_map(several).take(40).batch(3).unbatch().filter(is_odd).take(30).flat_map(several),
+        batch_size=4,
+    ),
+    "packed by rows": lambda: hr.DataLoader(
+        Numbers().shuffle().filter(is_odd).map(text).pack(6, method="best_fit", pad_value=-1).map(tokens_of),
         batch_size=4,
     ),
     "behind a filter": lambda: hr.DataLoader(Numbers().shuffle().filter(is_odd), batch_size=4),
@@ -104,4 +116,4 @@ def test_states_of_version_1_have_all_fields() -> None:
     """What is not in any of them nothing would keep from changing."""
     fields = set().union(*(golden["state"] for golden in GOLDEN.values()))
     assert fields >= {"holes", "carried", "done", "rank", "mark", "check", "end", "step", "batch_size", "lanes", "tail"}
-    assert fields >= {"world", "samples", "parts", "given"}
+    assert fields >= {"world", "samples", "parts", "given", "packing"}

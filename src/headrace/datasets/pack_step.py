@@ -107,7 +107,7 @@ class PackStep:
             argument = f"tokens={name!r}" if name == self.tokens else f"fields={self.fields!r}"
             raise KeyError(f".pack({argument}): a document has no field {name!r}; it has: {have}")
         values, kinds = array_of(sample[name]), "iu" if name == self.tokens else "iufb"
-        if values.ndim != 1 or values.dtype.kind not in kinds:
+        if values.ndim != 1 or (values.size and values.dtype.kind not in kinds):  # an empty list has no type
             kind = "whole numbers" if name == self.tokens else "numbers"
             raise TypeError(
                 f"field {name!r} is an array of {values.dtype} of shape {values.shape}: {kind} in one dimension are "

@@ -14,6 +14,7 @@ from headrace.lanes import LaneCursor, LaneProgress
 _LANES_MOST = 2**20
 _BYTES_MOST = 2**27  # unpacked
 _WIDTHS = (1, 2, 4, 8)
+_PLAIN_MOST = 512  # bytes that are not worth being compressed, so that all libraries write the same of them
 
 
 def pack_lanes(progress: LaneProgress) -> dict[str, object]:
@@ -35,7 +36,7 @@ def pack_lanes(progress: LaneProgress) -> dict[str, object]:
         "turn": progress.turn,
         "lanes": len(cursors),
         "round": lowest,
-        "cursors": base64.b64encode(zlib.compress(data, 9)).decode(),
+        "cursors": base64.b64encode(zlib.compress(data, 9 if len(data) > _PLAIN_MOST else 0)).decode(),
     }
 
 
