@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ def array_of(values: Any) -> NDArray[Any]:
                     f"a list has the whole number {value}, which int64 cannot hold; an array of uint64 can"
                 )
     return array
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether it is a whole number from that on that int64 can hold, also one of NumPy's; True and False are none."""
+    try:
+        return type(value) is not bool and least <= operator.index(value) < 2**63
+    except TypeError:
+        return False
 
 
 def holds(dtype: str, number: float, largest: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from numpy.typing import ArrayLike
 
 from headrace.errors import OptionError
+from headrace.numbers import is_whole
 from headrace.types import Ints, Tail
 
 Balance = Literal["tokens", "tokens^2"] | Callable[[Ints], ArrayLike]
@@ -97,12 +97,11 @@ class Exclude:
     files: Sequence[str | os.PathLike[str]] = ()
 
     def __post_init__(self) -> None:
-        if not all(_is_number(number) for number in self.samples):
+        if not _are(self.samples, is_whole):
             raise OptionError(f"Exclude(samples={self.samples!r:.200}): numbers of samples are meant, of 0 or more")
-        for pair in self.steps:
-            if [_is_number(number) for number in pair] != [True, True] or pair[0] >= pair[1]:
-                raise OptionError(f"Exclude(steps={self.steps!r:.200}): pairs are meant: (first, behind the last)")
-        if not _is_number(self.epoch):
+        if not _are(self.steps, lambda pair: _are(pair, is_whole) and len(pair) == 2 and pair[0] < pair[1]):
+            raise OptionError(f"Exclude(steps={self.steps!r:.200}): pairs are meant: (first, behind the last)")
+        if not is_whole(self.epoch):
             raise OptionError(f"Exclude(epoch={self.epoch!r}): the number of an epoch is meant, of 0 or more")
         if isinstance(self.files, str | os.PathLike):
             raise OptionError(f"Exclude(files={self.files!r}): a list of files is meant")
@@ -167,9 +166,6 @@ class Settings:
     unchanged: Callable[[object], bool] | None = None
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it is a whole number of 0 or more, also one of NumPy's."""
-    try:
-        return operator.index(value) >= 0
-    except TypeError:
-        return False
+def _are(values: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Whether these are some, and each is what is wanted."""
+    return hasattr(values, "__iter__") and all(map(wanted, values))

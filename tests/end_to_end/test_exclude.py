@@ -203,7 +203,18 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"samples": [-1]}, {"samples": ["a"]}, {"steps": [(2, 2)]}, {"steps": [(1,)]}, {"epoch": -1}, {"files": "a"}],
+    [
+        {"samples": [-1]},
+        {"samples": ["a"]},
+        {"samples": [False, True]},
+        {"samples": [2**63]},
+        {"samples": 3},
+        {"steps": [(2, 2)]},
+        {"steps": [(1,)]},
+        {"steps": (1, 2)},
+        {"epoch": -1},
+        {"files": "a"},
+    ],
 )
 def test_what_names_nothing_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(hr.OptionError, match="meant"):

@@ -126,6 +126,19 @@ def test_join_reads_keys_only_and_each_pair_once() -> None:
     assert ".join" in data.describe()
 
 
+def test_keys_that_steps_have_made_something_else_of_are_not_compared() -> None:
+    left, right = hr.from_map([{"id": 1}, {"id": 2}]), hr.from_map([{"id": 2, "v": 4}])
+    assert [(a, b["v"]) for a, b in left.map(lambda sample: sample["id"]).join(right, "id")] == [(2, 4)]
+    assert [(a["id"], b["v"]) for a, b in left.map(str, field="id").join(right, "id")] == [("2", 4)]
+
+
+def test_error_of_a_key_that_a_step_makes_says_where_keys_are_from() -> None:
+    data = hr.from_map([{"id": 1}])
+    with pytest.raises(hr.FormatError) as caught:
+        list(data.map(lambda sample: {"number": sample["id"]}).join(data, on=("number", "id")))
+    assert any("keys are those of the source, before .map" in note for note in caught.value.__notes__)
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
@@ -140,6 +153,10 @@ def test_join_reads_keys_only_and_each_pair_once() -> None:
         (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key of input 0 is one of input 1; .* 1, 2 and '1'"),
         (lambda a, b: len(b.join(b, "other")), r"two samples of input 1 have the key '1'"),
         (lambda a, b: len(a.join(b, "list")), r"a sample has a list there"),
+        (
+            lambda a, b: [*a.map(lambda sample: {"id": sample["id"] * 10}).join(b, "id")],
+            r"the key is 10 on one side and 1 on the other: keys are those of the source, before \.map",
+        ),
     ],
 )
 def test_what_cannot_be_joined_is_refused(make: Any, says: str) -> None:

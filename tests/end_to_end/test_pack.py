@@ -528,6 +528,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "taken": (lambda data: data.shuffle().take(1).pack(8, lengths=[1]), r"put \.take\(1\) behind \.pack\(\), or"),
     "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), "is an async function behind a plain one"),
     "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its sources, and mix"),
+    "in turn": (lambda data: data.interleave(data).pack(8, lengths=[1, 1]), "its inputs take turns"),
     "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "others in each epoch"),
     "iterated": (lambda data: hr.from_iterable([1]).pack(8, lengths=[1]), "have no numbers before they are read"),
 }  # fmt: skip

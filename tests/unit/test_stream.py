@@ -79,6 +79,15 @@ BAD: dict[str, Callable[[], Any]] = {
     "shuffle(by='sideways')": lambda: tars().shuffle("sideways"),  # type: ignore[arg-type]
     "window=0": lambda: tars().shuffle(window=0),
     "batch(0)": lambda: tars().batch(0),
+    "batch(2.0)": lambda: tars().batch(2.0),  # type: ignore[arg-type]
+    "padded_batch(2.5)": lambda: tars().padded_batch(2.5),  # type: ignore[arg-type]
+    "bucket(edges='ab')": lambda: tars().bucket("a", "ab", batch_size=2),  # type: ignore[arg-type]
+    "bucket(batch_size=2.5)": lambda: tars().bucket("a", [1], batch_size=2.5),  # type: ignore[arg-type]
+    "rename(a=1)": lambda: tars().rename(a=1),  # type: ignore[arg-type]
+    "prefetch(1.5)": lambda: tars().prefetch(1.5),  # type: ignore[arg-type]
+    "fork('2')": lambda: tars().fork("2"),  # type: ignore[arg-type]
+    "fork(True)": lambda: tars().fork(True),
+    "interleave(block=1.5)": lambda: Numbers().interleave(Numbers(), block=1.5),  # type: ignore[arg-type]
     "take(-1)": lambda: tars().take(-1),
     "to_tuple()": lambda: tars().to_tuple(),
     "map(3)": lambda: tars().map(3),  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from headrace.datasets.operators import Batch, EachSample, GroupOperator
 from headrace.datasets.packing import Packing, packed_stream_of
 from headrace.errors import OptionError
 from headrace.functions import checked, is_async, name_of
+from headrace.numbers import is_whole
 from headrace.tasks import Step
 
 S = TypeVar("S")  # a stream
@@ -35,8 +36,8 @@ class BatchMethods(AddsOperators[S]):
             n: samples in a batch.
             drop_last: leave a last batch out that has fewer.
         """
-        if n < 1:
-            raise OptionError(f".batch({n}): a batch has 1 sample or more")
+        if not is_whole(n, 1):
+            raise OptionError(f".batch({n!r}): a batch has 1 sample or more, a whole number")
         return self._with(Batch(n, drop_last))
 
     def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> S:
@@ -77,8 +78,8 @@ class BatchMethods(AddsOperators[S]):
             {'ids': tensor([[ 5,  6,  7],
                     [ 8, -1, -1]])}
         """
-        if n < 1:
-            raise OptionError(f".padded_batch({n}): a batch has 1 sample or more")
+        if not is_whole(n, 1):
+            raise OptionError(f".padded_batch({n!r}): a batch has 1 sample or more, a whole number")
         return self._with(Batch(n, drop_last, _padded(pad_value), "padded_batch"))
 
     def bucket(
@@ -115,12 +116,14 @@ class BatchMethods(AddsOperators[S]):
             [(2, 2), (2, 6), (1, 2)]
         """
         edges = [*edges]
-        if any(one >= other for one, other in itertools.pairwise(edges)):
-            raise OptionError(f".bucket(edges={edges}): greatest lengths are needed that ascend")
+        if not all(map(is_whole, edges)) or any(one >= other for one, other in itertools.pairwise(edges)):
+            raise OptionError(f".bucket(edges={edges}): greatest lengths are needed, whole numbers that ascend")
         sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
         given = {name: size for name, size in sizes.items() if size is not None}
-        if len(given) != 1 or min(given.values()) < 1:
-            raise OptionError(f".bucket({given or ''}): one of batch_size= and batch_tokens= is needed, of 1 or more")
+        if len(given) != 1 or not all(is_whole(size, 1) for size in given.values()):
+            raise OptionError(
+                f".bucket({given or ''}): one of batch_size= and batch_tokens= is needed, a whole number of 1 or more"
+            )
         name = name_of(length) if callable(length) else repr(length)
         if callable(length) and is_async(length):
             raise OptionError(f".bucket({name}): a plain function is needed, and no `async def`")
@@ -158,8 +161,8 @@ class BatchMethods(AddsOperators[S]):
             >>> len(made) <= 4
             True
         """
-        if n < 0:
-            raise OptionError(f".prefetch({n}): 0 or more")
+        if not is_whole(n):
+            raise OptionError(f".prefetch({n!r}): 0 or more, a whole number")
         return self._with(Prefetch(n))
 
     def pack(

@@ -11,13 +11,14 @@ from headrace.datasets.cached import cached
 from headrace.datasets.first_come import FirstComeDataset
 from headrace.datasets.forked import check_apart, side_by_side
 from headrace.datasets.inputs_spec import ConcatSpec, InputsSpec, InterleaveSpec
-from headrace.datasets.join_spec import JoinSpec
+from headrace.datasets.join_spec import JoinSpec, SameKeys
 from headrace.datasets.joined import check_input, check_objects, joined
 from headrace.datasets.joined_sources import split_steps
 from headrace.datasets.operators import EachSample
 from headrace.datasets.stream import Stream
 from headrace.datasets.zipped import ZipDataset, ZipSpec, ZipStep
 from headrace.errors import OptionError
+from headrace.numbers import is_whole
 from headrace.tasks import Step
 
 __all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "zipped"]
@@ -32,8 +33,8 @@ def concat(inputs: Sequence[object]) -> Stream:
 
 def interleave(inputs: Sequence[object], *, block: int) -> Stream:
     """Blocks of several inputs in turn."""
-    if block < 1:
-        raise OptionError(f".interleave(block={block}): a block has 1 sample or more")
+    if not is_whole(block, 1):
+        raise OptionError(f".interleave(block={block!r}): a block has 1 sample or more, a whole number")
     return joined(_checked(InterleaveSpec(_streams("interleave", inputs), block)))
 
 
@@ -53,7 +54,12 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
         return Stream(FirstComeDataset(streams))
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
-    return _in_tuples(JoinSpec.of(left, right, on))
+    spec = JoinSpec.of(left, right, on)
+    pairs = _in_tuples(spec)
+    if not any(spec.changing):
+        return pairs
+    same = SameKeys(spec.on, spec.changing)
+    return pairs._with(EachSample(Step("join", "map", same, random=False, is_implied=True)))
 
 
 def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:

@@ -9,6 +9,7 @@ from headrace.datasets.adding import AddsOperators
 from headrace.datasets.combining import combined
 from headrace.datasets.forking import Branch
 from headrace.errors import OptionError
+from headrace.numbers import is_whole
 
 S = TypeVar("S")  # a stream
 
@@ -74,7 +75,8 @@ class InputMethods(AddsOperators[S]):
 
         Args:
             other: each key comes once in it; here it may come several times. A key that is None is nobody's partner.
-            on: the field that is the key, as the source has it, before any `.map()`; two names, where they differ.
+            on: the field that is the key, as the source has it, before any `.map()`; two names, where they differ. A
+                pair whose keys are other ones by then is an error.
                 "__key__" is what the sample is called: for shards with an index nothing else is read to know it.
 
         Raises:
@@ -111,8 +113,8 @@ class InputMethods(AddsOperators[S]):
             >>> list(image.map(lambda sample: sample["n"] * 10).zip(label.map(lambda sample: sample["n"] % 2)))
             [(10, 1), (20, 0)]
         """
-        if n < 1:
-            raise OptionError(f".fork({n}): 1 branch or more")
+        if not is_whole(n, 1):
+            raise OptionError(f".fork({n!r}): 1 branch or more, a whole number")
         name = uuid.uuid4().hex
         return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 

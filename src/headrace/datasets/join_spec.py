@@ -17,13 +17,17 @@ from headrace.datasets.order_operators import PassOperator
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.datasets.zipped import ZipSpec
-from headrace.errors import OptionError
+from headrace.errors import HeadraceError, OptionError
 from headrace.plan import ChosenOrder, Order
 from headrace.types import Ints
 
 log = logging.getLogger("headrace")
 
 _KEY = "__key__"
+_PLAIN = str, bytes, int, np.generic
+_BEFORE = (
+    "keys are those of the source, before {}: join by a field of the source, and put what changes it behind .join()"
+)
 
 
 class Matches:
@@ -118,6 +122,16 @@ class JoinSpec(ZipSpec):
         super().__init__(streams, strict=True)
         self._on = on
 
+    @property
+    def on(self) -> tuple[str, str]:
+        """What the key is called on each side."""
+        return _both(self._on)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The steps of both sides that may change a key after it was read."""
+        return tuple(name for stream in self.streams for name in _steps_of(stream))
+
     def __reduce__(self) -> tuple[object, ...]:
         return JoinSpec, (self.streams, self._on)
 
@@ -145,6 +159,32 @@ class JoinSpec(ZipSpec):
         return cls([left._with(Matched(matches, 0)), right._with(Matched(matches, 1))], on)
 
 
+class SameKeys:
+    """Refuses pairs whose keys are two different ones by now: steps before `.join()` have changed them.
+
+    A key that has become something of another type, such as by `.decode()`, cannot be told from its partner's.
+
+    Args:
+        on: what the key is called on each side.
+        changing: what may have done it.
+    """
+
+    def __init__(self, on: tuple[str, str], changing: Sequence[str]) -> None:
+        self._on, self._changing = on, changing
+
+    def __call__(self, pair: tuple[object, object]) -> tuple[object, object]:
+        left, right = (
+            sample.get(on) if on != _KEY and isinstance(sample, dict) else None
+            for sample, on in zip(pair, self._on, strict=True)
+        )
+        if type(left) is type(right) and isinstance(left, _PLAIN) and left != right:
+            raise OptionError(
+                f".join(on={self._on}): the key is {left!r:.100} on one side and {right!r:.100} on the other: "
+                + _BEFORE.format(", ".join(self._changing))
+            )
+        return pair
+
+
 def _both(on: object) -> tuple[str, str]:
     names = on if isinstance(on, tuple | list) else (on, on)
     if len(names) != 2 or not all(isinstance(name, str) for name in names):
@@ -164,9 +204,19 @@ def _keys(stream: Stream, on: str) -> list[Any]:
         keys: Sequence[Any] = source.keys()
     else:
         opened = Stream(stream.source, tuple(one for one in stream.operators if one.is_implied))
-        keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
+        try:
+            keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
+        except HeadraceError as error:
+            if steps := _steps_of(stream):
+                error.add_note(f".join(on={on!r}): {_BEFORE.format(', '.join(steps))}")
+            raise
     numbers = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
     return [_hashable(keys[number], on) for number in numbers]
+
+
+def _steps_of(stream: Stream) -> list[str]:
+    """The steps of a stream that were asked for."""
+    return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied]
 
 
 def _hashable(key: Any, on: str) -> Any:

@@ -91,8 +91,13 @@ def _check(pipeline: Pipeline, call: str) -> None:
             "others on other ranks; shards need an index for that (headrace index URL…)"
         )
     if source.draws or not source.keeps_numbers:
+        why = (
+            "its inputs take turns, and sequences are planned of documents as they lie"
+            if source.is_steady and source.keeps_numbers
+            else "its documents are others in each epoch"
+        )
         raise OptionError(
-            f"{call} behind {source.name}: its documents are others in each epoch; pack each of its sources, and mix "
+            f"{call} behind {source.name}: {why}; pack each of its sources, and mix "
             "what comes of that: sequences are equally long, so that their shares are shares of tokens"
         )
     if pipeline.is_batched or pipeline.group is not None:

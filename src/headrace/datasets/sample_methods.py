@@ -232,6 +232,8 @@ class SampleMethods(AddsOperators[S]):
         """
         if not new_by_old:
             raise OptionError(".rename(): give old names, and what they become: .rename(jpg='image')")
+        if not all(isinstance(new, str) for new in new_by_old.values()):
+            raise OptionError(f".rename({new_by_old}): new names are texts, as in .rename(jpg='image')")
         if len(set(new_by_old.values())) < len(new_by_old):
             raise OptionError(f".rename({new_by_old}): two fields would have one name")
         named = ", ".join(f"{old}={new}" for old, new in new_by_old.items())
