@@ -45,6 +45,7 @@ class Document(NamedTuple):
         part: which of those that came of that position.
         tokens: how many it has.
         has_failed: it has none, and whoever gets the sequence that it would be in is told why.
+        is_left_out: it counts as one that has none, whatever it has.
     """
 
     name: int
@@ -53,6 +54,7 @@ class Document(NamedTuple):
     part: int
     tokens: int
     has_failed: bool = False
+    is_left_out: bool = False
 
 
 class PackedPiece(NamedTuple):

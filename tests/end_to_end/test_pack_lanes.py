@@ -352,6 +352,52 @@ def test_documents_that_have_become_others_are_not_gone_on_with() -> None:
             list(loader)
 
 
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("world", [1, 2])
+def test_documents_that_are_named_are_left_out_from_wherever_that_is_said(method: Any, world: int) -> None:
+    """They count as ones without tokens; of one that is in the middle of being used up the rest does not come."""
+    rng, size, count = random.Random(f"{method} {world}"), 4, 40
+    stream = texts(count).shuffle(seed=3).pack(LENGTH, method=method).epoch(samples=200)
+
+    def loaders(**options: Any) -> list[hr.DataLoader[Any]]:
+        return [
+            hr.DataLoader(stream, global_batch_size=size, rank=rank, world_size=world, ranks="local", **options)
+            for rank in range(world)
+        ]
+
+    def taken(ranks: list[hr.DataLoader[Any]], steps: int | None) -> list[list[int]]:
+        iterators = [iter(loader) for loader in ranks]
+        given = zip(*iterators, strict=True) if steps is None else (tuple(map(next, iterators)) for _ in range(steps))
+        return [row for batches in given for batch in batches for row in batch["input_ids"].tolist()]
+
+    def of(sequences: list[list[int]]) -> set[int]:
+        return {token // 1000 - 1 for row in sequences for token in row if token}
+
+    emptied = hr.Exclude(samples=[5, 17, 30])
+    whole = taken(loaders(exclude=emptied), None)
+    assert of(whole) == {n for n in range(count) if len(text(n)["input_ids"])} - {5, 17, 30}
+    first = loaders(exclude=emptied)
+    begin = taken(first, rng.randint(1, 20))
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in first]
+    again = loaders(exclude=emptied)
+    for loader, state in zip(again, states, strict=True):
+        loader.load_state_dict(state)
+    assert begin + taken(again, None) == whole
+
+    first = loaders()  # nothing is left out at first
+    begin = taken(first, rng.randint(1, 20))
+    states = [json.loads(json.dumps(loader.state_dict())) for loader in first]
+    late = loaders(exclude=emptied)
+    for loader, state in zip(late, states, strict=True):
+        loader.load_state_dict(state)
+    rest = taken(late, None)
+    assert len(begin) + len(rest) == 200
+    assert not of(rest) & {5, 17, 30}
+    assert of(begin) & {5, 17, 30} or len(begin) < 40
+    for loader in [*first, *late, *again]:
+        loader.close()
+
+
 def first_of(stream: Any, **options: Any) -> Any:
     with hr.DataLoader(stream, **options) as loader:
         return next(iter(loader))
@@ -365,9 +411,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "part of a step": (lambda: first_of(texts().pack(8).epoch(samples=10), **TWO), r"have \.epoch\(samples=8\)"),
     "any order": (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
-    "excluded": (
-        lambda: first_of(texts().pack(8), exclude=hr.Exclude(samples=[3])),
-        r"leave documents out by \.filter\(\)",
+    "excluded steps": (
+        lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])),
+        "name documents, by their numbers",
     ),
     "filter behind": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) behind \.pack\(8, concat\)"),
     "batch behind": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) behind \.pack"),

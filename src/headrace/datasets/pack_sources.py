@@ -158,10 +158,6 @@ class PackSource(KeySource):
         return self._documents.has_count
 
     @property
-    def has_lengths(self) -> bool:
-        return True
-
-    @property
     def keeps_numbers(self) -> bool:
         return not self.data.spec.is_shuffled
 

@@ -59,6 +59,7 @@ class EpochPlan:
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
         packing: how documents are packed in lanes; None: they are not.
+        is_left_out: whether the one at a position is left out of these; None: none is.
         why_no_state: why states of it are refused; None: they are not.
     """
 
@@ -78,6 +79,7 @@ class EpochPlan:
     leave_out: int = 0
     share: Steps | None = None
     packing: LanePacking | None = None
+    is_left_out: Callable[[int], bool] | None = None
     why_no_state: str | None = None
 
     @property
@@ -145,9 +147,8 @@ class EpochPlan:
         if self.packing is None or self.order is None:
             return None
         size = self.steps.size
-        return LaneRun(
-            self.packing, range(*share(size, self.rank, self.world)), size, self.order.count, self.begin.progress
-        )
+        lanes = range(*share(size, self.rank, self.world))
+        return LaneRun(self.packing, lanes, size, self.order.count, self.begin.progress, self.is_left_out)
 
     def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:
         """Where samples are.

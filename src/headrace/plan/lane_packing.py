@@ -116,7 +116,7 @@ class Lane(ABC):
 
     def _check(self, document: Document) -> None:
         """Whether what a state was in the middle of comes first, and is as long."""
-        if document.has_failed:
+        if document.has_failed or document.is_left_out:
             self._offset = 0
         elif (document.round, document.part) != self._begin[:2] or document.tokens <= self._offset:
             raise StateMismatchError(

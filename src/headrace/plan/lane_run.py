@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
@@ -33,6 +33,8 @@ class LaneRun:
         size: how many lanes all ranks have.
         end: where the epoch ends.
         begin: how far its lanes are; None: at the begin.
+        is_left_out: whether the document at a position is; None: none is. It is read all the same: states count those
+            that have come.
 
     Attributes:
         count: how many documents are to be read.
@@ -40,9 +42,15 @@ class LaneRun:
     """
 
     def __init__(
-        self, packing: LanePacking, lanes: range, size: int, end: int, begin: LaneProgress | None = None
+        self,
+        packing: LanePacking,
+        lanes: range,
+        size: int,
+        end: int,
+        begin: LaneProgress | None = None,
+        is_left_out: Callable[[int], bool] | None = None,
     ) -> None:
-        self.size, self.batch = size, len(lanes)
+        self.size, self.batch, self._is_left_out = size, len(lanes), is_left_out
         self._first = lanes.start
         self._turn, cursors = begin or LaneProgress(0, (LaneCursor(),) * len(lanes))
         self._lanes = [packing.lane(cursor) for cursor in cursors]
@@ -93,9 +101,12 @@ class LaneRun:
         round_, number = position // self.size, position % self.size - self._first
         self._came += 1
         self._under_way[number] -= 1
+        is_left_out = self._is_left_out is not None and self._is_left_out(position)
+        if is_left_out:
+            tokens, failed = [0] * len(tokens), [False] * len(failed)
         self._shares += self._lanes[number].share(sum(tokens))
         kept = [
-            self._lanes[number].add(Document(name + part, position, round_, part, count, has_failed))
+            self._lanes[number].add(Document(name + part, position, round_, part, count, has_failed, is_left_out))
             for part, (count, has_failed) in enumerate(zip(tokens, failed, strict=True))
         ]
         self._end_if_over(number)

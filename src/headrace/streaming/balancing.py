@@ -30,12 +30,16 @@ class Balancing:
 
     def __init__(self, balance: Balance, planning: Planning, order: Order) -> None:
         self._balance, self._planning, self._order = balance, planning, order
-        if isinstance(balance, str) and not planning.pipeline.source.has_lengths:
+        if not isinstance(balance, str):
+            return
+        try:
+            planning.work(np.zeros(0, np.int64), _POWERS[balance])
+        except TypeError as error:
             raise OptionError(
                 f"balance={balance!r} goes by how many tokens samples have, and {planning.pipeline.source.name} knows "
                 "that only once they are read: give a function that makes an array of their work of one of their "
-                "numbers; or .pack() them"
-            )
+                "numbers; or .pack() them, where their lengths are known"
+            ) from error
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
         """The rank of each of the positions of a step.

@@ -67,6 +67,10 @@ class Excluding:
         ranges += map(tuple, self._ranges_of_samples(epoch, order).tolist())
         return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
 
+    def of_document(self, order: Order, position: int) -> bool:
+        """Whether the document at a position is left out: lanes ask for each that has come."""
+        return bool(np.isin(self.planning.numbers(order, np.array([position])), self._samples)[0])
+
     @cached_property
     def _samples(self) -> Ints:
         """The numbers of the samples, ascending."""

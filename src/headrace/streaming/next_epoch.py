@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from headrace.datasets.pipeline import Pipeline
@@ -204,8 +205,9 @@ class NextEpoch:
             raise StateMismatchError("the state is of other batches on the way than this loader's", field="parts")
         if self._loaded is not None:
             begin, size = self._gone_on(begin, ranks, size, is_shared, order)
-        if settings.exclude is not None:
-            begin = self._excluding().begun(begin, size, order)
+        excluding = None if settings.exclude is None else self._excluding()
+        if excluding is not None and pipeline.packing is None:
+            begin = excluding.begun(begin, size, order)
         steps = Steps(
             begin.cursor,
             ENDLESS if order is None else order.count,
@@ -246,6 +248,7 @@ class NextEpoch:
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
             packing=pipeline.packing,
+            is_left_out=None if excluding is None or order is None else partial(excluding.of_document, order),
             why_no_state=_why_no_state(pipeline),
         )
         return plan if not self.skip or not pipeline.keeps_count else plan.skipped(self.skip)

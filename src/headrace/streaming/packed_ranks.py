@@ -31,10 +31,10 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
             "others on other ranks; shards need an index for that (headrace index URL…), and compressed ones "
             "Zstandard's seekable frames"
         )
-    if settings.exclude is not None:
+    if settings.exclude is not None and settings.exclude.steps:
         raise OptionError(
-            f"{call}, and exclude=: lanes read what comes next by its place; leave documents out by .filter() in front "
-            "of it, or by .sample(numbers)"
+            f"{call}, and exclude= of steps: what a step has is known only once it is made; name documents, by their "
+            "numbers"
         )
     if shared is not None and any(shared.last):
         raise OptionError(

@@ -248,7 +248,13 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
                 is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8 and several is None,
             )
             which, operators = f"{which}, {many}", [*operators, gives_many]
-        if not is_grouped and which in ("map", "map, async", "some", "most") and of_packs.random() < 0.5:
+        knows_lengths = kind == sources.SEPARATE  # and would pack by those
+        if (
+            not is_grouped
+            and not knows_lengths
+            and which in ("map", "map, async", "some", "most")
+            and of_packs.random() < 0.5
+        ):
             options |= {"in_order": True, "batch_size": size}
             long, method = of_packs.choice([3, 8]), of_packs.choice(["concat", "best_fit"])
             which = f"{which}, pack {long}, {method}"
