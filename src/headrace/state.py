@@ -358,7 +358,7 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         world=world,
         batches=max(part.batches for part in parts),
         samples=sum(part.samples for part in parts),
-        skipped=(sum(part.skipped[0] for part in parts), 0),
+        skipped=(max(part.skipped[0] for part in parts), 0),  # each rank goes on to count from there
         skip=parts[0].skip,
         progress=progress,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import itertools
 import logging
 import os
 import signal
@@ -579,3 +580,30 @@ def test_files_that_are_missing_are_left_out(tmp_path: Path) -> None:
         (tmp_path / f"{k}.txt").write_bytes(str(k).encode())
     data = hr.files(str(tmp_path / "{0..2}.txt")).map(lambda sample: {"n": int(sample["txt"])})
     assert keys_of(run(data, batch_size=3)) == [[0, 2]]
+
+
+def test_ranks_that_go_on_from_one_state_do_not_count_the_others_skips_again() -> None:
+    data = hr.from_map(range(400)).map(_bad_sevenths).filter(_any).epoch(samples=400)
+    state: dict[str, Any] = {}
+    for _ in range(4):
+        loaders = [
+            hr.DataLoader(data, 10, rank=rank, world_size=2, ranks="local", on_error="skip", max_skips=40)
+            for rank in range(2)
+        ]
+        for loader in loaders:
+            loader.load_state_dict(state)
+            assert len([*itertools.islice(loader, 4)]) == 4
+        state = hr.merge_states([loader.state_dict() for loader in loaders])
+        for loader in loaders:
+            loader.close()
+    assert 20 <= state["skipped"][0] <= 30  # of 160 samples on each rank a seventh
+
+
+def _bad_sevenths(number: int) -> int:
+    if number % 7 == 3:
+        raise BadError(f"number {number}")
+    return number
+
+
+def _any(number: int) -> bool:
+    return number >= 0
