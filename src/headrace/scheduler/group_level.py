@@ -94,14 +94,7 @@ class GroupLevel(Level):
     def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
         """(the positions of samples that wait, the samples in as few parts as they lie in)."""
         waiting = [self._waiting.pop(number) for number in numbers]
-        parts: list[Part] = []
-        done = 0
-        while done < len(numbers):
-            shared, stop = waiting[done].shared, done + 1
-            while stop < len(numbers) and waiting[stop].shared is shared:
-                stop += 1
-            parts += shared.some(numbers[done:stop])
-            done = stop
+        parts = in_parts([one.shared for one in waiting], numbers)
         for one in waiting:
             one.shared.end()
         return [one.position for one in waiting], parts
@@ -160,3 +153,20 @@ class _Waiting(NamedTuple):
 
     shared: SharedPart
     position: int
+
+
+def in_parts(shared: Sequence[SharedPart], numbers: Sequence[int]) -> list[Part]:
+    """Samples in as few parts as they lie in, with leases of their own.
+
+    Args:
+        shared: in what each lies.
+        numbers: of each.
+    """
+    parts, done = list[Part](), 0
+    while done < len(numbers):
+        stop = done + 1
+        while stop < len(numbers) and shared[stop] is shared[done]:
+            stop += 1
+        parts += shared[done].some(numbers[done:stop])
+        done = stop
+    return parts

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.errors import OptionError, StateMismatchError
 from headrace.lanes import PackedPiece, PackedSequence
 from headrace.parts import ListPart, Part
-from headrace.scheduler.group_level import SharedPart
+from headrace.scheduler.group_level import SharedPart, in_parts
 from headrace.scheduler.inner import Level, Outcome, Units
 from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.recipe import InnerStage
@@ -103,15 +103,9 @@ class LaneLevel(Level):
 
     def _parts(self, sequence: PackedSequence) -> list[Part]:
         """What a sequence is made of, in as few parts as it lies in."""
-        pieces, parts, done = sequence.pieces, list[Part](), 0
-        shared = [self._held[piece.document.name] for piece in pieces]
-        while done < len(pieces):
-            stop = done + 1
-            while stop < len(pieces) and shared[stop] is shared[done]:
-                stop += 1
-            parts += shared[done].some([piece.document.name for piece in pieces[done:stop]])
-            done = stop
-        for piece in pieces:
+        names = [piece.document.name for piece in sequence.pieces]
+        parts = in_parts([self._held[name] for name in names], names)
+        for piece in sequence.pieces:
             if piece.is_last:
                 self._held.pop(piece.document.name).end()
         return parts
