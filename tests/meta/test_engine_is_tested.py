@@ -21,7 +21,6 @@ MADE_BY = {  # what one of these makes is driven with it
     "OneByOne": "Epoch",
     "Outlet": "Epoch",
     "Outcome": "Epoch",
-    "Outlet": "Epoch",
     "PackedChain": "Chains",
     "PackedFailureError": "IndexedShardProducer",
     "Reading": "ReadingAhead",

@@ -20,6 +20,7 @@ from headrace.errors import OptionError
 from headrace.kept.fingerprint import NotKnownError, ValueDigest
 from headrace.kept.keeping import Keeping, not_told, told
 from headrace.kept.places import place_of
+from headrace.numbers import is_whole
 from headrace.tasks import Step
 
 _CALL = ".cache()"
@@ -37,8 +38,8 @@ def cached(
     Raises:
         OptionError: an argument is of no use; or samples cannot be kept there.
     """
-    if max_bytes is not None and max_bytes < 1:
-        raise OptionError(f".cache(max_bytes={max_bytes!r}): 1 byte or more")
+    if max_bytes is not None and not is_whole(max_bytes, 1):
+        raise OptionError(f".cache(max_bytes={max_bytes!r}): 1 byte or more, a whole number")
     stream = inputs[0]._as_stream()
     pipeline = stream.pipeline()
     _check(pipeline)
@@ -54,7 +55,7 @@ def cached(
         partial(_told_of, source, has_version=version is not None) if where.is_shared else None,
         source.count,
     )
-    others = tuple(one for one in stream.operators if one.fork is None and not _is_done_before(one, pipeline))
+    others = tuple(one for one in stream.operators if not _is_done_before(one, pipeline))
     text = ".".join([source.text, *(one.text for one in pipeline.each if not one.is_implied)])
     data = CachedDataset(source, first, keeping, pipeline.wanted, text)
     is_many, is_random = not pipeline.keeps_count, any(step.random for step in steps)

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from headrace.datasets.cached_sources import CacheStep
+from headrace.datasets.faces import Described
 from headrace.datasets.fields import on_field
 from headrace.datasets.forking import Copies
 from headrace.datasets.operators import EachSample
@@ -39,10 +41,11 @@ def check_apart(streams: Sequence[Stream], call: str) -> None:
     Raises:
         OptionError: two are.
     """
-    forks = Counter(fork for stream in streams for fork in set(_forks(stream)))
+    within = [_forks_within(stream) for stream in streams]
+    forks = Counter(fork for some in within for fork in some)
     fork = next((fork for fork, count in forks.items() if count > 1), None)
     if fork is not None:
-        same = [str(k) for k, stream in enumerate(streams) if fork in _forks(stream)]
+        same = [str(k) for k, some in enumerate(within) if fork in some]
         raise OptionError(
             f"inputs {' and '.join(same)} of {call} are branches of one .fork(), whose samples would be got once for "
             "each: branches come together sample by sample, by .zip() of them alone; zip these first, or take the "
@@ -52,6 +55,13 @@ def check_apart(streams: Sequence[Stream], call: str) -> None:
 
 def _forks(stream: Stream) -> list[str]:
     return [operator.fork for operator in stream.operators if operator.fork is not None]
+
+
+def _forks_within(stream: Described) -> set[str]:
+    """Those of the stream, and of what it is put together of."""
+    if not isinstance(stream, Stream):
+        return set()
+    return set(_forks(stream)).union(*(_forks_within(one) for _, one in stream.pipeline().source.inputs))
 
 
 def _divided(stream: Stream, fork: str) -> tuple[Stream, Stream]:
@@ -66,6 +76,7 @@ def _steps(number: int, branch: Stream) -> list[Step]:
     others = [*(operator.text for operator in pipeline.order.operators), *pipeline.changing]
     others += [] if pipeline.of_all is None else [pipeline.of_all]
     others += [] if pipeline.group is None else [pipeline.group.text]
+    others += [step.name for step in pipeline.steps if isinstance(step.fn, CacheStep)]
     if others or pipeline.keeps or pipeline.is_batched:
         raise OptionError(
             f".{others[0] if others else 'filter()'} of branch {number} of .fork(): branches stay together sample by "
