@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from end_to_end import videos
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 from PIL import Image
 from unit.decoding import SMOOTH, picture
@@ -20,7 +21,7 @@ from headrace.formats.images import EXTENSIONS, SPECS, ImageDecoder
 from headrace.formats.numpy_files import NpyDecoder, decode_npz
 from headrace.formats.plain import decode_int, decode_json, decode_msgpack, decode_pickle, decode_text
 from headrace.formats.protobuf import MessageDecoder
-from headrace.formats.sounds import decode_audio
+from headrace.formats.sounds import decode_audio, decode_audio_by_torchcodec
 from headrace.formats.tensors import loaded_tensors
 from headrace.testing import DecoderContract
 
@@ -128,6 +129,19 @@ class TestAudio(DecoderContract):
 
     def decode(self, data: bytes) -> object:
         return decode_audio(data)
+
+
+class TestAudioByTorchcodec(DecoderContract):
+    extension, called = "wav", "audio:torchcodec"
+    examples = [sound("FLAC"), sound("WAV")]
+    damaged = [b"", b"RIFF" + bytes(40), sound("FLAC")[0][:200]]
+
+    @pytest.fixture(autouse=True)
+    def _is_there(self) -> None:
+        videos.torchcodec()
+
+    def decode(self, data: bytes) -> object:
+        return decode_audio_by_torchcodec(data)
 
 
 class Images(DecoderContract):

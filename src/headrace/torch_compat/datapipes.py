@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -10,6 +11,9 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
+
+traversing = threading.Lock()
+"""Torch finds the parts of a pipe by a hook of its class while it pickles it: one thread at a time can."""
 
 
 def is_pipe(dataset: object) -> bool:
@@ -28,11 +32,19 @@ def seeded(dataset: object, shared_seed: int | None) -> Any:
         return dataset
     generator = torch.Generator()
     generator.manual_seed(shared_seed or 0)
-    return apply_random_seed(dataset, generator)
+    with traversing:
+        return apply_random_seed(dataset, generator)
 
 
 def with_sharding(
     init_fn: Callable[[int], object] | None, dataset: object, world_size: int, rank: int
 ) -> Callable[[int], object] | None:
     """A `worker_init_fn` that has each worker of each rank read its share of a pipe, too."""
-    return functools.partial(_sharding_worker_init_fn, init_fn, world_size, rank) if is_pipe(dataset) else init_fn
+    return functools.partial(_shard, init_fn, world_size, rank) if is_pipe(dataset) else init_fn
+
+
+def _shard(init_fn: Callable[[int], object] | None, world_size: int, rank: int, number: int) -> None:
+    with traversing:
+        _sharding_worker_init_fn(None, world_size, rank, number)
+    if init_fn is not None:
+        init_fn(number)

@@ -15,7 +15,7 @@ from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import is_extended, plain_collate
-from headrace.torch_compat.datapipes import is_iterated_pipe, is_pipe, seeded
+from headrace.torch_compat.datapipes import is_iterated_pipe, is_pipe, seeded, traversing
 from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec
@@ -147,7 +147,8 @@ class BatchBuilder:
     def _copy_dataset(self) -> None:
         """Each thread shards its own, and has its own state; one that cannot be copied is shared, and has none."""
         try:
-            self._dataset = serialize.copied(self._dataset)
+            with traversing if is_pipe(self._dataset) else contextlib.nullcontext():
+                self._dataset = serialize.copied(self._dataset)
         except Exception as error:
             if is_pipe(self._dataset):
                 raise
