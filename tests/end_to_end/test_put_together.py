@@ -234,3 +234,16 @@ def test_stream_says_where_samples_are_put_together_and_has_no_length() -> None:
     assert data.describe().splitlines()[-1] == "  .buckets(3)  [workers]"
     with pytest.raises(TypeError, match=r"how many samples buckets\(3\) gives is known only later"):
         len(data)
+
+
+def test_batches_of_buckets_are_not_collated_once_more() -> None:
+    """The function would be given a padded batch, and not the samples that it asks for."""
+    buckets = hr.from_map([[1], [2, 2]]).bucket(len, [9], batch_size=2)
+    with pytest.raises(hr.OptionError, match="its samples are batches already"):
+        buckets.collate(list)
+    lists = hr.from_map([1, 2]).batch(2).collate(list)
+    with pytest.raises(hr.OptionError, match="its samples are batches already"):
+        lists.collate(list)
+    assert list(hr.DataLoader(hr.from_map([[1], [2]]).bucket(len, [9], batch_size=2).map(repr))) == [
+        "tensor([[1],\n        [2]])"
+    ]

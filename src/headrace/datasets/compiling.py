@@ -103,7 +103,7 @@ class _Compiler:
         self._check_last(operator)
         if step.is_numbered:
             self._check_numbered(operator)
-        if operator.is_collate and self._is_batched:
+        if operator.is_collate and (self._is_batched or self._makes_batches):
             raise OptionError(f".{operator.text}: its samples are batches already; put it right behind .batch()")
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
             self._after.append(operator)
