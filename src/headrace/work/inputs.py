@@ -179,7 +179,7 @@ def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) 
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
     samples: list[object] = []
-    if len(names) == len(rows) and set(names) == {names[0]} and starts == list(range(len(rows) + 1)):
+    if len(names) == len(rows) and len(set(names)) == 1 and starts == list(range(len(rows) + 1)):
         name, keys = names[0], texts_of(rows.keys)  # of one member each, as lines are
         of_shards = [urls[shard] for shard in shards.tolist()]
         return [
