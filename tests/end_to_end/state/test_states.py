@@ -183,7 +183,7 @@ def test_state_can_be_asked_for_by_another_thread_while_batches_are_taken(writte
     with loader_of(written, prefetch_factor=8) as loader:
 
         def ask() -> None:
-            while not is_over.is_set():
+            while not is_over.wait(0.0005):  # without a pause it had the lock of Python, and connections timed out
                 states.append(copy.deepcopy(loader.state_dict()))
                 begun.set()
 
