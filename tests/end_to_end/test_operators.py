@@ -123,7 +123,7 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
         (
             lambda: numbers().bucket(int, [3, 3], batch_size=2),
             hr.OptionError,
-            "greatest lengths are needed that ascend",
+            "greatest lengths are needed, whole numbers that ascend",
         ),
         (lambda: numbers().bucket(int, [3]), hr.OptionError, "one of batch_size= and batch_tokens= is needed"),
         (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), hr.OptionError, "one of batch_size= and"),
