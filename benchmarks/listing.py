@@ -73,7 +73,7 @@ def first_batch(kind: str, place: str, listing: str) -> None:
 
 
 def write_manifest(count: int, place: str) -> None:
-    from headrace.datasets.manifest import ManifestWriter
+    from headrace.datasets.places.manifest import ManifestWriter
     from headrace.indexes.whereabouts import names_path
     from headrace.types import Listed
 

@@ -14,26 +14,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from headrace.datasets.combining import Combines, found_by
 from headrace.datasets.iterating import Loads, made_by
-from headrace.datasets.packing import Packing, packed_by
+from headrace.datasets.methods.combining import Combines, found_by
+from headrace.datasets.methods.packing import Packing, packed_by
 
 __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
-    from headrace.datasets.arrays import arrays
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.datasets.clips import Clips
     from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
-    from headrace.datasets.hdf5 import hdf5
-    from headrace.datasets.lerobot import lerobot
-    from headrace.datasets.mixture import mix
+    from headrace.datasets.inputs.mixture import mix
+    from headrace.datasets.operators.registered import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.datasets.packed import Packed, packed
-    from headrace.datasets.registered import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.datasets.sharing import ShardInfo, shard_info
+    from headrace.datasets.sources.arrays import arrays
+    from headrace.datasets.sources.clips import Clips
+    from headrace.datasets.sources.hdf5 import hdf5
+    from headrace.datasets.sources.lerobot import lerobot
+    from headrace.datasets.sources.tokens import tokens
+    from headrace.datasets.sources.video import video
     from headrace.datasets.stream import Stream
-    from headrace.datasets.tokens import tokens
-    from headrace.datasets.video import video
     from headrace.errors import (
         AccessDeniedError,
         BadResponseError,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from headrace.work.randomness import rng
 
 _HOMES = {
-    "headrace.datasets.arrays": ("arrays",),
+    "headrace.datasets.sources.arrays": ("arrays",),
     "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
     "headrace.datasets.constructors": (
         "energon",
@@ -87,15 +87,15 @@ _HOMES = {
         "table",
         "text",
     ),
-    "headrace.datasets.hdf5": ("hdf5",),
-    "headrace.datasets.lerobot": ("lerobot",),
-    "headrace.datasets.mixture": ("mix",),
+    "headrace.datasets.sources.hdf5": ("hdf5",),
+    "headrace.datasets.sources.lerobot": ("lerobot",),
+    "headrace.datasets.inputs.mixture": ("mix",),
     "headrace.datasets.packed": ("Packed", "packed"),
     "headrace.datasets.sharing": ("ShardInfo", "shard_info"),
     "headrace.datasets.stream": ("Stream",),
-    "headrace.datasets.tokens": ("tokens",),
-    "headrace.datasets.clips": ("Clips",),
-    "headrace.datasets.video": ("video",),
+    "headrace.datasets.sources.tokens": ("tokens",),
+    "headrace.datasets.sources.clips": ("Clips",),
+    "headrace.datasets.sources.video": ("video",),
     "headrace.errors": (
         "AccessDeniedError",
         "BadResponseError",
@@ -122,7 +122,7 @@ _HOMES = {
         "ThrottledError",
         "WorkerDiedError",
     ),
-    "headrace.datasets.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
+    "headrace.datasets.operators.registered": ("BatchOp", "OrderOp", "SampleOp", "register_operator"),
     "headrace.fetch.stores.registry": ("register_store",),
     "headrace.formats.arrow.format": ("Arrow",),
     "headrace.formats.decoders": ("register_decoder",),
@@ -240,7 +240,7 @@ def _single_samples(stream: Stream, **options: Any) -> Loads:
 
 
 def _packed(data: Any, packing: Packing) -> object:
-    from headrace.datasets.pack import packed_stream  # it is seldom needed
+    from headrace.datasets.packing.streams import packed_stream  # it is seldom needed
 
     return packed_stream(data, packing)
 
@@ -250,7 +250,7 @@ packed_by(_packed)
 
 
 def _combines(name: str) -> Combines:
-    combines: Combines = getattr(importlib.import_module("headrace.datasets.combined"), name)
+    combines: Combines = getattr(importlib.import_module("headrace.datasets.inputs.combined"), name)
     return combines
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.datasets import registered
+from headrace.datasets.operators import registered
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from contributed import noisy_copies
 
 import headrace as hr
-from headrace.datasets import registered
+from headrace.datasets.operators import registered
 from headrace.testing import OperatorContract
 
 

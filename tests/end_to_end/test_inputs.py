@@ -16,7 +16,7 @@ from end_to_end.tars import put_index, put_shards
 from end_to_end.words import Words
 
 import headrace as hr
-from headrace.datasets.joined_sources import InputsDataset, JoinedShards
+from headrace.datasets.inputs.sources import InputsDataset, JoinedShards
 from headrace.datasets.planning import Planning
 from headrace.fetch.stores import memory
 

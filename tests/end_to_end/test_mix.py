@@ -14,8 +14,8 @@ from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards
 from end_to_end.words import Words
 
 import headrace as hr
-from headrace.datasets import joined_orders
-from headrace.datasets.joined_sources import JoinedDataset, JoinedShards
+from headrace.datasets.inputs import orders as joined_orders
+from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards
 
 WEB, CODE = (30, 17, 0, 40, 3), (9, 20)
 

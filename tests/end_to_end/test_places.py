@@ -17,7 +17,7 @@ import pytest
 from moto_s3 import client_of
 
 import headrace as hr
-from headrace.datasets.manifest import Manifest
+from headrace.datasets.places.manifest import Manifest
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.registry import sniffed_by_end
@@ -331,7 +331,7 @@ def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path, cach
 def test_many_names_are_sorted_and_held_without_an_object_each(
     monkeypatch: pytest.MonkeyPatch, put: Any, cache: Path
 ) -> None:
-    monkeypatch.setattr("headrace.datasets.listing._RUN", 100)
+    monkeypatch.setattr("headrace.datasets.places.listing._RUN", 100)
     order = sorted(range(1000), key=lambda k: k * 7919 % 1000)
     for k in order:
         put(f"n/{k:04d}.txt", b"x")

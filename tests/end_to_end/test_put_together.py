@@ -14,7 +14,7 @@ import torch
 from unit.batchers import Buckets, Budget
 
 import headrace as hr
-from headrace.datasets import registered
+from headrace.datasets.operators import registered
 
 
 @pytest.fixture(autouse=True)

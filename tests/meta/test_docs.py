@@ -57,7 +57,7 @@ def test_block_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("headrace.fetch.stores.registry._registered", {})  # stores of a page are for it alone
     monkeypatch.setattr("headrace.formats.decoders._registered", {})
-    monkeypatch.setattr("headrace.datasets.registered._registered", {})
+    monkeypatch.setattr("headrace.datasets.operators.registered._registered", {})
     monkeypatch.setattr("headrace.formats.registry._registered", {})
     runpy.run_path(str(script), run_name="__main__")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.fields import ToTuple
+from headrace.datasets.operators.fields import ToTuple
 from headrace.errors import HeadraceError
 from headrace.formats.columns import ColumnDecoder
 from headrace.formats.values import decoder

@@ -17,7 +17,7 @@ from torch.utils.data import default_collate
 from unit.by_hand import LAST, ON_LOOP, ByHand, Setup
 from unit.scripted import Broken
 
-from headrace.datasets.batchers import EvenBatcher
+from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.errors import WorkerDiedError
 from headrace.failures import Failure
 from headrace.observe.stats import LoaderMeters

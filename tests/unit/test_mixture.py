@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.datasets.joined_sources import JoinedStep
+from headrace.datasets.inputs.sources import JoinedStep
 from headrace.datasets.planning import Planning
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.batchers import EvenBatcher
+from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.scheduler.pace import Pace
 from headrace.scheduler.recipe import BatchSpec, GroupStage, Learned
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets import survey
-from headrace.datasets.kinds import MEDIA, Survey, extension_of, stem_of
 from headrace.datasets.packed import packed
-from headrace.datasets.survey import kept_from, kept_survey, surveyed
+from headrace.datasets.places import survey
+from headrace.datasets.places.kinds import MEDIA, Survey, extension_of, stem_of
+from headrace.datasets.places.survey import kept_from, kept_survey, surveyed
 from headrace.formats.registry import format_of
 
 _LAST = st.sampled_from(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import OptionError
-from headrace.datasets.urls import expand
+from headrace.datasets.places.urls import expand
 
 CASES = {
     "a": ["a"],

@@ -22,7 +22,7 @@ from numpy.random import rand
 from torch.utils.data import Dataset
 
 import headrace as hr
-from headrace.datasets.fields import FieldMap
+from headrace.datasets.operators.fields import FieldMap
 from headrace.work.keyed import Get
 from headrace.work.randomness import EVERY_GENERATOR
 from headrace.work.uses_random import generators_of, is_plain

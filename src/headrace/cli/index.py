@@ -110,7 +110,7 @@ async def _run(given: argparse.Namespace) -> int:
 
 def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequence[str], Format]:
     """The shards that are meant, in order, and their format."""
-    from headrace.datasets.guessing import is_looked_up, names_at, place_of
+    from headrace.datasets.places.guessing import is_looked_up, names_at, place_of
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.formats.registry import format_named, format_of

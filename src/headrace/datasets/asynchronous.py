@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
-from headrace.datasets.operators import Operator
+from headrace.datasets.operators.values import Operator
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from headrace.datasets.batch_methods import BatchMethods
-from headrace.datasets.input_methods import InputMethods
-from headrace.datasets.order_methods import OrderMethods
-from headrace.datasets.registered import made_operator
-from headrace.datasets.sample_methods import SampleMethods
+from headrace.datasets.methods.batches import BatchMethods
+from headrace.datasets.methods.inputs import InputMethods
+from headrace.datasets.methods.order import OrderMethods
+from headrace.datasets.methods.samples import SampleMethods
+from headrace.datasets.operators.registered import made_operator
 
 S = TypeVar("S")  # a stream
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from headrace.datasets.base import Operators
 from headrace.datasets.cached_sources import CachedDataset, CacheManyStep, CacheStep
-from headrace.datasets.joined_sources import split_steps
-from headrace.datasets.operators import EachSample, Operator
+from headrace.datasets.inputs.sources import split_steps
+from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream

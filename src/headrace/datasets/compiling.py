@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from headrace.datasets.delivering import NOTHING_SAID, DeliveryOperator
-from headrace.datasets.operators import (
-    Batch,
-    EachSample,
-    GroupOperator,
-    Operator,
-)
-from headrace.datasets.order_operators import (
+from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
+from headrace.datasets.operators.order import (
     EpochSize,
     OrderOperator,
     PassOperator,
     Repeat,
     Shuffle,
     Take,
+)
+from headrace.datasets.operators.values import (
+    Batch,
+    EachSample,
+    GroupOperator,
+    Operator,
 )
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup

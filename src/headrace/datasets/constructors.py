@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.guessing import Names, folders_at, names_at, place_of
-from headrace.datasets.patterns import is_pattern
-from headrace.datasets.places import opening, shards_at, with_index_built
+from headrace.datasets.places.guessing import Names, folders_at, names_at, place_of
+from headrace.datasets.places.patterns import is_pattern
 from headrace.datasets.sharing import RanksBy
+from headrace.datasets.sources.placed_shards import opening, shards_at, with_index_built
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.format import Format
@@ -86,7 +86,7 @@ def stream(
     if place.table is not None:
         return table(place.table, storage_options=storage_options)
     if place.folder is not None:
-        from headrace.datasets.folders import folder_of
+        from headrace.datasets.sources.folders import folder_of
 
         return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
     source = shards_at(place, index, limits, storage_options)
@@ -199,7 +199,7 @@ def files(
         listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
     """
-    from headrace.datasets.files import Files
+    from headrace.datasets.sources.files import Files
 
     names = names_at(urls, storage_options, kept=listing == "kept", folders=())
     return Stream(Files(names.urls, storage_options, names.facts))
@@ -239,7 +239,7 @@ def folder(
         >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
         ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
     """
-    from headrace.datasets.folders import folder_of
+    from headrace.datasets.sources.folders import folder_of
 
     kept = listing == "kept"
     place = os.fspath(url)
@@ -279,7 +279,7 @@ def table(
         OptionError: there is no such column.
         FormatError: the table is damaged.
     """
-    from headrace.datasets.tables import table_of
+    from headrace.datasets.sources.tables import table_of
 
     place = os.fspath(url)
 

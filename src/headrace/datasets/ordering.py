@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.datasets.order_operators import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
+from headrace.datasets.operators.order import EpochOperator, OrderOperator, PassOperator, Shuffle, Take
 from headrace.errors import OptionError
 
 

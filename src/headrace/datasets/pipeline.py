@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.datasets.delivering import NOTHING_SAID, Delivering
-from headrace.datasets.fields import Selection
-from headrace.datasets.narrowing import narrowed
-from headrace.datasets.operators import Batch, EachSample, GroupOperator
+from headrace.datasets.operators.delivering import NOTHING_SAID, Delivering
+from headrace.datasets.operators.fields import Selection
+from headrace.datasets.operators.narrowing import narrowed
+from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Wanted
 from headrace.formats.columns import ColumnDecoder, SampleColumns

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.adding import counted
 from headrace.datasets.faces import HasKeys
-from headrace.datasets.order_operators import Shuffle
+from headrace.datasets.methods.adding import counted
+from headrace.datasets.operators.order import Shuffle
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan import (

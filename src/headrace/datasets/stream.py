@@ -6,12 +6,12 @@ import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from headrace.datasets.adding import counted
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.compiling import compiled
 from headrace.datasets.iterating import loader_of
-from headrace.datasets.operators import Operator
+from headrace.datasets.methods.adding import counted
+from headrace.datasets.operators.values import Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.telling import told

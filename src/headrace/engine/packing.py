@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from headrace.datasets.base import Operators
 from headrace.datasets.faces import IteratedData
-from headrace.datasets.mix_spec import MixSpec
-from headrace.datasets.order_operators import OrderOperator
+from headrace.datasets.inputs.mix_spec import MixSpec
+from headrace.datasets.operators.order import OrderOperator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.sharing import RanksBy

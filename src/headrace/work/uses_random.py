@@ -271,7 +271,7 @@ def _bases() -> tuple[type, ...]:
 
 def _is_ours(kind: type) -> bool:
     """Whether it is an operator of ours, which draws nothing itself: only what it holds matters."""
-    module = sys.modules.get("headrace.datasets.fields")
+    module = sys.modules.get("headrace.datasets.operators.fields")
     return module is not None and vars(module).get(kind.__name__) is kind
 
 

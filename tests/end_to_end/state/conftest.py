@@ -25,4 +25,4 @@ def places(tmp_path_factory: pytest.TempPathFactory, leaves: Leaves) -> Iterator
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of a few samples have several lanes, and an epoch several windows."""
     monkeypatch.setattr("headrace.datasets.planning._STRETCH_SAMPLES", 2)
-    monkeypatch.setattr("headrace.datasets.joined_orders._WINDOW_SAMPLES", 8)
+    monkeypatch.setattr("headrace.datasets.inputs.orders._WINDOW_SAMPLES", 8)

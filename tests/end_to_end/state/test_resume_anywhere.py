@@ -17,7 +17,7 @@ from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
 from end_to_end.state.sources import KEYS, KINDS, NUMBERED, Places, Seen, Written
 
 import headrace as hr
-from headrace.datasets.registered import registered_operators
+from headrace.datasets.operators.registered import registered_operators
 
 pytestmark = pytest.mark.timeout(300)  # each is many epochs
 

@@ -1,0 +1,135 @@
+"""A function of all samples of a stream: it gets an iterator over them, and gives another one."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from headrace.datasets.inputs.within import WithinDataset
+from headrace.datasets.iterating import Loads
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.forks import called
+from headrace.functions import checked, is_async, name_of, unwrapped
+
+_END = object()
+
+
+class AppliedDataset(WithinDataset):
+    """What a function makes of an iterator over the samples.
+
+    Args:
+        stream: whose samples these are.
+        fn: gets an iterator, or an asynchronous one if it is an asynchronous generator function; gives another one.
+    """
+
+    def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
+        super().__init__([stream])
+        self.fn, self._is_async = fn, _gives_async(fn)
+        self.name = f"apply({name_of(fn)})"
+        self.why_no_state: str | None = (
+            f"states of .{self.name} would have to hold what it keeps of the samples that it has taken; have it be an "
+            "object with state_dict() and load_state_dict(state), which know that, or have .map(), .flat_map() or "
+            ".batch() in its place"
+        )
+
+    @property
+    def text(self) -> str:
+        return f"{self.streams[0]!r}.{self.name}"
+
+    async def aiter(self) -> AsyncIterator[object]:
+        (loader,) = self.loaders()
+        try:
+            self._begin(loader)
+            given = self._asynchronous(loader) if self._is_async else self._in_thread(loader)
+            async with contextlib.aclosing(given):
+                async for sample in given:
+                    yield sample
+        finally:
+            with anyio.CancelScope(shield=True):
+                await loader.aclose()
+
+    def _begin(self, loader: Loads) -> None:
+        """It is about to be run with this loader."""
+
+    async def _asynchronous(self, loader: Loads) -> AsyncGenerator[object, None]:
+        async with contextlib.aclosing(self.fn(aiter(loader))) as given:
+            async for sample in given:
+                yield sample
+
+    async def _in_thread(self, loader: Loads) -> AsyncGenerator[object, None]:
+        """A plain function waits for samples in a thread: it is left there if the loop is, and ends with the loader."""
+
+        def begun() -> Iterator[object]:
+            given: Iterator[object] = iter(self.fn(iter(loader)))
+            return given
+
+        given = await anyio.to_thread.run_sync(called, begun, abandon_on_cancel=True)
+        try:
+            while True:
+                sample = await anyio.to_thread.run_sync(called, next, given, _END, abandon_on_cancel=True)
+                if sample is _END:
+                    return
+                yield sample
+        finally:
+            with anyio.CancelScope(shield=True):
+                await loader.aclose()
+                await anyio.to_thread.run_sync(_close, given)
+
+
+class ResumableApplied(AppliedDataset):
+    """The same where the function knows what it keeps: its state, and that of the stream before it, are this one's."""
+
+    def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
+        super().__init__(stream, fn)
+        self.why_no_state = None
+        self._loader: Loads | None = None
+        self._loaded: Mapping[str, object] | None = None  # of the stream, for the next loader
+
+    def _begin(self, loader: Loads) -> None:
+        if self._loaded is not None:
+            loader.load_state_dict(self._loaded)
+        self._loader, self._loaded = loader, None
+
+    def state_dict(self) -> dict[str, object]:
+        """Where both are."""
+        before = self._loaded if self._loader is None or self._loaded is not None else self._loader.state_dict()
+        return {"before": before, "fn": self.fn.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Have the next pass go on from there."""
+        before: Any = state["before"]
+        self._loaded = before
+        self.fn.load_state_dict(state["fn"])  # type: ignore[attr-defined]
+
+
+def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
+    """The stream of what a function makes of all samples.
+
+    Raises:
+        OptionError: it is no function of an iterator.
+    """
+    if is_async(checked(fn, "apply")):
+        raise OptionError(
+            f".apply({name_of(fn)}): a function that gives an iterator is needed; an `async def` does by `yield`"
+        )
+    from headrace.producers.resumable import gives_state
+
+    return Stream((ResumableApplied if gives_state(fn) else AppliedDataset)(stream, fn))
+
+
+def _gives_async(fn: Callable[..., object]) -> bool:
+    fn = unwrapped(fn)
+    called_by = getattr(type(fn), "__call__", None)  # noqa: B004
+    return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(called_by)
+
+
+def _close(given: object) -> None:
+    """End a generator; one that was left in the middle of a sample ends by itself."""
+    with contextlib.suppress(ValueError):
+        getattr(given, "close", bool)()

@@ -1,0 +1,235 @@
+"""Two streams joined by keys: which samples belong together, and in which order they come."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.datasets.inputs.zipped import ZipSpec
+from headrace.datasets.iterating import loader_of
+from headrace.datasets.operators.fields import field_of
+from headrace.datasets.operators.order import PassOperator
+from headrace.datasets.planning import Planning
+from headrace.datasets.stream import Stream
+from headrace.errors import HeadraceError, OptionError
+from headrace.plan import ChosenOrder, Order
+from headrace.types import Ints
+
+log = logging.getLogger("headrace")
+
+_KEY = "__key__"
+_PLAIN = str, bytes, int, np.generic
+_BEFORE = (
+    "keys are those of the source, before {}: join by a field of the source, and put what changes it behind .join()"
+)
+
+
+class Matches:
+    """Which samples of two streams have the same key; they are asked for their keys when that is first needed.
+
+    Args:
+        left: its order is that of the pairs. A key may come several times.
+        right: each key comes once.
+        on: what the key is called on each side.
+    """
+
+    def __init__(self, left: Stream, right: Stream, on: tuple[str, str]) -> None:
+        self._streams, self._on = (left, right), on
+
+    @functools.cached_property
+    def places(self) -> tuple[Ints, Ints]:
+        """(the positions of samples in the left stream, those of their partners in the right one).
+
+        Raises:
+            OptionError: keys cannot be compared, or no two are the same.
+        """
+        left, right = (_keys(stream, on) for stream, on in zip(self._streams, self._on, strict=True))
+        by_key: dict[Hashable, int] = {}
+        for place, key in enumerate(right):
+            if key is not None and by_key.setdefault(key, place) != place:
+                raise OptionError(
+                    f".join(on={self._on[1]!r}): two samples of input 1 have the key {key!r:.100}, and which of them "
+                    "is meant nobody knows; if it may come several times, that stream comes first"
+                )
+        pairs = [(place, by_key[key]) for place, key in enumerate(left) if key is not None and key in by_key]
+        if not pairs:
+            raise OptionError(
+                f".join(on={self._on[0]!r}): no key of input 0 is one of input 1; the first ones are {_shown(left)} "
+                f"and {_shown(right)}"
+            )
+        log.info("join: %d of %d samples have a partner among %d", len(pairs), len(left), len(right))
+        lefts, rights = np.array(pairs, np.int64).T
+        return lefts, rights
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """What tells these samples from others, of each side."""
+        left, right = (
+            hashlib.blake2b(places.astype("<i8").tobytes(), digest_size=8).hexdigest() for places in self.places
+        )
+        return left, right
+
+
+@dataclass(frozen=True, slots=True)
+class Matched(PassOperator):
+    """Of one side's samples those that have a partner, in the order of the pairs.
+
+    Attributes:
+        matches: the pairs.
+        side: 0: left, 1: right.
+    """
+
+    is_constant = is_steady = True
+    matches: Matches
+    side: int
+
+    @property
+    def text(self) -> str:
+        return "matched"
+
+    @property
+    def is_implied(self) -> bool:
+        return True
+
+    @property
+    def in_state(self) -> str:
+        return f"matched {self.matches.digests[self.side]}"
+
+    def count(self, count: int) -> int:  # noqa: ARG002 (the keys say it)
+        return len(self.matches.places[self.side])
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return ChosenOrder(order, self.matches.places[self.side])
+
+
+class JoinSpec(ZipSpec):
+    """Two streams side by side, each without the samples that have no partner.
+
+    Args:
+        streams: with what leaves those out.
+        on: what their keys are called.
+    """
+
+    kind = "join"
+
+    def __init__(self, streams: Sequence[Stream], on: object) -> None:
+        super().__init__(streams, strict=True)
+        self._on = on
+
+    @property
+    def on(self) -> tuple[str, str]:
+        """What the key is called on each side."""
+        return _both(self._on)
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The steps of both sides that may change a key after it was read."""
+        return tuple(name for stream in self.streams for name in _steps_of(stream))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return JoinSpec, (self.streams, self._on)
+
+    @property
+    def arguments(self) -> str:
+        return f", on={self._on!r}"
+
+    @classmethod
+    def of(cls, left: Stream, right: Stream, on: object) -> JoinSpec:
+        """That of two streams.
+
+        Raises:
+            OptionError: there are no such keys; or which samples a side has, and where, changes from epoch to epoch.
+        """
+        matches = Matches(left, right, _both(on))
+        for number, pipeline in enumerate((left.pipeline(), right.pipeline())):
+            order = pipeline.order
+            wrong = next((one for one in order.operators if not one.is_steady), order.passes)
+            if wrong is not None or not pipeline.source.is_steady:
+                what = "its own order" if wrong is None else f".{wrong.text}"
+                raise OptionError(
+                    f"input {number} of .join() has {what}: pairs come in the order in which the left samples lie; put "
+                    "what decides another order behind .join()"
+                )
+        return cls([left._with(Matched(matches, 0)), right._with(Matched(matches, 1))], on)
+
+
+class SameKeys:
+    """Refuses pairs whose keys are two different ones by now: steps before `.join()` have changed them.
+
+    A key that has become something of another type, such as by `.decode()`, cannot be told from its partner's.
+
+    Args:
+        on: what the key is called on each side.
+        changing: what may have done it.
+    """
+
+    def __init__(self, on: tuple[str, str], changing: Sequence[str]) -> None:
+        self._on, self._changing = on, changing
+
+    def __call__(self, pair: tuple[object, object]) -> tuple[object, object]:
+        left, right = (
+            sample.get(on) if on != _KEY and isinstance(sample, dict) else None
+            for sample, on in zip(pair, self._on, strict=True)
+        )
+        if type(left) is type(right) and isinstance(left, _PLAIN) and left != right:
+            raise OptionError(
+                f".join(on={self._on}): the key is {left!r:.100} on one side and {right!r:.100} on the other: "
+                + _BEFORE.format(", ".join(self._changing))
+            )
+        return pair
+
+
+def _both(on: object) -> tuple[str, str]:
+    names = on if isinstance(on, tuple | list) else (on, on)
+    if len(names) != 2 or not all(isinstance(name, str) for name in names):
+        raise OptionError(
+            f".join(on={on!r:.200}): the name of a field is needed, or of one in each input; '__key__' is the sample's "
+            "key in an index"
+        )
+    left, right = names
+    return left, right
+
+
+def _keys(stream: Stream, on: str) -> list[Any]:
+    """The key of each sample, in the stream's order."""
+    planning = Planning(stream.pipeline(), 0)
+    order, source = planning.passes(0), stream.source.__sample_source__()
+    if on == _KEY:
+        keys: Sequence[Any] = source.keys()
+    else:
+        opened = Stream(stream.source, tuple(one for one in stream.operators if one.is_implied))
+        try:
+            keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
+        except HeadraceError as error:
+            if steps := _steps_of(stream):
+                error.add_note(f".join(on={on!r}): {_BEFORE.format(', '.join(steps))}")
+            raise
+    numbers = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
+    return [_hashable(keys[number], on) for number in numbers]
+
+
+def _steps_of(stream: Stream) -> list[str]:
+    """The steps of a stream that were asked for."""
+    return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied]
+
+
+def _hashable(key: Any, on: str) -> Any:
+    """A key as what two are the same by: plain numbers in the place of numpy's and of tensors."""
+    key = key.item() if getattr(key, "ndim", None) == 0 and hasattr(key, "item") else key
+    try:
+        hash(key)
+    except TypeError:
+        raise OptionError(
+            f".join(on={on!r}): a sample has a {type(key).__name__} there; a number, a text or bytes is needed"
+        ) from None
+    return None if key != key else key  # noqa: PLR0124 (what is not a number is no key)
+
+
+def _shown(keys: Sequence[Any]) -> str:
+    return ", ".join(f"{key!r:.50}" for key in keys[:3]) or "none"

@@ -1,0 +1,98 @@
+"""Streams of several inputs, as the methods of data sets make them: a function for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from headrace.datasets.base import Operators
+from headrace.datasets.cached import cached
+from headrace.datasets.inputs.applied import applied_to
+from headrace.datasets.inputs.by_keys import JoinSpec, SameKeys
+from headrace.datasets.inputs.first_come import FirstComeDataset
+from headrace.datasets.inputs.forked import check_apart, side_by_side
+from headrace.datasets.inputs.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
+from headrace.datasets.inputs.joined import check_input, check_objects, joined
+from headrace.datasets.inputs.sources import split_steps
+from headrace.datasets.inputs.zipped import ZipDataset, ZipSpec, ZipStep
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.numbers import is_whole
+from headrace.tasks import Step
+
+__all__ = ["applied", "applied_to", "cached", "concat", "interleave", "join", "zipped"]
+
+Spec = TypeVar("Spec", bound=InputsSpec)
+
+
+def concat(inputs: Sequence[object]) -> Stream:
+    """The samples of one input after those of another."""
+    return joined(_checked(ConcatSpec(_streams("concat", inputs))))
+
+
+def interleave(inputs: Sequence[object], *, block: int) -> Stream:
+    """Blocks of several inputs in turn."""
+    if not is_whole(block, 1):
+        raise OptionError(f".interleave(block={block!r}): a block has 1 sample or more, a whole number")
+    return joined(_checked(InterleaveSpec(_streams("interleave", inputs), block)))
+
+
+def zipped(inputs: Sequence[object], *, strict: bool) -> Stream:
+    """Samples of several inputs side by side."""
+    streams = _streams("zip", inputs)
+    if (branches := side_by_side(streams)) is not None:
+        return branches
+    return _in_tuples(_checked(ZipSpec(streams, strict=strict)))
+
+
+def join(inputs: Sequence[object], *, on: object) -> Stream:
+    """Samples of two inputs that have the same key; without one, of both as they come."""
+    left, right = streams = _streams("join", inputs)
+    check_apart(streams, ".join()")
+    if on is None:
+        return Stream(FirstComeDataset(streams))
+    for number, stream in enumerate(streams):
+        check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
+    spec = JoinSpec.of(left, right, on)
+    pairs = _in_tuples(spec)
+    if not any(spec.changing):
+        return pairs
+    same = SameKeys(spec.on, spec.changing)
+    return pairs._with(EachSample(Step("join", "map", same, random=False, is_implied=True)))
+
+
+def applied(inputs: Sequence[object], *, fn: Callable[[Any], Any]) -> Stream:
+    """What a function makes of an iterator over all samples."""
+    (stream,) = _streams("apply", inputs)
+    return applied_to(stream, fn)
+
+
+def _in_tuples(spec: ZipSpec) -> Stream:
+    check_objects(spec)
+    later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
+    source = ZipDataset(spec)
+    if not any(later):
+        return Stream(source)
+    random = any(step.random for steps in later for step in steps)
+    each = ZipStep(spec.labels, [[(step.told, step.fn) for step in some] for some in later])
+    return Stream(source, (EachSample(Step(spec.kind, "map", each, random, is_implied=True)),))
+
+
+def _streams(name: str, inputs: Sequence[object]) -> list[Stream]:
+    streams = list[Stream]()
+    for number, one in enumerate(inputs):
+        if not isinstance(one, Operators):
+            raise OptionError(
+                f"input {number} of .{name}() is a {type(one).__name__}, no stream or data set of headrace's; "
+                "hr.from_map(…) makes one of what has __len__ and __getitem__"
+            )
+        streams.append(one._as_stream())
+    return streams
+
+
+def _checked(spec: Spec) -> Spec:
+    check_apart(spec.streams, spec.call)
+    for label, pipeline in zip(spec.labels, spec.pipelines, strict=True):
+        check_input(label, pipeline, spec.call)
+    return spec

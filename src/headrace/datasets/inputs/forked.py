@@ -1,0 +1,88 @@
+"""Branches of one stream side by side: each sample is got once, and goes through the steps of each branch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headrace.datasets.cached_sources import CacheStep
+from headrace.datasets.faces import Described
+from headrace.datasets.operators.fields import on_field
+from headrace.datasets.operators.forking import Copies
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.tasks import Step
+
+
+def side_by_side(streams: Sequence[Stream]) -> Stream | None:
+    """Tuples of what branches of one fork make of each sample; None: these are no such branches.
+
+    Raises:
+        OptionError: they do not keep the samples together.
+    """
+    common = set.intersection(*(set(_forks(stream)) for stream in streams))
+    if len(streams) < 2 or not common:
+        return None
+    last = next(fork for fork in reversed(_forks(streams[0])) if fork in common)
+    before, after = zip(*(_divided(stream, last) for stream in streams), strict=True)
+    check_apart(after, ".zip()")
+    steps = [_steps(k, stream) for k, stream in enumerate(after)]
+    made: Stream = before[0]._with(EachSample(Step(f"fork({len(streams)})", "map", Copies(len(streams)))))
+    for step in (step for some in steps for step in some):
+        made = made._with(EachSample(step))
+    return made
+
+
+def check_apart(streams: Sequence[Stream], call: str) -> None:
+    """Whether no two inputs are branches of one fork.
+
+    Raises:
+        OptionError: two are.
+    """
+    within = [_forks_within(stream) for stream in streams]
+    forks = Counter(fork for some in within for fork in some)
+    fork = next((fork for fork, count in forks.items() if count > 1), None)
+    if fork is not None:
+        same = [str(k) for k, some in enumerate(within) if fork in some]
+        raise OptionError(
+            f"inputs {' and '.join(same)} of {call} are branches of one .fork(), whose samples would be got once for "
+            "each: branches come together sample by sample, by .zip() of them alone; zip these first, or take the "
+            "stream itself in the place of its branches"
+        )
+
+
+def _forks(stream: Stream) -> list[str]:
+    return [operator.fork for operator in stream.operators if operator.fork is not None]
+
+
+def _forks_within(stream: Described) -> set[str]:
+    """Those of the stream, and of what it is put together of."""
+    if not isinstance(stream, Stream):
+        return set()
+    return set(_forks(stream)).union(*(_forks_within(one) for _, one in stream.pipeline().source.inputs))
+
+
+def _divided(stream: Stream, fork: str) -> tuple[Stream, Stream]:
+    """(what is before the fork, the branch by itself)."""
+    at = next(k for k, operator in enumerate(stream.operators) if operator.fork == fork)
+    return Stream(stream.source, stream.operators[:at]), Stream(stream.source, stream.operators[at + 1 :])
+
+
+def _steps(number: int, branch: Stream) -> list[Step]:
+    """What a branch does to its sample of a tuple."""
+    pipeline = branch.pipeline()
+    others = [*(operator.text for operator in pipeline.order.operators), *pipeline.changing]
+    others += [] if pipeline.of_all is None else [pipeline.of_all]
+    others += [] if pipeline.group is None else [pipeline.group.text]
+    others += [step.name for step in pipeline.steps if isinstance(step.fn, CacheStep)]
+    if others or pipeline.keeps or pipeline.is_batched:
+        raise OptionError(
+            f".{others[0] if others else 'filter()'} of branch {number} of .fork(): branches stay together sample by "
+            "sample, so that each sample is got once: put it before .fork(), or behind .zip()"
+        )
+    return [
+        replace(step, name=f"{step.name} of branch {number}", fn=on_field(step.fn, number))
+        for step in pipeline.narrowed_steps
+    ]

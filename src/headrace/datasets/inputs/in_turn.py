@@ -1,0 +1,190 @@
+"""Streams one after the other, and by blocks in turn: what they are together."""
+
+from __future__ import annotations
+
+import functools
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from headrace.datasets.inputs.spec import JoinedSpec
+from headrace.datasets.ordering import Ordering
+from headrace.datasets.planning import Planning
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.plan import Order, draw
+from headrace.plan.layouts import ConcatOrder, InterleaveLayout, InterleaveOrder
+from headrace.plan.order import ENDLESS
+
+
+class InputsSpec(JoinedSpec):
+    """Several streams, each of which comes once, with its own operators.
+
+    Args:
+        streams: the first one, and those that were given to its method.
+    """
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        super().__init__(tuple(map(str, range(len(streams)))), streams)
+
+    @property
+    def call(self) -> str:
+        return f".{self.kind}()"
+
+    @property
+    @abstractmethod
+    def arguments(self) -> str:
+        """What is given to the method besides streams, as it is shown."""
+
+    @property
+    def text(self) -> str:
+        first, *others = map(repr, self.streams)
+        return f"{first}.{self.kind}({', '.join(others)}{self.arguments})"
+
+    @property
+    def is_steady(self) -> bool:
+        return all(one.order.is_steady and one.source.is_steady for one in self.pipelines)
+
+    @functools.cached_property
+    def sizes(self) -> Sequence[int]:
+        """How many samples each input has; asks them."""
+        return [min(ENDLESS, Planning(pipeline, 0).count()) for pipeline in self.pipelines]
+
+    def check_order(self, order: Ordering, *, in_ranges: bool) -> None:
+        first, shuffle = next(iter(order.operators), None), order.shuffle
+        if self.is_endless and first is not None and not first.is_bound:
+            raise OptionError(
+                f".{first.text} behind {self.call}, which has no end: bound it first, by .take(n) or .epoch(samples=N)"
+            )
+        if shuffle is None or self.is_in_order or shuffle.by == "global" or (shuffle.by == "auto" and not in_ranges):
+            return
+        raise OptionError(
+            f".{shuffle.text} behind {self.call}: {self._why_not_in_order}, so that samples do not come as they lie; "
+            'shuffle the inputs, or by="global", which gets samples one by one'
+        )
+
+    @property
+    def _why_not_in_order(self) -> str:
+        for label, pipeline in zip(self.labels, self.pipelines, strict=True):
+            if pipeline.order.operators:
+                return f"{label} has .{pipeline.order.operators[0].text}"
+            if pipeline.keeps:
+                return f"{label} is filtered by keys"
+        return "inputs have orders of their own"
+
+    def described(self) -> str:
+        return f"{self.kind}({len(self.names)}{self.arguments})"
+
+    def seed_of(self, seed: int, number: int) -> int:
+        """The seed of an input: else those of one size had one order."""
+        return draw("input", seed, number)
+
+    def _passes_of_endless(self) -> Sequence[int] | None:
+        """How many samples a pass over each input without end has; None: nobody knows."""
+        endless = [one for one, size in zip(self.pipelines, self.sizes, strict=True) if size == ENDLESS]
+        counts = [Planning(pipeline, 0).pass_count for pipeline in endless]
+        known = [count for count in counts if count is not None]
+        return known if len(known) == len(counts) else None
+
+
+class ConcatSpec(InputsSpec):
+    """Streams one after the other."""
+
+    kind = "concat"
+    is_in_turn = True
+    arguments = ""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        super().__init__(streams)
+        for label, pipeline in zip(self.labels[:-1], self.pipelines, strict=False):
+            if pipeline.is_endless:
+                raise OptionError(
+                    f"{label} has no end, so that what follows it never comes: bound it by .take(n) or "
+                    ".epoch(samples=N), or have .interleave()"
+                )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ConcatSpec, (self.streams,)
+
+    @property
+    def is_endless(self) -> bool:
+        return self.pipelines[-1].is_endless
+
+    @property
+    def is_in_order(self) -> bool:
+        return not any(one.order.operators or one.keeps or not one.source.is_in_order for one in self.pipelines)
+
+    @property
+    def count(self) -> int:
+        return min(ENDLESS, sum(self.sizes))
+
+    @property
+    def full_count(self) -> int | None:
+        passes = self._passes_of_endless()
+        return None if passes is None else sum(self.sizes[:-1]) + sum(passes)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        return None
+
+    def arrange(
+        self,
+        inputs: Sequence[Order],
+        key: tuple[int, ...],  # noqa: ARG002 (others need it)
+        first_shards: Sequence[int],
+        window: int,  # noqa: ARG002 (each input has its own)
+    ) -> ConcatOrder:
+        return ConcatOrder(inputs, first_shards)
+
+
+class InterleaveSpec(InputsSpec):
+    """Blocks of streams in turn.
+
+    Attributes:
+        block: samples of a block.
+    """
+
+    kind = "interleave"
+
+    def __init__(self, streams: Sequence[Stream], block: int) -> None:
+        super().__init__(streams)
+        self.block = block
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return InterleaveSpec, (self.streams, self.block)
+
+    @property
+    def arguments(self) -> str:
+        return f", block={self.block}"
+
+    @property
+    def is_endless(self) -> bool:
+        return any(pipeline.is_endless for pipeline in self.pipelines)
+
+    @functools.cached_property
+    def _layout(self) -> InterleaveLayout:
+        return InterleaveLayout(self.sizes, self.block)
+
+    @property
+    def count(self) -> int:
+        return self._layout.count
+
+    @property
+    def full_count(self) -> int | None:
+        passes = self._passes_of_endless()
+        if passes is None:
+            return None
+        rounds = max((-(-count // self.block) for count in passes), default=0)
+        return sum(size for size in self.sizes if size < ENDLESS) + rounds * self.block * len(passes)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        return [1] * len(self.names)
+
+    def arrange(
+        self,
+        inputs: Sequence[Order],
+        key: tuple[int, ...],  # noqa: ARG002 (others need it)
+        first_shards: Sequence[int],
+        window: int,
+    ) -> InterleaveOrder:
+        return InterleaveOrder(inputs, self._layout, first_shards, window)

@@ -1,0 +1,92 @@
+"""Streams of several inputs: what is checked of these, and how their samples are read."""
+
+from __future__ import annotations
+
+from headrace.datasets.asynchronous import AsyncDataset
+from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards, JoinedStep, split_steps
+from headrace.datasets.inputs.spec import JoinedSpec
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError, masked
+from headrace.tasks import Step
+
+
+def check_input(label: str, pipeline: Pipeline, call: str) -> None:
+    """Whether a stream can be one of several inputs.
+
+    Args:
+        label: what messages call it.
+        pipeline: its own.
+        call: what the user wrote to put them together.
+
+    Raises:
+        OptionError: it cannot; it says what to do.
+    """
+    if not pipeline.source.traits.numbered:
+        raise OptionError(
+            f"the samples of {label} have no numbers: make an index of its shards (headrace index URL…); what "
+            "comes of an iterator cannot be put together with others"
+        )
+    if not pipeline.source.keeps_numbers:
+        raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")
+    if pipeline.group is not None or pipeline.is_batched:
+        raise OptionError(f"{label} makes batches: put .batch() behind {call}, and .collate() with it")
+    if pipeline.of_all is not None:
+        raise OptionError(
+            f".{pipeline.of_all} of {label}: it is about the epoch that a loader gives, of which an input is a part "
+            f"that follows from positions alone; put it behind {call}"
+        )
+    if not pipeline.keeps_count:
+        raise OptionError(f"{pipeline.changing[0]} of {label} changes their number: put it behind {call}")
+    split_steps(pipeline.steps, label, call)
+
+
+def check_objects(spec: JoinedSpec) -> None:
+    """Whether one reader can read what is got by the loader's own.
+
+    Raises:
+        OptionError: objects are read with different options.
+    """
+    files = [one for source in spec.sources for one in source.objects]
+    if any(one.storage_options != files[0].storage_options for one in files):
+        raise OptionError(f"{spec.call}: hr.files() with different storage_options cannot be put together")
+
+
+def joined(spec: JoinedSpec) -> Stream:
+    """The stream of several inputs, which were checked.
+
+    Raises:
+        OptionError: their objects are read with different options.
+    """
+    check_objects(spec)
+    by_url = _numbers_by_url(spec)
+    later = [split_steps(pipeline.narrowed_steps)[1] for pipeline in spec.pipelines]
+    is_done = not any(later)
+    source: AsyncDataset = JoinedDataset(spec, is_done=is_done) if by_url is None else JoinedShards(spec)
+    if is_done and (by_url is None or not spec.adds_names):
+        return Stream(source)
+    random = any(step.random for steps in later for step in steps)
+    steps = [[(step.told, step.fn) for step in some] for some in later]
+    each = JoinedStep(spec.labels, spec.names if spec.adds_names else None, steps, by_url)
+    return Stream(source, (EachSample(Step(spec.kind, "map", each, random, is_implied=True), names_source=is_done),))
+
+
+def _numbers_by_url(spec: JoinedSpec) -> dict[str, int] | None:
+    """The number of the source that each shard is of, where they can be read in ranges; else None."""
+    shards = []
+    for pipeline in spec.pipelines:
+        source = pipeline.source
+        if not source.traits.sharded or source.is_compressed or pipeline.is_by_number:
+            return None
+        if split_steps(pipeline.steps)[0]:
+            return None
+        shards.append(source.data)
+    if any(one.limits != shards[0].limits or one.storage_options != shards[0].storage_options for one in shards):
+        return None
+    numbers: dict[str, int] = {}
+    for number, one in enumerate(shards):
+        for url in one.urls:
+            if numbers.setdefault(url, number) != number or numbers.setdefault(masked(url), number) != number:
+                return None
+    return numbers

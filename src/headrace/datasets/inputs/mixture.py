@@ -1,0 +1,87 @@
+"""Mixtures: several streams whose samples come by weight, as one data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.datasets.base import Operators
+from headrace.datasets.inputs.forked import check_apart
+from headrace.datasets.inputs.joined import check_input, joined
+from headrace.datasets.inputs.mix_spec import MixSpec, Weights
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.plan.mixture import Until
+
+_STEP_SAMPLES = 1024
+
+
+def mix(
+    streams: Mapping[str, Operators[Stream]],
+    weights: Weights = None,
+    *,
+    by: str = "samples",
+    until: Until = "first",
+    step: int = _STEP_SAMPLES,
+) -> Stream:
+    """The samples of several streams as one, by weight; those that are dicts say under `__source__` which one they are
+    of.
+
+    Which sample comes at which position depends on the seed, the epoch and the position alone, as with any stream whose
+    samples have numbers. Sources keep their own order and their own steps: shuffle each of them, before they are mixed.
+    Where one is used up it begins again, in another order if it is shuffled. Their shares are kept within a sample in
+    all, and within some two samples in each batch.
+
+    Args:
+        streams: by name. Their samples have numbers: shards need an index. They are neither filtered (but by keys that
+            an index knows) nor batched: do both with what comes of this.
+        weights: for each name a number, relative to the others. None: each sample comes once. A function of the step:
+            it is given the step's number, from 0 in each epoch, and gives such numbers. It is asked once for each step,
+            in the process of the loader, and must give the same for the same step whenever it is asked: a state
+            that was saved with others is refused. It may be asked for a step behind the last one.
+        by: "samples": weights are those of samples.
+        until: "first": the epoch ends before the first sample that would come again. "all": it ends when each source
+            has come in full. "forever": it has no end; `.epoch(samples=N)` or `.take(n)` bound it.
+        step: samples of a step, of all ranks together. Where one ends and the next one begins may be out by as many
+            samples as there are sources. Shares that do not change are planned in such steps, too.
+
+    Raises:
+        OptionError: a source or an argument cannot be used.
+
+    Examples:
+        >>> import headrace as hr
+        >>> web, code = hr.from_map([{"n": n} for n in range(60)]), hr.from_map([{"n": n} for n in range(20)])
+        >>> data = hr.mix({"web": web.shuffle(), "code": code.shuffle()}, {"web": 0.75, "code": 0.25})
+        >>> [batch["__source__"].count("code") for batch in hr.DataLoader(data, batch_size=20)]
+        [5, 5, 5, 5]
+    """
+    _check_arguments(streams, weights, by, until, step)
+    sources = {}
+    for name, stream in streams.items():
+        if not isinstance(stream, Operators):
+            raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
+        sources[name] = stream._as_stream()
+    mixed = MixSpec(sources, weights, until, step)
+    check_apart(mixed.streams, mixed.call)
+    for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
+        check_input(label, pipeline, mixed.call)
+        _check_repeats(label, pipeline)
+    return joined(mixed)
+
+
+def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
+    if by != "samples":
+        raise OptionError(f"by={by!r}: 'samples' is what mixtures can go by")
+    if until not in ("first", "all", "forever"):
+        raise OptionError(f"until={until!r}: 'first', 'all' or 'forever' is meant")
+    if not isinstance(step, int) or step < 1:
+        raise OptionError(f"step={step!r}: a step has 1 sample or more")
+    if not isinstance(streams, Mapping) or not streams or not all(isinstance(name, str) for name in streams):
+        raise OptionError(f"hr.mix({streams!r:.200}): streams by their names are needed")
+    if not (weights is None or isinstance(weights, Mapping) or callable(weights)):
+        raise OptionError(f"weights={weights!r:.200}: a number for each name is needed, or a function of the step")
+
+
+def _check_repeats(label: str, pipeline: Pipeline) -> None:
+    if pipeline.order.passes is not None:
+        raise OptionError(f"{label} is repeated: until= and weights= of hr.mix say how often its samples come")

@@ -1,0 +1,397 @@
+"""Several inputs as one data set: how their samples are got."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, SupportsIndex
+
+import anyio.to_thread
+import numpy as np
+
+from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.faces import Described
+from headrace.datasets.inputs.orders import JoinedOrders
+from headrace.datasets.inputs.spec import JoinedSpec
+from headrace.datasets.ordering import Ordering
+from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
+from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
+from headrace.errors import OptionError
+from headrace.formats.tar.format import TAR
+from headrace.functions import is_async
+from headrace.indexes.index import Index
+from headrace.indexes.joined import JoinedFiles
+from headrace.producers.members import Members
+from headrace.reading import OwnReaders
+from headrace.running import running_threads
+from headrace.tasks import Step
+from headrace.types import Ints
+
+
+class InPlace:
+    """Which samples of a source come at which position, whatever the seed and the epoch.
+
+    Args:
+        source: the source.
+    """
+
+    def __init__(self, source: SampleSource) -> None:
+        self._orders = source.orders((), 0)
+        self._order = self._orders.order(0, 0)
+
+    def number(self, key: SupportsIndex) -> int:
+        """The number of the sample at a position, which counts from the end where it is negative.
+
+        Raises:
+            IndexError: there are fewer.
+        """
+        try:
+            position = range(self._order.count)[key]
+        except IndexError:
+            raise IndexError(f"there is no sample {key}: there are {self._order.count}") from None
+        return int(self._orders.numbers(self._order, np.array([position]))[0])
+
+
+class InputsDataset(AsyncDataset):
+    """Several inputs, whose samples are got one by one.
+
+    Args:
+        spec: the inputs.
+    """
+
+    def __init__(self, spec: JoinedSpec) -> None:
+        self.spec = spec
+        self._first_steps = [split_steps(pipeline.steps)[0] for pipeline in spec.pipelines]
+        self._keys: list[Sequence[object] | None] = [None] * len(spec.names)
+
+    def __sample_source__(self) -> SampleSource:
+        return JoinedKeySource(self)
+
+    @functools.cached_property
+    def in_place(self) -> InPlace:
+        """Which samples come where, in every epoch."""
+        return InPlace(self.__sample_source__())
+
+    @property
+    def starts(self) -> Ints:
+        """The number of the first sample of each shard of each input, and of all samples last."""
+        raise NotImplementedError
+
+    @property
+    def storage_options(self) -> Mapping[str, object] | None:
+        """Those that single objects are read with; shards that have others have readers of their own."""
+        sources = self.spec.sources
+        objects = (one for source in sources for one in source.objects)
+        return next((one.storage_options for one in (*objects, *sources) if one.has_store), None)
+
+    async def got(self, number: int, at: int) -> object:
+        """A sample of one of the inputs, through its coroutine functions, and what opens it for them."""
+        source, text = self.spec.sources[number], self.spec.labels[number]
+        inside: object = at
+        try:
+            if not (source.traits.sharded or source.traits.by_number):
+                keys = self._keys[number]
+                if keys is None:
+                    keys = self._keys[number] = source.data.keys()
+                inside = keys[at]
+                text += f", key {inside!r:.200}"
+            sample = await source.at(inside, self.spec.pipelines[number].wanted)
+            for step in self._first_steps[number]:
+                text += f"; stage: {step.told}"
+                if is_async(step.fn):
+                    sample = await step.fn(sample)
+                else:
+                    sample = await anyio.to_thread.run_sync(step.fn, sample, limiter=running_threads.get())
+        except Exception as error:
+            error.add_note(text)
+            raise
+        return sample
+
+    async def aopen(self) -> None:
+        async with AsyncExitStack() as opened:
+            for source in _distinct(self.spec.sources):
+                await source.aopen()
+                opened.push_async_callback(source.aclose)
+            opened.pop_all()
+
+    async def aclose(self) -> None:
+        async with AsyncExitStack() as opened:
+            for source in _distinct(self.spec.sources):
+                opened.push_async_callback(source.aclose)
+
+
+class JoinedDataset(InputsDataset):
+    """The samples of several inputs, one behind the other, by number; a sample goes with its input's number.
+
+    Args:
+        spec: the inputs.
+        is_done: whether samples go by themselves, as they are to be: nothing is done to them in workers.
+    """
+
+    def __init__(self, spec: JoinedSpec, *, is_done: bool) -> None:
+        super().__init__(spec)
+        self._is_done = is_done
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(JoinedDataset, is_done=self._is_done), (self.spec,)
+
+    def __len__(self) -> int:
+        return self._firsts[-1]
+
+    @functools.cached_property
+    def starts(self) -> Ints:
+        """The number of the first sample of each shard of each input; inputs without shards are one."""
+        starts = [source.starts for source in self.spec.sources]
+        firsts = np.cumsum([0, *(each[-1] for each in starts)])
+        parts = [first + each[:-1] for first, each in zip(firsts.tolist(), starts, strict=False)]
+        return np.concatenate([*parts, firsts[-1:]])
+
+    @functools.cached_property
+    def _firsts(self) -> list[int]:
+        return [0, *np.cumsum([int(source.starts[-1]) for source in self.spec.sources]).tolist()]
+
+    async def aget(self, key: int) -> object:
+        """(the number of its input, the sample), or the sample itself where nothing more is done to it."""
+        key = range(len(self))[key]
+        number = bisect.bisect_right(self._firsts, key) - 1
+        sample = await self.got(number, key - self._firsts[number])
+        if not self._is_done:
+            return number, sample
+        return named(sample, self.spec.names[number]) if self.spec.adds_names else sample
+
+
+class JoinedShards(IndexedShards):
+    """The shards of several inputs as those of one, to be read in ranges.
+
+    Args:
+        spec: the inputs, all of them such shards.
+    """
+
+    def __init__(self, spec: JoinedSpec) -> None:
+        shards: list[IndexedShards] = [source.data for source in spec.sources]
+        urls = tuple(url for source in shards for url in source.urls)
+        index = Index(urls, JoinedFiles([source.index for source in shards]), shards[0].limits, TAR)
+        # of members as they are: each input opens its own
+        super().__init__(urls, index, shards[0].storage_options, shards[0].limits, TAR)
+        self._readers = OwnReaders(self.storage_options, self.aclose)
+        self.spec = spec
+        self._firsts = [0, *np.cumsum([len(source.urls) for source in shards]).tolist()]
+
+    def __sample_source__(self) -> SampleSource:
+        return JoinedShardSource(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return JoinedShards, (self.spec,)
+
+    @functools.cached_property
+    def in_place(self) -> InPlace:
+        """Which samples come where, in every epoch."""
+        return InPlace(self.__sample_source__())
+
+    async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
+        source, first = self._source_of(ordinal)
+        return await source.members(ordinal - first, chosen, self._wanted(ordinal) if wanted is None else wanted)
+
+    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
+        ordinal, _ = self.index.locate(number)
+        source, first = self._source_of(ordinal)
+        number -= int(self.index.starts[first])
+        return await source.get(number, self._wanted(ordinal) if wanted is None else wanted)
+
+    def _source_of(self, ordinal: int) -> tuple[IndexedShards, int]:
+        """The source of a shard, and the number of its first one: only it may know where samples lie there."""
+        number = bisect.bisect_right(self._firsts, ordinal) - 1
+        source: IndexedShards = self.spec.sources[number].data
+        return source, self._firsts[number]
+
+    async def aclose(self) -> None:
+        async with AsyncExitStack() as opened:
+            for source in _distinct(self.spec.sources):
+                opened.push_async_callback(source.aclose)
+            await super().aclose()
+
+    def _wanted(self, ordinal: int) -> Wanted | None:
+        """What the steps of its source use of a shard's samples."""
+        return self.spec.pipelines[bisect.bisect_right(self._firsts, ordinal) - 1].wanted
+
+
+class JoinedStep:
+    """Does to each sample what its input's own steps do.
+
+    Args:
+        labels: what messages call the inputs.
+        names: of the inputs, which samples are told; None: they are not.
+        steps: of each, with their names.
+        by_url: the number of the input whose shard has an address; None: samples come with these numbers.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        names: Sequence[str] | None,
+        steps: Sequence[Sequence[tuple[str, Callable[[Any], Any]]]],
+        by_url: dict[str, int] | None,
+    ) -> None:
+        self.labels, self.names = tuple(labels), None if names is None else tuple(names)
+        self.steps, self.by_url = tuple(map(tuple, steps)), by_url
+
+    def __call__(self, sample: Any) -> object:
+        if self.by_url is None:
+            number, sample = sample
+        else:
+            number = self.by_url[sample["__url__"]]
+        for name, function in self.steps[number]:
+            try:
+                sample = function(sample)
+            except Exception as error:
+                error.add_note(f"{self.labels[number]}; stage: {name}")
+                raise
+        return sample if self.names is None else named(sample, self.names[number])
+
+
+def named(sample: object, name: str) -> object:
+    """A sample that says which source it is of, if it is a dict."""
+    return {**sample, "__source__": name} if isinstance(sample, dict) else sample
+
+
+def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple[list[Step], list[Step]]:
+    """(the coroutine functions that come first, with what opens samples for them; the plain functions that follow)."""
+    opens = next((k for k, step in enumerate(steps) if step.random or not step.is_implied), len(steps))
+    begin = opens if any(is_async(step.fn) for step in steps[: opens + 1]) else 0
+    first = next((k for k in range(begin, len(steps)) if not is_async(steps[k].fn)), len(steps))
+    late = next((step for step in steps[first:] if is_async(step.fn)), None)
+    if late is not None:
+        raise OptionError(
+            f"{late.name} of {label} is an async function behind a plain one: put it before that, or behind {call}"
+        )
+    return list(steps[:first]), list(steps[first:])
+
+
+def _distinct(sources: Sequence[SampleSource]) -> list[AsyncDataset]:
+    return list({id(source.data): source.data for source in sources}.values())
+
+
+class JoinedSource(SampleSource):
+    """Several inputs as one data set."""
+
+    data: InputsDataset | JoinedShards
+
+    @property
+    def _spec(self) -> JoinedSpec:
+        return self.data.spec
+
+    @property
+    def text(self) -> str:
+        return self._spec.text
+
+    @property
+    def objects(self) -> Sequence[SampleSource]:
+        return [one for source in self._spec.sources for one in source.objects]
+
+    @property
+    def is_endless(self) -> bool:
+        return self._spec.is_endless
+
+    @property
+    def has_store(self) -> bool:
+        return True
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, Described]]:
+        return list(zip(self._spec.names, self._spec.streams, strict=True))
+
+    @property
+    def has_count(self) -> bool:
+        return all(source.has_count for source in self._spec.sources)
+
+    @property
+    def is_in_order(self) -> bool:
+        return self._spec.is_in_order
+
+    @property
+    def is_steady(self) -> bool:
+        return self._spec.is_steady
+
+    @property
+    def draws(self) -> bool:
+        return not self._spec.is_in_order
+
+    @property
+    def answers_keys(self) -> bool:
+        return False
+
+    def count(self) -> int:
+        return self._spec.count
+
+    def keys(self) -> Sequence[Any]:
+        return super().keys() if self._is_by_own_number else range(self.count())
+
+    async def aget(self, key: Any) -> object:
+        return await self.aget_wanted(key, None)
+
+    async def aget_wanted(self, key: Any, wanted: Wanted | None) -> object:
+        if self._is_by_own_number:
+            return await self.at(key, wanted)
+        if not self.is_steady:
+            raise TypeError(
+                f"{self.text} gives no sample by its number: its inputs come in other orders in other epochs; "
+                "shuffle or draw what comes of them, and not the inputs"
+            )
+        return await self.at(self.data.in_place.number(key), wanted)
+
+    @property
+    def _is_by_own_number(self) -> bool:
+        return self._spec.has_own_numbers or self._spec.is_in_order
+
+    def check_order(self, order: Ordering) -> None:
+        self._spec.check_order(order, in_ranges=self.traits.sharded)
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> JoinedOrders:
+        assert not keeps, "no index is asked for keys of several inputs"
+        return JoinedOrders(self, self._spec, seed)
+
+
+class JoinedKeySource(JoinedSource, KeySource):
+    """Inputs whose samples are got one by one."""
+
+    traits = Traits(numbered=True, by_number=True)
+
+    def __init__(self, data: InputsDataset) -> None:
+        super().__init__(data)
+        self.data: InputsDataset = data
+
+    async def at(self, key: Any, wanted: Wanted | None) -> object:  # noqa: ARG002 (each input knows what it needs)
+        return await self.data.aget(key)
+
+    @property
+    def storage_options(self) -> Mapping[str, object] | None:
+        return self.data.storage_options
+
+    @property
+    def starts(self) -> Ints:
+        return self.data.starts
+
+
+class JoinedShardSource(JoinedSource, IndexedShardSource):
+    """Shards of several inputs, read in ranges."""
+
+    def __init__(self, data: JoinedShards) -> None:
+        super().__init__(data)
+        self.data: JoinedShards = data
+
+    async def at(self, key: Any, wanted: Wanted | None) -> object:
+        return await self.data.aget(key, wanted)
+
+    @property
+    def starts(self) -> Ints:
+        len(self.data)
+        return self.data.index.starts
+
+    @property
+    def blocks(self) -> Ints | None:
+        return self.data.blocks if self.is_in_order else None  # else they are not read as they lie
+
+    def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
+        return True

@@ -1,0 +1,223 @@
+"""Streams side by side: which samples come together, and how they are got."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.datasets.inputs.in_turn import InputsSpec
+from headrace.datasets.inputs.sources import InputsDataset
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.planning import Planning
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.plan import Order, draw
+from headrace.plan.layouts import ZipOrder
+from headrace.plan.order import ENDLESS
+from headrace.running import RunningSample, running_sample
+from headrace.types import Ints
+
+_NUMBERS_MOST = 2**60
+
+
+class ZipSpec(InputsSpec):
+    """Streams side by side: a sample of each at every position.
+
+    A sample's number is made of those of the inputs' samples. Inputs whose samples come as they lie have one of them
+    together, the position: else a few inputs would have more numbers than there are.
+
+    Attributes:
+        strict: whether all inputs have as many samples.
+    """
+
+    kind = "zip"
+
+    def __init__(self, streams: Sequence[Stream], *, strict: bool) -> None:
+        super().__init__(streams)
+        self.strict = strict
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return functools.partial(ZipSpec, strict=self.strict), (self.streams,)
+
+    @property
+    def arguments(self) -> str:
+        return "" if self.strict else ", strict=False"
+
+    @property
+    def is_endless(self) -> bool:
+        return all(pipeline.is_endless for pipeline in self.pipelines)
+
+    @functools.cached_property
+    def count(self) -> int:
+        """How many samples come: as many as each input has, or the one with the fewest.
+
+        Raises:
+            OptionError: they differ, and must not.
+        """
+        least, most = min(self.sizes), max(self.sizes)
+        if self.strict and least != most:
+            few, many = self.sizes.index(least), self.sizes.index(most)
+            has = "no end" if most == ENDLESS else f"{most} samples"
+            raise OptionError(
+                f"{self.labels[few]} has {least} samples, and {self.labels[many]} has {has}: "
+                ".zip(…, strict=False) ends with the shorter one, and .take(n) of an input shortens it"
+            )
+        return least
+
+    @property
+    def full_count(self) -> int | None:
+        passes = self._passes_of_endless()
+        return None if passes is None else max(passes, default=0)
+
+    @property
+    def shares(self) -> Sequence[int] | None:
+        return [1] * len(self.names)
+
+    @functools.cached_property
+    def _alone(self) -> tuple[int, ...]:
+        """The inputs that have numbers of their own."""
+        if self.count == ENDLESS:
+            return tuple(range(len(self.names)))
+        return tuple(k for k, pipeline in enumerate(self.pipelines) if not _comes_as_it_lies(pipeline))
+
+    @functools.cached_property
+    def radices(self) -> tuple[int, ...]:
+        """How many numbers the position has, and each input that has its own.
+
+        Raises:
+            OptionError: there are not so many numbers.
+        """
+        radices = tuple(max(1, int(self.sources[k].starts[-1])) for k in self._alone)
+        if len(self._alone) < len(self.names):
+            radices = max(1, self.count), *radices
+        if math.prod(radices) > _NUMBERS_MOST:
+            raise OptionError(
+                f"the inputs of {self.call} that have orders of their own have {' * '.join(map(str, radices))} pairs "
+                "of samples, more than can be numbered: leave their orders as they are, and have .zip(…).shuffle()"
+            )
+        return radices
+
+    def numbers_of(self, number: int) -> list[int]:
+        """The number of each input's sample, by that of all together."""
+        digits = list[int]()
+        for radix in reversed(self.radices):
+            number, digit = divmod(number, radix)
+            digits.append(digit)
+        position = digits.pop() if len(digits) > len(self._alone) else 0
+        alone = dict(zip(self._alone, reversed(digits), strict=True))
+        return [alone[k] if k in alone else self._number_at(k, position) for k in range(len(self.names))]
+
+    def _number_at(self, number: int, position: int) -> int:
+        """The number of the sample at a position, of an input whose samples come as they lie."""
+        if not self.pipelines[number].order.operators:
+            return position
+        planning, order = self._steady(number)
+        return int(planning.numbers(order, np.array([position]))[0])
+
+    @functools.cached_property
+    def _steady(self) -> Callable[[int], tuple[Planning, Order]]:
+        @functools.cache
+        def steady(number: int) -> tuple[Planning, Order]:
+            planning = Planning(self.pipelines[number], 0)
+            return planning, planning.passes(0)
+
+        return steady
+
+    def arrange(
+        self,
+        inputs: Sequence[Order],
+        key: tuple[int, ...],  # noqa: ARG002 (others need it)
+        first_shards: Sequence[int],  # noqa: ARG002 (samples have no shards)
+        window: int,  # noqa: ARG002 (they are got one by one)
+    ) -> ZipOrder:
+        numbers = [functools.partial(_numbers, inputs[k], self.sources[k].starts) for k in self._alone]
+        of_position: list[Callable[[Ints], Ints]] = [_itself] if len(self._alone) < len(self.names) else []
+        return ZipOrder(self.count, list(zip(self.radices, [*of_position, *numbers], strict=True)))
+
+
+def _comes_as_it_lies(pipeline: Pipeline) -> bool:
+    """Whether it follows from a position alone, and from what states say of the order, which sample comes there."""
+    order, source = pipeline.order, pipeline.source
+    return order.is_steady and order.by_numbers is None and not pipeline.keeps and source.is_in_order
+
+
+def _numbers(order: Order, starts: Ints, positions: Ints) -> Ints:
+    shards, rows = order.locate(positions)
+    return np.asarray(starts[shards] + rows, np.int64)
+
+
+def _itself(positions: Ints) -> Ints:
+    return positions
+
+
+class ZipDataset(InputsDataset):
+    """Samples of several inputs at once, by numbers that are made of theirs.
+
+    Args:
+        spec: the inputs.
+    """
+
+    spec: ZipSpec
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ZipDataset, (self.spec,)
+
+    def __len__(self) -> int:
+        return math.prod(self.spec.radices)
+
+    @property
+    def starts(self) -> Ints:
+        return np.array([0, len(self)])
+
+    async def aget(self, key: int) -> object:
+        """A tuple of the samples, which are got at the same time."""
+        numbers = self.spec.numbers_of(range(len(self))[key])
+        tasks = [asyncio.ensure_future(self._of_its_own(k, number)) for k, number in enumerate(numbers)]
+        try:
+            # One after the other: of several that fail it is always the first one that tells why.
+            return tuple([await task for task in tasks])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # nobody goes on when this ends
+
+    async def _of_its_own(self, number: int, at: int) -> object:
+        """A sample of one input, with random numbers that no other one has."""
+        running = running_sample.get()
+        if running is not None:
+            running_sample.set(RunningSample(_key_of(running.key, number), running.position))
+        return await self.got(number, at)
+
+
+@functools.lru_cache(1024)
+def _key_of(key: int, number: int) -> int:
+    return draw("input", key, number)
+
+
+class ZipStep:
+    """Does to each of the samples that come together what its input's own steps do.
+
+    Args:
+        labels: what messages call the inputs.
+        steps: of each, with their names.
+    """
+
+    def __init__(self, labels: Sequence[str], steps: Sequence[Sequence[tuple[str, Callable[[Any], Any]]]]) -> None:
+        self.labels, self.steps = tuple(labels), tuple(map(tuple, steps))
+
+    def __call__(self, samples: tuple[object, ...]) -> tuple[object, ...]:
+        return tuple([self._made(k, sample) for k, sample in enumerate(samples)])
+
+    def _made(self, number: int, sample: object) -> object:
+        for name, function in self.steps[number]:
+            try:
+                sample = function(sample)
+            except Exception as error:
+                error.add_note(f"{self.labels[number]}; stage: {name}")
+                raise
+        return sample

@@ -1,0 +1,86 @@
+"""What decides how samples are put together: batchers of our own; see `headrace.types.Batcher`."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.datasets.operators.fields import field_of
+
+
+class EvenBatcher:
+    """Groups of one size, in order; the last one may have fewer.
+
+    Args:
+        size: samples in a group.
+        drop_last: leave a last group out that has fewer.
+    """
+
+    def __init__(self, size: int, *, drop_last: bool) -> None:
+        self._size, self._drop_last, self._offered = size, drop_last, 0
+
+    def offer(self, measure: int) -> Sequence[int]:  # noqa: ARG002 (each counts as one)
+        self._offered += 1
+        return range(self._offered) if self._offered == self._size else ()
+
+    def end(self) -> Sequence[int]:
+        return () if self._drop_last else range(self._offered)
+
+
+class BucketBatcher:
+    """Groups of samples that are about as long: each length has a bucket, and one that is full is a group.
+
+    Args:
+        edges: ascending: the greatest length of each bucket but the last, which has all that are longer.
+        size: samples in a full bucket; None: it goes by `tokens`.
+        tokens: how large a group may be once its samples are padded: their number times the longest one's length.
+            No sample is longer by itself: see `Length`.
+        drop_last: leave out what is in buckets that are not full at the end.
+    """
+
+    def __init__(self, edges: Sequence[int], size: int | None, tokens: int | None, *, drop_last: bool) -> None:
+        self._edges, self._size, self._tokens, self._drop_last = edges, size, tokens, drop_last
+        self._buckets: dict[int, list[int]] = {}
+        self._longest: dict[int, int] = {}
+        self._offered = 0
+
+    def offer(self, measure: int) -> Sequence[int]:
+        number = bisect_left(self._edges, measure)
+        bucket = self._buckets.setdefault(number, [])
+        longest = max(measure, self._longest.get(number, 0))
+        if self._tokens is not None and bucket and (len(bucket) + 1) * longest > self._tokens:
+            return bucket  # it waits, and begins the next one
+        bucket.append(self._offered)
+        self._longest[number] = longest
+        self._offered += 1
+        return bucket if len(bucket) == self._size else ()
+
+    def end(self) -> Sequence[int] | None:
+        return None if self._drop_last else next(iter(self._buckets.values()))
+
+
+class Length:
+    """The length of a sample, as a whole number.
+
+    Args:
+        of: a field, whose `len` it is; or a function of the sample that gives it.
+        most: how long it may be; None: any length.
+    """
+
+    def __init__(self, of: str | int | Callable[[Any], int], most: int | None = None) -> None:
+        self._of, self._most = of, most
+
+    def __call__(self, sample: object) -> int:
+        given = self._of(sample) if callable(self._of) else len(field_of(sample, self._of))
+        try:
+            length = operator.index(given)
+        except TypeError:
+            raise TypeError(f"bucket: the length of a sample is {given!r:.100}: a whole number is needed") from None
+        if self._most is not None and length > self._most:
+            raise ValueError(
+                f"bucket: a sample has the length {length}, and batch_tokens={self._most} is less: cut it, or leave it "
+                "out by .filter()"
+            )
+        return length

@@ -1,0 +1,194 @@
+"""Operators that choose samples by their numbers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.operators.order import PassOperator
+from headrace.errors import OptionError
+from headrace.plan import ChosenOrder, ComputedOrder, DrawnOrder, Order, draw
+from headrace.types import Ints
+
+
+@dataclass(frozen=True, slots=True)
+class SelectIndices(PassOperator):
+    """The samples with some numbers, in the order of these.
+
+    Attributes:
+        name: of the operator, for messages.
+        chooses: gives the numbers, for the number of all samples.
+    """
+
+    is_constant = True
+    name: str
+    chooses: Callable[[int], Iterable[int]]
+
+    @property
+    def text(self) -> str:
+        return f"{self.name}(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "pick"  # which samples it gave is in the check
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        return ChosenOrder(order, self.numbers(order.count))
+
+    @property
+    def is_fixed(self) -> bool:
+        chosen: Any = getattr(self.chooses, "args", (None,))[0]
+        return not hasattr(chosen, "__iter__") or isinstance(chosen, list | tuple | range | np.ndarray)
+
+    def count(self, count: int) -> int:
+        """How many numbers there are, of `count` samples; a sampler is not asked for them, it would draw others then.
+
+        Raises:
+            TypeError: a sampler does not know it.
+        """
+        chosen: Any = self.chooses(count)
+        return chosen.size if isinstance(chosen, np.ndarray) else len(chosen)
+
+    def numbers(self, count: int) -> Ints:
+        """The numbers, of `count` samples.
+
+        Raises:
+            OptionError: one of them is not below `count`.
+        """
+        chosen = self.chooses(count)
+        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
+        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
+            raise OptionError(
+                f".{self.name}(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
+            )
+        return _inside(numbers, count, f".{self.name}()")
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch(PassOperator):
+    """The samples whose numbers are in a range.
+
+    Attributes:
+        name: the call, as it is shown.
+        numbers: the range, for the number of all samples.
+        is_behind_filters: see `PassOperator`.
+    """
+
+    is_steady = True
+    name: str
+    numbers: Callable[[int], range]
+    is_behind_filters: bool = False
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    @property
+    def in_state(self) -> str:
+        return "pick"  # which samples it gave is in the check
+
+    def count(self, count: int) -> int:
+        return len(self.numbers(count))
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:  # noqa: ARG002
+        numbers = self.numbers(order.count)
+        return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
+
+
+def _at(start: int, step: int, positions: Ints) -> Ints:
+    return start + step * positions
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSample(PassOperator):
+    """Samples drawn at random: a function of (seed, epoch, position).
+
+    Attributes:
+        weights: of each sample; None: all are as likely.
+        samples: how many are drawn; None: as many as there are.
+        replacement: whether one may come several times.
+    """
+
+    weights: NDArray[np.float64] | None
+    samples: int | None
+    replacement: bool
+    seed: int | None
+
+    @property
+    def text(self) -> str:
+        return "sample(…)"
+
+    @property
+    def in_state(self) -> str:
+        return "drawn"  # which samples it gave is in the check
+
+    def count(self, count: int) -> int:
+        return count if self.samples is None else self.samples
+
+    def seed_or(self, loaders: int) -> int:
+        return loaders if self.seed is None else self.seed
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        return DrawnOrder(order, self.count(order.count), key, self.weights, self.replacement)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedNumbers(PassOperator):
+    """The samples whose numbers a function gives for positions.
+
+    Attributes:
+        name: of the operator, with its arguments.
+        numbers: of the samples at some positions, for the number of all samples and a seed.
+        counts: how many there are, for the number of all samples.
+    """
+
+    name: str
+    numbers: Callable[[Ints, int, int], Ints]
+    counts: Callable[[int], int]
+
+    @property
+    def text(self) -> str:
+        return self.name
+
+    @property
+    def in_state(self) -> str:
+        return f"apply_op {self.name}"  # it may be called as one of ours
+
+    def count(self, count: int) -> int:
+        counted = operator.index(self.counts(count))
+        if counted < 0 or (counted and not count):
+            raise OptionError(f".{self.name}: count({count}) gave {counted}, and there are {count} samples")
+        return counted
+
+    def apply(self, order: Order, key: tuple[int, ...]) -> Order:
+        seed = draw("order", *key)
+        return ComputedOrder(order, self.count(order.count), partial(self._numbers_at, order.count, seed))
+
+    def _numbers_at(self, count: int, seed: int, positions: Ints) -> Ints:
+        numbers = np.asarray(self.numbers(positions, count, seed))
+        if numbers.shape != positions.shape or (len(numbers) and numbers.dtype.kind not in "iu"):
+            raise OptionError(
+                f".{self.name}: a whole number for each of {len(positions)} positions is needed, and not an array of "
+                f"{numbers.dtype} of shape {numbers.shape}"
+            )
+        return _inside(numbers, count, f".{self.name}")
+
+
+def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
+    """The numbers of samples, all of which there are.
+
+    Raises:
+        OptionError: one of them is not below `count`.
+    """
+    known: Ints = numbers.astype(np.int64)
+    outside = known[(known < 0) | (known >= count)]
+    if len(outside):
+        raise OptionError(f"{call}: there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
+    return known

@@ -1,0 +1,68 @@
+"""Tokens of texts, by tokenizers of several libraries."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.datasets.operators.fields import field_of, with_field
+from headrace.errors import OptionError
+from headrace.functions import is_async
+from headrace.numbers import array_of
+
+
+class Tokenize:
+    """Puts the tokens of a text in its place.
+
+    Args:
+        ids: gives them.
+        field: the text.
+        into: what the tokens are called, where fields have names.
+        dtype: of their array.
+    """
+
+    def __init__(self, ids: Callable[[str], Any], field: str | int, into: str, dtype: str) -> None:
+        self._ids, self._field, self._into, self._dtype = ids, field, into, np.dtype(dtype)
+
+    def __call__(self, sample: Any) -> object:
+        text = field_of(sample, self._field)
+        try:
+            tokens = self._array(self._ids(text if isinstance(text, str) else str(text, "utf-8")))
+        except TypeError as error:
+            error.add_note(f"tokenize: the field {self._field!r} is a {type(text).__name__}")
+            raise
+        return with_field(sample, self._field, tokens, self._into)
+
+    def _array(self, given: Any) -> NDArray[Any]:
+        """What a tokenizer gave for a text, as an array of this kind."""
+        ids = given["input_ids"] if hasattr(given, "keys") else getattr(given, "ids", given)
+        tokens = array_of(ids)
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+            raise TypeError(
+                f"tokenize: the tokenizer gave a {type(given).__name__} for a text; a list or an array of its tokens' "
+                "numbers is needed"
+            )
+        bounds = np.iinfo(self._dtype)
+        for token in (tokens.min(), tokens.max()) if tokens.size else ():
+            if not bounds.min <= token <= bounds.max:
+                raise ValueError(f"tokenize: a token has the number {token}, which {self._dtype} cannot hold")
+        return tokens.astype(self._dtype, copy=False)
+
+
+def ids_by(tokenizer: Any) -> Callable[[str], Any]:
+    """What gives a text's tokens.
+
+    Raises:
+        OptionError: the tokenizer is of no kind that is known.
+    """
+    if hasattr(tokenizer, "encode_to_numpy"):  # tiktoken's: it refuses special tokens unless one says otherwise
+        return functools.partial(tokenizer.encode_to_numpy, disallowed_special=())
+    gives: Any = tokenizer if callable(tokenizer) else getattr(tokenizer, "encode", None)
+    if not callable(gives) or is_async(gives):
+        raise OptionError(f".tokenize({tokenizer!r:.200}): a tokenizer is needed, or a plain function of a text")
+    ids: Callable[[str], Any] = gives
+    return ids

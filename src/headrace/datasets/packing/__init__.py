@@ -1,0 +1,1 @@
+"""Documents of tokens packed into sequences of one length."""

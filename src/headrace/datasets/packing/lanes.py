@@ -1,0 +1,56 @@
+"""Documents that are packed in lanes: how long they are is known once they have been read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.datasets.operators.values import GroupOperator
+from headrace.datasets.packing.sequences import DocumentPart, PackStep, Tokens
+from headrace.datasets.pipeline import Pipeline
+from headrace.errors import OptionError
+from headrace.plan.lane_packing import LanePacking
+
+
+@dataclass(frozen=True, slots=True)
+class PackParts:
+    """Makes a sequence of documents, with (where each is, the first token that is wanted, the end, all its tokens)."""
+
+    step: PackStep
+
+    def __call__(self, documents: list[tuple[int, int, int, int, Any]]) -> dict[str, Tokens]:
+        return self.step(
+            [DocumentPart(number, sample, start, stop, whole) for number, start, stop, whole, sample in documents]
+        )
+
+
+def lane_operator(pipeline: Pipeline, step: PackStep, method: str, call: str) -> GroupOperator:
+    """What packs the documents of a pipeline in lanes.
+
+    Args:
+        step: makes a sequence.
+        call: what errors call it.
+
+    Raises:
+        OptionError: documents have no numbers, or are made of others in an order that ranks do not share.
+    """
+    source = pipeline.source
+    if not source.traits.numbered:
+        raise OptionError(
+            f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
+            "others on other ranks; shards need an index for that (headrace index URL…)"
+        )
+    if pipeline.is_batched or pipeline.group is not None:
+        raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")
+    if pipeline.regroups or pipeline.limit is not None:
+        before = pipeline.regroups[0].name if pipeline.regroups else f"take({pipeline.limit})"
+        raise OptionError(
+            f"{call} behind .{before}: which documents come would follow from those of all ranks; put it behind .pack()"
+        )
+    return GroupOperator(
+        f"pack({step.length}, {method})",
+        batcher=None,
+        measure=step.count,
+        collate=PackParts(step),
+        packing=LanePacking(step.length, method),
+    )

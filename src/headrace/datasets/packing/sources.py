@@ -1,0 +1,188 @@
+"""Packed sequences as a data set: how their documents are got."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.faces import Parts
+from headrace.datasets.packing.orders import PackedKey, PackOrders
+from headrace.datasets.packing.sequences import DocumentPart
+from headrace.datasets.packing.spec import PackSpec
+from headrace.datasets.planning import Planning
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders, Traits
+from headrace.functions import is_async
+from headrace.indexes.index import for_each
+from headrace.plan import draw
+from headrace.plan.packs import Pieces
+from headrace.producer import Producer
+from headrace.running import RunningSample, running_sample
+from headrace.tasks import Step
+
+_TOGETHER_TOKENS = 2**18  # of sequences that are read at once
+
+
+class PackDataset(AsyncDataset):
+    """The documents of sequences, by the numbers of these; a step in the workers makes sequences of them.
+
+    Args:
+        spec: how documents become sequences.
+    """
+
+    def __init__(self, spec: PackSpec) -> None:
+        self.spec = spec
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"spec": self.spec}
+
+    def __sample_source__(self) -> SampleSource:
+        return PackSource(self)
+
+    def __len__(self) -> int:
+        return self.spec.count
+
+    async def aget(self, key: int) -> list[DocumentPart]:
+        """What sequence `key` is made of.
+
+        Raises:
+            IndexError: there are fewer sequences.
+            TypeError: documents are shuffled: it is another one in each epoch.
+        """
+        if self.spec.is_shuffled:
+            raise TypeError(f"{self.spec.stream!r} is shuffled: sequences of it are others in each epoch")
+        return await self.read(self.spec.pieces(range(self.spec.count)[key]))
+
+    async def aget_key(self, key: PackedKey) -> list[DocumentPart]:
+        """The same of a sequence of shuffled documents."""
+        return await self.read(key.pieces)
+
+    async def read(self, pieces: Pieces) -> list[DocumentPart]:
+        """These parts of documents."""
+        source, keys, steps, wanted = self._source, self._keys, self._async_steps, self.spec.pipeline.wanted
+        numbers, starts, stops = (some.tolist() for some in pieces)
+        if self._parts is not None:
+            samples = await self._parts(*pieces)
+            return [DocumentPart(*one, None) for one in zip(numbers, samples, starts, stops, strict=True)]
+        wholes, running = self.spec.lengths[pieces.documents].tolist(), running_sample.get()
+
+        async def get(k: int) -> DocumentPart:
+            number = numbers[k]
+            if running is not None:  # they are got at once: of one generator each would draw what the others leave
+                running_sample.set(RunningSample(draw("document", running.key, k), running.position))
+            try:
+                sample = await source.at(number if keys is None else keys[number], wanted)
+                for step in steps:
+                    sample = await step.fn(sample)
+            except Exception as error:
+                error.add_note(f"document {number}")
+                raise
+            return DocumentPart(number, sample, starts[k], stops[k], wholes[k])
+
+        return await for_each(len(numbers), get)
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether several sequences are read better together: where parts of documents are, and may touch."""
+        return self._parts is not None
+
+    async def read_several(self, keys: Sequence[int | PackedKey]) -> list[list[DocumentPart]]:
+        """What some sequences are made of: what lies together is read at once."""
+        each = max(1, _TOGETHER_TOKENS // self.spec.length)
+        groups = [keys[k : k + each] for k in range(0, len(keys), each)]
+        made = await for_each(len(groups), lambda k: self._read_together(groups[k]))
+        return [sequence for group in made for sequence in group]
+
+    async def _read_together(self, keys: Sequence[int | PackedKey]) -> list[list[DocumentPart]]:
+        pieces = [key.pieces if isinstance(key, PackedKey) else self.spec.pieces(key) for key in keys]
+        ends = np.cumsum([0, *(len(some.documents) for some in pieces)]).tolist()
+        parts = await self.read(Pieces(*map(np.concatenate, zip(*pieces, strict=True))))
+        return [parts[start:stop] for start, stop in itertools.pairwise(ends)]
+
+    async def aopen(self) -> None:
+        if self._source.opens is not None:
+            await self._source.opens.aopen()
+
+    async def aclose(self) -> None:
+        if self._source.opens is not None:
+            await self._source.opens.aclose()
+
+    @property
+    def _source(self) -> SampleSource:
+        return self.spec.pipeline.source
+
+    @cached_property
+    def _async_steps(self) -> list[Step]:
+        return [step for step in self.spec.pipeline.steps if is_async(step.fn)]
+
+    @cached_property
+    def _parts(self) -> Parts | None:
+        """What gets parts of documents, where nothing is done to whole ones, and their lengths need no check."""
+        is_plain = all(step.is_implied for step in self.spec.pipeline.steps)
+        return self._source.parts if is_plain and self.spec.given is None else None
+
+    @cached_property
+    def _keys(self) -> Sequence[object] | None:
+        """The keys of documents; None: their numbers are what they are got by."""
+        traits = self._source.traits
+        return None if traits.sharded or traits.by_number else self._source.keys()
+
+
+class PackSource(KeySource):
+    """Packed sequences: got one by one."""
+
+    traits = Traits(numbered=True, by_number=True)
+
+    def __init__(self, data: PackDataset) -> None:
+        super().__init__(data)
+        self.data: PackDataset = data
+
+    @property
+    def name(self) -> str:
+        return "pack"
+
+    @property
+    def text(self) -> str:
+        spec = self.data.spec
+        return f"{spec.stream!r}.{spec.described}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return self._documents.facts
+
+    @property
+    def has_count(self) -> bool:
+        return self._documents.has_count
+
+    @property
+    def keeps_numbers(self) -> bool:
+        return not self.data.spec.is_shuffled
+
+    @property
+    def storage_options(self) -> Mapping[str, object] | None:
+        return self._documents.storage_options
+
+    @property
+    def has_store(self) -> bool:
+        return self._documents.has_store
+
+    @property
+    def objects(self) -> Sequence[SampleSource]:
+        return self._documents.objects
+
+    @property
+    def _documents(self) -> SampleSource:
+        return self.data.spec.pipeline.source
+
+    def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
+        assert not keeps, "no index is asked for keys of sequences"
+        spec = self.data.spec
+        return PackOrders(self, spec, Planning(spec.pipeline, seed), seed)
+
+    def open(self, io: EpochIO) -> Producer:
+        data = self.data
+        get = data.aget_key if data.spec.is_shuffled else data.aget
+        return io.keys(data, get, data.read_several if data.reads_several else None)

@@ -1,0 +1,129 @@
+"""Documents of tokens, packed into sequences of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from headrace.datasets.base import Operators
+from headrace.datasets.methods.packing import Packing
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.packing.lanes import lane_operator
+from headrace.datasets.packing.sequences import PackStep
+from headrace.datasets.packing.sources import PackDataset
+from headrace.datasets.packing.spec import PackSpec
+from headrace.datasets.pipeline import Pipeline
+from headrace.datasets.stream import Stream
+from headrace.errors import OptionError
+from headrace.functions import is_async
+from headrace.tasks import Step
+from headrace.types import Ints
+
+_IDS = ("document_ids", "position_ids")
+_TOKENS_MOST = 2**60
+
+
+def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
+    """What `.pack()` gives.
+
+    Raises:
+        OptionError: an argument is of no use, or nobody knows beforehand which documents come, or how long they are.
+    """
+    stream, length, tokens = data._as_stream(), packing.length, packing.tokens
+    call = f".pack({length!r})"
+    if not hasattr(length, "__index__") or length < 1:
+        raise OptionError(f"{call}: a sequence has 1 token or more")
+    if packing.method not in ("concat", "best_fit"):
+        raise OptionError(f".pack(method={packing.method!r}): 'concat' or 'best_fit' is meant")
+    fields = [packing.fields] if isinstance(packing.fields, str) else packing.fields
+    names = (tokens, *fields)
+    if len({*names, *_IDS}) < len(names) + len(_IDS):
+        raise OptionError(
+            f".pack(tokens={tokens!r}, fields={fields!r}): each field is named once, and none of them is called as "
+            "document_ids and position_ids are"
+        )
+    pads = dict(packing.pad_value) if isinstance(packing.pad_value, Mapping) else {tokens: packing.pad_value}
+    unknown = next((name for name in pads if name not in names), None)
+    if unknown is not None:
+        raise OptionError(f".pack(pad_value={pads!r}): field {unknown!r} is none of {', '.join(names)}")
+    if not all(hasattr(pad, "__float__") for pad in pads.values()):
+        raise OptionError(
+            f".pack(pad_value={packing.pad_value!r}): a number is needed, or one for each field by its name"
+        )
+    given = None if packing.lengths is None else _checked(packing.lengths)
+    pipeline = stream.pipeline()
+    if given is None and not (pipeline.source.has_lengths and pipeline.keeps_count):
+        step = PackStep(length, tokens, names[1:], pads, packing.document_ids, ())
+        return stream._with(lane_operator(pipeline, step, packing.method, call))
+    _check(pipeline, call)
+    steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
+    length = int(length)
+    makes = PackStep(length, tokens, names[1:], pads, packing.document_ids, steps)
+    is_random = any(step.random for step in pipeline.steps)
+    packed = PackDataset(PackSpec(stream, length, packing.method, given))
+    return Stream(packed, (EachSample(Step("pack", "map", makes, is_random, is_implied=True)),))
+
+
+def _checked(lengths: ArrayLike) -> Ints:
+    given = np.asarray(lengths)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise OptionError(
+            f".pack(lengths=…): a whole number for each document is needed, and not an array of {given.dtype} of shape "
+            f"{given.shape}"
+        )
+    if given.size and given.min() < 0:
+        wrong = int(np.flatnonzero(given < 0)[0])
+        raise OptionError(f".pack(lengths=…): document {wrong} has {given[wrong]} tokens; 0 or more are meant")
+    if given.astype(np.float64).sum() > _TOKENS_MOST:
+        longest = int(given.argmax())
+        raise OptionError(f".pack(lengths=…): there are too many tokens; document {longest} has {given[longest]}")
+    return given.astype(np.int64)
+
+
+def _check(pipeline: Pipeline, call: str) -> None:
+    """Whether it is known beforehand which documents come, and each pass has the same ones."""
+    source, order = pipeline.source, pipeline.order
+    if not source.traits.numbered:
+        raise OptionError(
+            f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
+            "others on other ranks; shards need an index for that (headrace index URL…)"
+        )
+    if source.draws or not source.keeps_numbers:
+        why = (
+            "its inputs take turns, and sequences are planned of documents as they lie"
+            if source.is_steady and source.keeps_numbers
+            else "its documents are others in each epoch"
+        )
+        raise OptionError(
+            f"{call} behind {source.name}: {why}; pack each of its sources, and mix "
+            "what comes of that: sequences are equally long, so that their shares are shares of tokens"
+        )
+    if pipeline.is_batched or pipeline.group is not None:
+        raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")
+    if not pipeline.keeps_count:
+        raise OptionError(
+            f"{call} behind {pipeline.changing[0]}: how many documents come is known only once they are read; leave "
+            "them out of the data first, or by their numbers: .sample(numbers)"
+        )
+    if pipeline.of_all is not None:
+        raise OptionError(f"{call} behind .{pipeline.of_all}: that is about what a loader gives; put it behind .pack()")
+    if order.passes is not None:
+        raise OptionError(f"{call} behind .{order.passes.text}: put it in front of that")
+    drawn = next(
+        (one for one in order.one_pass if one is not order.shuffle and not (one.is_constant and one.is_fixed)), None
+    )
+    if drawn is not None or (order.shuffle is not None and len(order.one_pass) > 1):
+        one = drawn or next(one for one in order.one_pass if one is not order.shuffle)
+        raise OptionError(
+            f"{call} behind .{one.text}: each epoch would have other documents, and other numbers of sequences; put "
+            f".{one.text} behind .pack()" + ("" if drawn else ", or .shuffle()")
+        )
+    steps = pipeline.steps
+    first = next((k for k, step in enumerate(steps) if not is_async(step.fn)), len(steps))
+    late = next((step for step in steps[first:] if is_async(step.fn)), None)
+    if late is not None:
+        raise OptionError(
+            f"{call}: {late.name} is an async function behind a plain one: put it before that, or behind .pack()"
+        )

@@ -1,0 +1,234 @@
+"""What a folder has, or what a pattern means there: listed page by page, sorted, and held without an object a name."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import operator
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Self
+
+from headrace.datasets.blocking import blocking
+from headrace.datasets.places.entries import Entries, entries_of
+from headrace.datasets.places.manifest import Manifest, ManifestWriter
+from headrace.datasets.places.patterns import Pattern
+from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
+from headrace.formats.json_values import as_number, as_object
+from headrace.indexes.whereabouts import names_path
+from headrace.reading import as_listed, listed, pinned
+from headrace.types import Listed
+
+Options = Mapping[str, object] | None
+
+_RUN = 2**18  # names that are sorted in memory; more go to disk
+_CHUNK = 2**14
+_NAME = operator.itemgetter(0)  # of an object
+_ATTEMPTS = 3
+_MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)
+_ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
+_BESIDE = re.compile(r".*\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)", re.IGNORECASE | re.DOTALL)
+
+# What begins with one of these signs, or ends so, is looked at: most names are not.
+_MAYBE_NOT = re.compile(
+    r"(?:^|/)(?:[._]|$|Thumbs|desktop|README|LICEN|CHANGELOG|CITATION|check|SHA|MD5)"
+    r"|\.(?:crc|hri|idx|md5|sha1|sha256|tmp|part|lock|incomplete)$",
+    re.IGNORECASE,
+).search
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The objects that a place has.
+
+    Attributes:
+        place: as it was given.
+        folder: what was listed; it ends with a slash.
+        urls: of the objects, sorted, with what is known of their versions.
+        nbytes: of all of them together; None: not told of each.
+        left_out: how many were left out, by why.
+        listed_at: seconds since 1970.
+        is_whole: whether no pattern leaves any out.
+    """
+
+    place: str
+    folder: str
+    urls: Entries
+    nbytes: int | None
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    listed_at: int = 0
+    is_whole: bool = True
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
+        out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
+        return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; left out: {out}' if out else ''}"
+
+
+def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *, kept: bool) -> Listing:
+    """The objects of a folder, or those that a pattern means, sorted by their addresses.
+
+    Args:
+        place: the folder, with a slash at its end, or the pattern.
+        kept: take the list that is kept on this machine, if one is; else it is made, and kept.
+
+    Raises:
+        OptionError: the store cannot say what it has.
+        StorageError, OSError: it did not.
+    """
+    path = names_path(place, storage_options)
+    folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
+    folder = as_listed(folder)
+    if kept and path.exists():
+        return _kept(place, folder, pattern, path)
+    began = int(time.time())
+
+    async def attempt() -> Listing:
+        pin = await pinned(folder, storage_options)
+        there = pin or folder
+        leaves_out = _LeavesOut(len(there), pattern)
+        with _Spool(path, len(there.encode("utf-8", "surrogatepass")), is_kept=kept) as spool:
+            async with aclosing(listed(there, levels, storage_options)) as pages:
+                async for page in pages:
+                    spool.add(leaves_out.chosen(page))
+            about = {"nbytes": leaves_out.nbytes, "left_out": dict(leaves_out.counts), "listed_at": began}
+            urls = spool.finish({**about, "revision": pin or ""})
+        urls.revision = pin or ""
+        counts = dict(leaves_out.counts)
+        return Listing(place, there, urls, leaves_out.nbytes, counts, began, is_whole=pattern is None)
+
+    async def attempts() -> Listing:
+        for number in range(1, _ATTEMPTS):
+            try:
+                return await attempt()
+            except (AccessDeniedError, ObjectMissingError):
+                raise
+            except (StorageError, TimeoutError):
+                await asyncio.sleep(number)
+        return await attempt()
+
+    return blocking(attempts)
+
+
+class _LeavesOut:
+    """Says of names whether they are data, and counts those that are not.
+
+    Args:
+        start: where the path below the folder begins.
+        pattern: what else they must match.
+    """
+
+    def __init__(self, start: int, pattern: Pattern | None) -> None:
+        self._start, self._matches = start, None if pattern is None else pattern.matches
+        self._is_open = pattern is None or pattern.is_open
+        self.counts: Counter[str] = Counter()
+        self.nbytes: int | None = 0
+
+    def chosen(self, page: Sequence[Listed]) -> list[Listed]:
+        """A page's data."""
+        data = []
+        start, matches, is_open, hides = self._start, self._matches, self._is_open, self._matches is None
+        for one in page:
+            below = one.path[start:]
+            if matches is not None and not matches(below):
+                continue
+            if is_open and _MAYBE_NOT(below) and (why := _why_not(below, hides=hides)) is not None:
+                self.counts[why] += 1
+                continue
+            data.append(one)
+        sizes = [one.size for one in data if one.size is not None]
+        self.nbytes = None if self.nbytes is None or len(sizes) < len(data) else self.nbytes + sum(sizes)
+        return data
+
+
+def _why_not(path: str, *, hides: bool) -> str | None:
+    """Why an object in a folder is no data; None: it is."""
+    if hides and (path.startswith(".") or "/." in path):
+        return "hidden"
+    parts = path.split("/")
+    if any(part in ("_temporary", "_delta_log", "__pycache__", "__MACOSX") for part in parts[:-1]):
+        return "of other programs"
+    name = parts[-1]
+    if not name or _MARKS.fullmatch(name):
+        return "marks of other programs"
+    if _BESIDE.fullmatch(name):
+        return "beside data (indexes, checksums, parts)"
+    return "about the data (README and the like)" if _ABOUT.fullmatch(name) else None
+
+
+def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
+    """The list that is kept at `path`."""
+    names = Manifest(path)
+    nbytes, at = as_number(names.about.get("nbytes")), as_number(names.about.get("listed_at"))
+    left_out = {why: as_number(count) for why, count in (as_object(names.about.get("left_out")) or {}).items()}
+    if at is None or None in left_out.values():
+        raise FormatError(f"{path} is damaged; remove it", url=str(path))
+    counts = {why: count or 0 for why, count in left_out.items()}
+    return Listing(place, names.revision or folder, names, nbytes, counts, at, is_whole=pattern is None)
+
+
+class _Spool:
+    """Takes objects in any order, and gives them sorted by their names: few in memory, many by files.
+
+    Args:
+        path: where the list is kept, where it is to be, or is too long for memory.
+        start: where paths begin in the names, in bytes.
+    """
+
+    def __init__(self, path: Path, start: int, *, is_kept: bool) -> None:
+        self._path, self._start, self._is_kept = path, start, is_kept
+        self._some: list[Listed] = []
+        self._stack = ExitStack()
+        self._runs: list[ManifestWriter] = []
+        self._last = ""
+
+    def add(self, objects: Sequence[Listed]) -> None:
+        """More of them."""
+        self._some += objects
+        if len(self._some) >= _RUN:
+            self._flush()
+
+    def finish(self, about: Mapping[str, object]) -> Entries:
+        """All of them, sorted."""
+        if not self._runs and not self._is_kept:
+            return entries_of(sorted(self._some, key=_NAME), self._start)
+        self._flush()
+        if len(self._runs) > 1:
+            merged = heapq.merge(*(run.finish({}).listed() for run in self._runs), key=_NAME)
+            whole = self._stack.enter_context(ManifestWriter(self._path))
+            while chunk := list(islice(merged, _CHUNK)):
+                whole.add(chunk)
+            return whole.finish(about, self._start)
+        manifest = self._runs[0].finish(about, self._start)
+        manifest.path.replace(self._path)
+        return Manifest(self._path)
+
+    def _flush(self) -> None:
+        self._some.sort(key=_NAME)
+        if not self._runs or (self._some and self._some[0].path < self._last):
+            if not self._runs:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._folder = Path(
+                    self._stack.enter_context(tempfile.TemporaryDirectory(prefix=".listing-", dir=self._path.parent))
+                )
+            run = ManifestWriter(self._folder / f"{len(self._runs)}.names")
+            self._runs.append(self._stack.enter_context(run))
+        if self._some:
+            self._runs[-1].add(self._some)
+            self._last = self._some[-1].path
+        self._some = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()

@@ -1,0 +1,1 @@
+"""Where samples come from: objects, shards, tables, arrays, tokens and videos."""

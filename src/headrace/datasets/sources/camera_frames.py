@@ -1,0 +1,148 @@
+"""Frames that belong to rows: those of several cameras, at the time of a row in its episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.datasets.sources.clips import read_frames, video_as_listed
+from headrace.errors import DecodeError, FormatError, OptionError, StageError, masked
+from headrace.formats.limits import Limits
+from headrace.formats.mp4.frames import WHY_MOST, decoded
+from headrace.formats.mp4.pieces import Piece
+from headrace.indexes.index import for_each
+from headrace.indexes.videos import Videos
+from headrace.reading import OwnReaders
+
+_READ = "__frames__"
+"""Under this name lies, until they are decoded, what the frames of a row's cameras are decoded from."""
+
+_OFF_S = 1e-3
+"""A frame that begins further from the time that is wanted is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """Where an episode lies.
+
+    Attributes:
+        length: of it, in rows.
+        videos: for each camera the number of its video, and when the episode begins there, in seconds.
+    """
+
+    length: int
+    videos: tuple[tuple[int, float], ...]
+
+
+class CameraFrames:
+    """A step on the event loop: reads what a row's frames take, which its `episode_index` and `timestamp` name.
+
+    Args:
+        videos: of all episodes.
+        episodes: by their numbers.
+        cameras: their names, in the order that episodes have their videos in.
+        offsets: which frames: so many seconds after the row's time.
+        fps: rows of a second.
+        storage_options: for the store.
+    """
+
+    def __init__(
+        self,
+        videos: Videos,
+        episodes: Mapping[int, Episode],
+        cameras: tuple[str, ...],
+        offsets: tuple[float, ...],
+        fps: float,
+        storage_options: Mapping[str, object] | None,
+    ) -> None:
+        self.videos, self.episodes, self.cameras = videos, episodes, cameras
+        self.offsets, self.fps, self.storage_options = offsets, fps, storage_options
+        self._readers = OwnReaders(storage_options, videos.aclose)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        arguments = (self.videos, self.episodes, self.cameras, self.offsets, self.fps, self.storage_options)
+        return CameraFrames, arguments
+
+    async def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row, and what its frames are decoded from.
+
+        Raises:
+            FormatError: there is no such episode, or its videos have no frames at that time.
+            StorageError: they could not be read.
+        """
+        where = f"row {row['__key__']} of {row['__url__']}"
+        number, at = row.get("episode_index"), row.get("timestamp")
+        episode = None if number is None else self.episodes.get(number)
+        if episode is None or at is None:
+            raise FormatError(f"{where} is of episode {number}, {at} s: nothing is known of that", url=row["__url__"])
+        last = (episode.length - 1) / self.fps
+        if not -_OFF_S <= at <= last + _OFF_S:  # or another row's frame would be given
+            raise FormatError(f"{where}, at {at:.4f} s, lies beyond its episode, {number}", url=row["__url__"])
+        times = np.clip(float(at) + np.array(self.offsets), 0, last)
+
+        async def of(camera: int) -> tuple[str, list[Piece], list[Any]]:
+            ordinal, begin = episode.videos[camera]
+            url = self.videos.urls[ordinal]
+            async with self._readers.use() as reader:
+                video = await video_as_listed(reader, self.videos, ordinal)
+                try:
+                    chosen = video[0].nearest((times + begin).tolist(), _OFF_S)
+                    return url, *(await read_frames(reader, self.videos, url, video, chosen))
+                except ValueError as error:
+                    text = f"{masked(url)} has not the frames of {where}, episode {number}: {error}"
+                    raise FormatError(text, url=url) from None
+
+        return {**row, _READ: await for_each(len(self.cameras), of)}
+
+
+class AddFrames:
+    """The step behind it, in workers: decodes the frames, and adds the text of the row's task.
+
+    Args:
+        cameras: under whose names frames are put.
+        tasks: texts, by `task_index`.
+        decoder: its name.
+        limits: on the pixels of a frame, and the bytes of those of a camera.
+        size: (height, width) that frames are scaled to.
+        is_one: whether there is one frame of each camera, and no dimension of time.
+    """
+
+    def __init__(
+        self,
+        cameras: tuple[str, ...],
+        tasks: Mapping[int, str],
+        decoder: str,
+        limits: Limits,
+        size: tuple[int, int] | None,
+        *,
+        is_one: bool,
+    ) -> None:
+        self.cameras, self.tasks, self.decoder = cameras, tasks, decoder
+        self.limits, self.size, self.is_one = limits, size, is_one
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The whole sample.
+
+        Raises:
+            DecodeError: frames do not decode.
+        """
+        read = row.pop(_READ, ())
+        task = self.tasks.get(row.get("task_index", -1))
+        if task is not None:
+            row.setdefault("task", task)
+        for camera, (url, pieces, bodies) in zip(self.cameras, read, strict=bool(read)):
+            try:
+                frames, _ = decoded(self.decoder, pieces, bodies, self.limits, self.size)
+            except (StageError, OptionError):
+                raise
+            except Exception as error:
+                key, why = row["__key__"], str(error)[:WHY_MOST] or type(error).__name__
+                text = (
+                    f"frames of row {key!r} of {row['__url__']} do not decode by {self.decoder}, from {masked(url)}: "
+                )
+                raise DecodeError(text + why, key=key, url=url, field=camera) from error
+            row[camera] = frames[0] if self.is_one else frames
+        return row

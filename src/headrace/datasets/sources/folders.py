@@ -1,0 +1,241 @@
+"""Folders of files as samples: by the folders that are their classes, by what their names have in common, or say."""
+
+from __future__ import annotations
+
+import bisect
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
+from urllib.parse import unquote
+
+import numpy as np
+
+from headrace.datasets.places.entries import Entries, entries_of, survey_of
+from headrace.datasets.places.guessing import Options
+from headrace.datasets.places.kinds import extension_of, stem_of, without_extension
+from headrace.datasets.places.listing import Listing
+from headrace.datasets.sources.files import Facts, Objects
+from headrace.errors import OptionError, masked
+from headrace.indexes.index import for_each
+from headrace.types import Ints
+
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"})
+_FIELD = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
+_NAME = re.compile(r"[A-Za-z]\w*")
+_KINDS = {"d": r"-?\d+", None: r"[^/]+?"}
+_SHOWN = 5
+
+
+class NamePattern:
+    """What the names of files say, such as "{split}/{label}_{id:d}.png".
+
+    Args:
+        text: `{name}` is any text without a slash, `{name:d}` a whole number.
+
+    Raises:
+        OptionError: that is no pattern.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.fields, self._numbers = text, list[str](), set[str]()
+        regex, end = "", 0
+        for match in _FIELD.finditer(text):
+            name, kind = match[1], match[2]
+            if not _NAME.fullmatch(name) or kind not in _KINDS or name in self.fields:
+                raise OptionError(f"pattern={text!r}: {match[0]!r} must be like {{name}} or {{name:d}}, each name once")
+            regex += f"{re.escape(text[end : match.start()])}(?P<{name}>{_KINDS[kind]})"
+            end = match.end()
+            self.fields.append(name)
+            if kind == "d":
+                self._numbers.add(name)
+        if not self.fields:
+            raise OptionError(f"pattern={text!r} has no {{name}} in it")
+        self._regex = re.compile(regex + re.escape(text[end:]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NamePattern, (self.text,)
+
+    def of(self, path: str) -> dict[str, object] | None:
+        """What a path says; None where it is not like that."""
+        match = self._regex.fullmatch(path)
+        if match is None:
+            return None
+        return {name: int(value) if name in self._numbers else value for name, value in match.groupdict().items()}
+
+
+class FolderFiles(Objects):
+    """Samples in a folder: the files that differ in their extensions alone, with what their place says of them.
+
+    Args:
+        urls: all files, sorted.
+        folder: their addresses begin with it.
+        starts: which of them begin a sample, and how many there are; None: each is one.
+        classes: of the first folders' names, or of the pattern's `label`; None: there are none.
+        pattern: what names say.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        folder: str,
+        *,
+        starts: Ints | None = None,
+        classes: Sequence[str] | None = None,
+        pattern: NamePattern | None = None,
+        storage_options: Mapping[str, object] | None = None,
+        facts: Facts = (),
+    ) -> None:
+        super().__init__(urls, storage_options, facts)
+        self.folder, self.starts, self.pattern = folder, starts, pattern
+        self.classes = None if classes is None else tuple(classes)
+
+    def __len__(self) -> int:
+        return len(self.urls) if self.starts is None else len(self.starts) - 1
+
+    async def aget(self, key: int) -> dict[str, object]:
+        first, last = (key, key + 1) if self.starts is None else (int(self.starts[key]), int(self.starts[key + 1]))
+        urls = [self.urls[k] for k in range(first, last)]
+        path = _path_below(self.folder, urls[0])
+        stem = without_extension(path)
+        sample: dict[str, object] = {"__key__": stem, "__url__": masked(urls[0]), **self._said(path)}
+        if len(urls) == 1:
+            bodies = [await self.body(first)]
+        else:
+            bodies = await for_each(len(urls), lambda k: self.body(first + k))
+        for url, body in zip(urls, bodies, strict=True):
+            field = extension_of(url) or "data"
+            if field in sample:
+                raise OptionError(f"{masked(url)}: sample {stem!r} has two fields {field!r}")
+            sample[field] = body
+        return sample
+
+    def digest(self) -> str | None:
+        """What tells these samples from others: their paths in the folder."""
+        return survey_of(self.urls).digest
+
+    def _said(self, path: str) -> dict[str, object]:
+        """What a path says of its sample."""
+        if self.pattern is None:
+            said: dict[str, object] = {} if self.classes is None else {"label": path.partition("/")[0]}
+        else:
+            said = self.pattern.of(path) or {}
+        label = said.get("label")
+        if self.classes is not None and isinstance(label, str):
+            said["label"] = bisect.bisect_left(self.classes, label)
+        return said
+
+
+def folder_of(
+    listing: Listing, pattern: str | None, *, labels: bool | None, storage_options: Options, facts: Facts = ()
+) -> FolderFiles:
+    """The samples of a folder that was listed; see `hr.folder`.
+
+    Raises:
+        OptionError: what it has cannot be told apart so.
+    """
+    folder = listing.folder
+    named = None if pattern is None else NamePattern(pattern)
+    found: set[str] = set()
+    if named is not None:
+        found = _labels_by_pattern(named, listing)
+    elif labels is not False:
+        found = _labels_by_folder(listing, is_asked=labels is True)
+    classes = sorted(found) if found else None
+    urls, starts, fields = _grouped(listing.urls)
+    why = "each file" if starts is None else "files that differ in their extensions alone"
+    said = [("samples are", f"{why}: {fields}")]
+    if classes is not None:
+        shown = ", ".join(classes[:_SHOWN]) + (", …" if len(classes) > _SHOWN else "")
+        by = "the pattern" if named is not None else "the first folder's name"
+        said.append(("label", f"number of {len(classes):,} classes, by {by}: {shown}"))
+    return FolderFiles(
+        urls,
+        folder,
+        starts=starts,
+        classes=classes,
+        pattern=named,
+        storage_options=storage_options,
+        facts=(*facts, *said),
+    )
+
+
+def _labels_by_pattern(pattern: NamePattern, listing: Listing) -> set[str]:
+    urls = listing.urls
+    found: set[str] = set()
+    others, first = 0, ""
+    for url in urls:
+        path = _path_below(listing.folder, url)
+        said = pattern.of(path)
+        if said is None:
+            others, first = others + 1, first or path
+            continue
+        label = said.get("label")
+        if isinstance(label, str):
+            found.add(label)
+    if others:
+        raise OptionError(
+            f"pattern={pattern.text!r}: {others:,} of {len(urls):,} files in {masked(listing.place)} are not named so, "
+            f"such as {first!r}; leave these out by a pattern of addresses, such as '{masked(listing.folder)}*.png'"
+        )
+    return found
+
+
+def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
+    survey, folder = listing.urls.survey, listing.folder
+    found, loose = {_path_below(folder, folder + name) for name in survey.folders}, survey.loose
+    if loose and (found or is_asked):
+        raise OptionError(
+            f"{masked(listing.place)} has {loose:,} files beside {len(found)} folders, which may be classes or not: "
+            "give labels=False, or the address of the folder whose folders are the classes"
+        )
+    if found and found <= _SPLITS and not is_asked:
+        raise OptionError(
+            f"{masked(listing.place)} has the folders {', '.join(sorted(found))}, which are no classes: give the "
+            f"address of one, such as {masked(listing.folder)}{min(found)}/, or labels=False"
+        )
+    return found
+
+
+def _path_below(folder: str, url: str) -> str:
+    """What an address has behind that of a folder, as it would be called on a disk: on the web names are escaped."""
+    path = url[len(folder) :]
+    if "%" not in path or not folder.startswith(("http://", "https://")):
+        return path
+    return "/".join(unquote(part, errors="surrogateescape").replace("/", "%2F") for part in path.split("/"))
+
+
+def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
+    """(the addresses, where samples begin, what these have); files that differ in their extensions alone are one.
+
+    Sorted addresses have those that agree up to the first dot together, but not always those that do up to the last.
+    """
+    if urls.survey.is_single:
+        return urls, None, _shown(Counter({name or "data": n for name, n in urls.survey.extensions.items()}))
+    is_sorted, lengths, fields = True, array("q"), Counter[str]()
+    for _, group in groupby(urls, stem_of):
+        some = list(group)
+        in_order = sorted(some, key=_name_and_url) if len(some) > 1 else some
+        is_sorted = is_sorted and in_order == some
+        for _, files in groupby(in_order, without_extension):
+            extensions = [extension_of(url) or "data" for url in files]
+            lengths.append(len(extensions))
+            fields["+".join(extensions)] += 1
+    if not is_sorted:
+        groups = groupby(urls.listed(), lambda one: stem_of(one.path))
+        in_groups = (sorted(group, key=lambda one: _name_and_url(one.path)) for _, group in groups)
+        revision, urls = urls.revision, entries_of(chain.from_iterable(in_groups), urls.start)
+        urls.revision = revision
+    if len(lengths) == len(urls):
+        return urls, None, _shown(fields)
+    return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), _shown(fields)
+
+
+def _shown(fields: Counter[str]) -> str:
+    counts = [*fields.most_common(_SHOWN)]
+    return ", ".join(f"{count:,} of {name}" for name, count in counts) + (", …" if len(fields) > _SHOWN else "")
+
+
+def _name_and_url(url: str) -> tuple[str, str]:
+    return without_extension(url), url

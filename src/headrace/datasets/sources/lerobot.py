@@ -1,0 +1,243 @@
+"""`hr.lerobot`: data sets in LeRobot's layout, rows in Parquet files with the frames of their cameras in MP4 files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.datasets.blocking import blocking
+from headrace.datasets.constructors import stream
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.places.entries import Entries, only
+from headrace.datasets.places.guessing import Place, folders_at
+from headrace.datasets.sources.camera_frames import AddFrames, CameraFrames, Episode
+from headrace.datasets.sources.placed_shards import opening, shards_at
+from headrace.datasets.stream import Stream
+from headrace.errors import FormatError, OptionError, masked
+from headrace.formats.arrow_values import library
+from headrace.formats.json_values import as_number, as_object, as_text
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.frames import check_decoder
+from headrace.formats.parquet.format import Parquet
+from headrace.formats.scaling import is_size
+from headrace.indexes.videos import Videos
+from headrace.reading import found, read_from
+from headrace.tasks import Step
+
+Options = Mapping[str, object] | None
+
+INFO = "meta/info.json"
+"""What tells such a data set, and says how it lies."""
+
+_GIVEN = re.compile(r"\{(\w+)(?::(0?\d+)d)?\}")
+
+
+def lerobot(
+    url: str | os.PathLike[str],
+    *,
+    cameras: Sequence[str] | None = None,
+    offsets: Sequence[float] | None = None,
+    size: tuple[int, int] | None = None,
+    decoder: str = "torchcodec",
+    limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
+    storage_options: Options = None,
+) -> Stream:
+    """The rows of a data set in LeRobot's layout, version 2 or 3, each with the frames of its cameras at its time.
+
+    A sample has the columns of its row, such as `action`, `episode_index` and `timestamp`, the text of its task as
+    `task`, and under the name of each camera its frame, `[3, H, W] uint8` in RGB; with `offsets`, `[T, 3, H, W]`. Rows
+    have numbers, in the order of the data set: `len(data)`, `data[i]`, `.shuffle("global")`, `.slice()`, ranks and
+    exact resume are what they are elsewhere. Of videos is read what the frames take.
+
+    When the stream is made, the folder is listed, and what says where episodes lie is read.
+
+    Args:
+        url: the folder, such as "hf://datasets/lerobot/pusht".
+        cameras: the features that are videos, of which frames are wanted; () is none, None all.
+        offsets: instead of the frame at the row's time those at so many seconds after it, or before it where they are
+            negative. Beyond the episode it is its first frame, or its last.
+        size: (height, width) in pixels to which frames are scaled; their proportions change where it has others.
+        decoder: as in `hr.video`.
+        limits: on the pixels of a frame, and the bytes of those of a sample, before and after they are decoded.
+        listing: as in `hr.stream`.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: it is no such data set, or of another version; or there is no such camera, or decoder.
+        FormatError: what says where episodes lie is damaged.
+        StorageError: the folder was not listed.
+
+    Examples:
+        >>> import headrace as hr
+        >>> options = {"decoder": "pyav", "offsets": [-0.1, 0]}
+        >>> data = hr.lerobot("hf://datasets/lerobot/pusht", **options).shuffle("global")  # doctest: +SKIP
+    """
+    if size is not None and not is_size(size):
+        raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
+    if offsets is not None and not (np.ndim(offsets) == 1 and np.size(offsets) and _are_finite(offsets)):
+        raise OptionError(f"offsets={offsets!r:.200}: one number of seconds or more; without frames it is cameras=()")
+    names = folders_at((os.fspath(url),), storage_options, kept=listing == "kept")
+    folder = names.listings[0].folder
+    about = _about(folder, storage_options)
+    there = _There(folder, names.listings[0].urls, about, storage_options)
+    cameras = about.videos if cameras is None else (cameras,) if isinstance(cameras, str) else cameras
+    if wrong := [name for name in cameras if name not in about.videos]:
+        known = ", ".join(about.videos) or "none"
+        raise OptionError(f"cameras={wrong}: {masked(folder)} has no such videos; its are: {known}")
+    facts = (
+        *names.facts,
+        ("layout", f"LeRobot's, {about.version}: {about.episodes:,} episodes, {about.fps:g} rows a second"),
+    )
+    source = shards_at(Place(there.rows, Parquet(), facts), "auto", limits, storage_options)
+    rows = Stream(source, opening(source))
+    adds = AddFrames(tuple(cameras), there.tasks(), decoder, limits, size, is_one=offsets is None)
+    if not cameras:
+        return Stream(source, (*rows.operators, EachSample(Step("task", "map", adds, False))))
+    check_decoder(decoder)
+    urls, episodes = there.episodes(cameras)
+    videos = Videos(urls, None, limits)
+    frames = CameraFrames(videos, episodes, tuple(cameras), tuple(offsets or (0.0,)), about.fps, storage_options)
+    steps = EachSample(Step("frames", "map", frames, False)), EachSample(Step("decode(frames)", "map", adds, False))
+    return Stream(source, (*rows.operators, *steps))
+
+
+def _are_finite(offsets: Sequence[float]) -> bool:
+    return np.asarray(offsets).dtype.kind in "iuf" and bool(np.isfinite(offsets).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What `meta/info.json` says."""
+
+    version: str
+    fps: float
+    episodes: int
+    videos: tuple[str, ...]
+    video_path: str
+    chunk: int
+
+    @property
+    def has_files_of_several(self) -> bool:
+        """Whether a file may have several episodes."""
+        return self.version.startswith("v3")
+
+
+def _about(folder: str, storage_options: Options) -> _About:
+    place = f"{folder}{INFO}"
+    data = blocking(partial(found, place, None, storage_options))
+    if data is None:
+        raise OptionError(
+            f"{masked(folder)} has no {INFO}, or it cannot be read: it is no data set of LeRobot's layout"
+        )
+    try:
+        said = as_object(json.loads(data)) or {}
+    except ValueError as error:
+        raise FormatError(f"{masked(place)} is damaged: {error}", url=place) from None
+    version, features = as_text(said.get("codebase_version")) or "", as_object(said.get("features")) or {}
+    if not re.fullmatch(r"v[23]\.\d+", version):
+        raise OptionError(
+            f"{masked(place)} is of the version {version!r}: 2 and 3 are read; LeRobot's own scripts convert others"
+        )
+    fps, count, chunk = said.get("fps"), as_number(said.get("total_episodes")), as_number(said.get("chunks_size"))
+    if not isinstance(fps, int | float) or not 0 < fps < 1e6 or count is None:
+        raise FormatError(f"{masked(place)} is damaged: it has no fps, or no total_episodes", url=place)
+    videos = [name for name, one in features.items() if (as_object(one) or {}).get("dtype") == "video"]
+    path = as_text(said.get("video_path")) or ""
+    return _About(version, float(fps), count, tuple(videos), path, max(chunk or 1000, 1))
+
+
+class _There:
+    """What lies in the folder of a data set.
+
+    Attributes:
+        rows: the files of its rows.
+    """
+
+    def __init__(self, folder: str, urls: Entries, about: _About, storage_options: Options) -> None:
+        self._folder, self._about, self._options = folder, about, storage_options
+        self._videos = only(urls, lambda one: one.endswith(".mp4"))
+        self._meta = frozenset(only(urls, lambda one: one.startswith(f"{folder}meta/")))
+        self.rows = only(urls, lambda one: one.startswith(f"{folder}data/") and one.endswith(".parquet"))
+        if not len(self.rows):
+            raise OptionError(f"{masked(folder)} has no rows: nothing like data/**/*.parquet is there")
+
+    def _read(self, name: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """The rows of a table below `meta`: of lines of JSON, or of one or more files of Parquet."""
+        lines = f"{self._folder}meta/{name}.jsonl"
+        if lines in self._meta:
+            return list(stream(lines, index=None, storage_options=self._options))
+        begins = f"{self._folder}meta/{name}"
+        places = sorted(url for url in self._meta if url.startswith(begins) and url.endswith(".parquet"))
+        if not places:
+            return []
+        return list(stream(places, format=Parquet(columns=columns), storage_options=self._options))
+
+    def tasks(self) -> dict[int, str]:
+        """The text of each task."""
+        place = f"{self._folder}meta/tasks.parquet"
+        if place not in self._meta:
+            return {int(row["task_index"]): str(row["task"]) for row in self._read("tasks")}
+        data = blocking(partial(read_from, self._options, place))
+        pa = library()
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(pa.BufferReader(data))
+            # LeRobot has the texts as an index of pandas', which calls it so where it has no name
+            texts = table.column("task" if "task" in table.column_names else "__index_level_0__")
+            return dict(zip(table.column("task_index").to_pylist(), map(str, texts.to_pylist()), strict=True))
+        except (pa.ArrowException, KeyError, OSError) as error:
+            raise FormatError(f"{masked(place)} is damaged: {error}", url=place) from None
+
+    def episodes(self, cameras: Sequence[str]) -> tuple[Entries, dict[int, Episode]]:
+        """The videos, and of each episode where it lies in them."""
+        columns = ["episode_index", "length"]
+        if self._about.has_files_of_several:
+            parts = ("chunk_index", "file_index", "from_timestamp")
+            columns += [f"videos/{camera}/{part}" for camera in cameras for part in parts]
+        number = {url: k for k, url in enumerate(self._videos)}
+        episodes: dict[int, Episode] = {}
+        for row in self._read("episodes", columns):
+            try:
+                index, length = int(row["episode_index"]), int(row["length"])
+                where = [self._video(row, index, camera) for camera in cameras]
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._damaged(f"an episode lacks what is needed of it: {error}") from None
+            missing = next((url for url, _ in where if url not in number), None)
+            if missing is not None:
+                raise self._damaged(f"the video of episode {index} would be {masked(missing)}, which is not there")
+            if length < 1 or index in episodes:
+                raise self._damaged(f"episode {index} has {length} rows, or comes twice")
+            episodes[index] = Episode(length, tuple((number[url], begin) for url, begin in where))
+        if len(episodes) != self._about.episodes:
+            raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} says {self._about.episodes}")
+        return self._videos, episodes
+
+    def _video(self, row: Mapping[str, Any], episode: int, camera: str) -> tuple[str, float]:
+        """(the file of an episode's video, when the episode begins in it)."""
+        names: dict[str, str | int] = {"video_key": camera}
+        begin = 0.0
+        if self._about.has_files_of_several:
+            names["chunk_index"] = int(row[f"videos/{camera}/chunk_index"])
+            names["file_index"] = int(row[f"videos/{camera}/file_index"])
+            begin = float(row[f"videos/{camera}/from_timestamp"])
+        else:
+            names |= {"episode_chunk": episode // self._about.chunk, "episode_index": episode}
+        return self._folder + _GIVEN.sub(partial(_filled, names), self._about.video_path), begin
+
+    def _damaged(self, why: str) -> FormatError:
+        place = f"{self._folder}meta/episodes"
+        return FormatError(f"{masked(place)} is damaged: {why}", url=place)
+
+
+def _filled(names: Mapping[str, str | int], match: re.Match[str]) -> str:
+    value = names.get(match[1], match[0])
+    return f"{value:{match[2]}d}" if isinstance(value, int) and match[2] else str(value)

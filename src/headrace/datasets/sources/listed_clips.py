@@ -1,0 +1,86 @@
+"""Clips that a list names: each a video, and the times at which its frames are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from headrace.datasets.sources.clips import Clips, VideoClips
+from headrace.errors import OptionError
+from headrace.formats.mp4.table import VideoTable
+from headrace.indexes.videos import Videos
+from headrace.types import Ints
+
+Listed = Sequence[tuple[str, Sequence[float]]]
+"""Clips: (address of a video, times in seconds)."""
+
+
+def listed_clips(given: object) -> Listed | None:
+    """The clips that a list names; None where it is none of clips.
+
+    Raises:
+        OptionError: one of them has no times.
+    """
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        return None
+    clips: list[tuple[str, tuple[float, ...]]] = []
+    for number, one in enumerate(list(given)):
+        if not isinstance(one, tuple | list) or len(one) != 2 or isinstance(one[1], str):
+            if clips:
+                raise OptionError(f"clip {number}, {one!r:.80}: (address, times) as of those before it is meant")
+            return None
+        url, times = one
+        try:
+            seconds = tuple(float(time) for time in times)
+        except (TypeError, ValueError):
+            raise OptionError(f"clip {number}, {one!r:.80}: times are numbers, in seconds") from None
+        if not seconds or not all(map(math.isfinite, seconds)):
+            raise OptionError(f"clip {number}, {one!r:.80}: one time or more is needed, and each is finite")
+        clips.append((str(url), seconds))
+    return clips or None
+
+
+class ListedClips(VideoClips):
+    """Those clips by their numbers in the list; of a video that is in it several times the tables are read once.
+
+    Args:
+        videos: of the list, each once.
+        listed: the clips.
+        storage_options: for the store.
+    """
+
+    def __init__(self, videos: Videos, listed: Listed, storage_options: Mapping[str, object] | None = None) -> None:
+        super().__init__(videos, Clips(frames=1), storage_options)
+        self.listed = listed
+        number = {url: k for k, url in enumerate(videos.urls)}
+        self._video = [number[url] for url, _ in listed]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ListedClips, (self.videos, self.listed, self.storage_options)
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """The address of each clip's video."""
+        return tuple(url for url, _ in self.listed)
+
+    @property
+    def text(self) -> str:
+        return f"{len(self.listed)} clips at times"
+
+    @property
+    def identity(self) -> str:
+        return repr([times for _, times in self.listed])
+
+    async def _counts(self) -> Ints:
+        async with self._readers.use() as reader:
+            await self.videos.open(reader)
+        return np.ones(len(self.listed), np.int64)
+
+    def _video_of(self, ordinal: int) -> int:
+        return self._video[ordinal]
+
+    def _chosen(self, table: VideoTable, ordinal: int, number: int) -> tuple[str, Ints]:  # noqa: ARG002 (one of each)
+        times = self.listed[ordinal][1]
+        return f"{times[0]:g}", table.shown_at(times)

@@ -1,0 +1,114 @@
+"""The shards of a place, and where their index lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.places.entries import version_at
+from headrace.datasets.places.guessing import Facts, Options, Place
+from headrace.datasets.places.urls import expand
+from headrace.datasets.sources.shards import IndexedShards, Shards
+from headrace.errors import OptionError
+from headrace.formats.format import Format, ShardEntry
+from headrace.formats.limits import Limits
+from headrace.formats.opening import Opener, is_kept
+from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
+from headrace.indexes.whereabouts import beside, cache_path, cached
+from headrace.tasks import Step
+
+IndexAt = str | os.PathLike[str] | Sequence[str] | None
+
+_INDEX_WORDS = {
+    "auto": "that of this machine's cache",
+    "build": "built where it is missing",
+    "beside": "beside each shard",
+}
+
+
+def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Options) -> Shards | IndexedShards:
+    """The shards of a place; see `hr.stream`.
+
+    Raises:
+        OptionError: where their index lies is not said.
+    """
+    urls, form = place.urls, place.format
+    assert form is not None, "single samples lie there, and no shards"
+    if place.entries is not None:
+        urls = [one.url for one in place.entries]
+        return _with_own_tables(form, urls, place.entries, index, limits, storage_options, place.facts)
+    if form.scanner(urls[0], limits) is None:
+        entries = [ShardEntry(url, version=version_at(urls, k)) for k, url in enumerate(urls)]
+        return _with_own_tables(form, urls, entries, index, limits, storage_options, place.facts)
+    where = _index_of(urls, index, form, limits, storage_options)
+    if where is None:
+        return Shards(urls, storage_options, limits, form, place.facts)
+    facts = (*place.facts, ("index", _INDEX_WORDS.get(str(index), "where it was said to lie")))
+    return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form, facts)
+
+
+def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
+    """What must be done to the samples of shards before all else: nothing, where they are their members."""
+    if source.format.fields_are_members:
+        return ()
+    opener = Opener(source.format, source.limits)
+    name = f"open({source.format.name})"
+    step = Step(name, "map", opener, is_implied=True, open_many=opener.open_many, open_rows=opener.open_rows)
+    by_field = source.format.members_make_fields
+    opens = EachSample(step, opens=True, opens_fields=by_field)
+    rows = source.format.row_filter(source.urls)
+    if rows is None:
+        return (opens,)
+    keeps = EachSample(Step(rows.text, "filter", is_kept), opens=True, opens_fields=by_field, asks=rows.fields)
+    return opens, keeps
+
+
+def with_index_built(source: Shards) -> IndexedShards:
+    """The same shards with the index of this machine's cache, which is made where it is missing."""
+    where = BuiltFile(str(cache_path(source.urls, source.storage_options, source.format)), source.limits, source.format)
+    index = Index(source.urls, where, source.limits, source.format)
+    return IndexedShards(source.urls, index, source.storage_options, source.limits, source.format)
+
+
+def _with_own_tables(
+    form: Format,
+    urls: Sequence[str],
+    entries: Sequence[ShardEntry],
+    index: IndexAt,
+    limits: Limits,
+    storage_options: Options,
+    facts: Facts,
+) -> IndexedShards:
+    if index not in ("auto", None):
+        raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
+    from headrace.indexes.of_format import OwnTables
+
+    if not urls:
+        raise OptionError(f"the catalogue of the format {form.name!r} names no shards")
+    return IndexedShards(
+        urls,
+        Index(urls, OwnTables(form, entries, limits, storage_options), limits, form),
+        storage_options,
+        limits,
+        form,
+        facts,
+    )
+
+
+def _index_of(
+    urls: Sequence[str], index: IndexAt, form: Format, limits: Limits, storage_options: Options
+) -> IndexFiles | None:
+    if index is None:
+        return None
+    if not index or not isinstance(index, str | os.PathLike | list | tuple):
+        raise OptionError(f"index={index!r}: an address, a list of them, 'beside', 'build', 'auto' or None is meant")
+    if index == "build":
+        return BuiltFile(str(cache_path(urls, storage_options, form)), limits, form)
+    if index == "auto":
+        place = cached(urls, storage_options, form)
+        return None if place is None else OneFile(str(place))
+    if index == "beside":
+        return FileForEach([beside(url) for url in urls])
+    files = expand(index)
+    return OneFile(files[0]) if len(files) == 1 else FileForEach(files)

@@ -1,0 +1,88 @@
+"""`hr.video`: clips of the videos in MP4 files as samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal
+
+from headrace.datasets.operators.values import EachSample
+from headrace.datasets.places.guessing import Names, names_at
+from headrace.datasets.sources.clips import Clips, VideoClips
+from headrace.datasets.sources.listed_clips import Listed, ListedClips, listed_clips
+from headrace.datasets.stream import Stream, Urls
+from headrace.errors import OptionError
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.mp4.format import MP4
+from headrace.formats.mp4.frames import ClipDecoder, check_decoder
+from headrace.formats.scaling import is_size
+from headrace.indexes.videos import Videos
+from headrace.indexes.whereabouts import cache_path, cached
+from headrace.tasks import Step
+
+
+def video(
+    urls: Urls | Listed,
+    clips: Clips | None = None,
+    *,
+    size: tuple[int, int] | None = None,
+    decoder: str = "torchcodec",
+    index: str | os.PathLike[str] | None = "auto",
+    limits: Limits = DEFAULTS,
+    listing: Literal["new", "kept"] = "new",
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """Clips of the videos in MP4 files, each a sample; of a file is read what the frames of a clip take.
+
+    A sample has `__key__`, `__url__`, `frames`, `[T, 3, H, W] uint8` in RGB, and `times`, `[T] float64`: when each of
+    them is shown, in seconds. Clips have numbers: `len(data)`, `data[i]`, `.shuffle()` over all of them, `.slice()`,
+    ranks and exact resume are what they are elsewhere.
+
+    Where frames lie is in the tables of each file, at its beginning or its end: they are read once, in two or three
+    requests, before the first sample; with `Clips(of_each=…)` when a video is first needed.
+
+    Args:
+        urls: an address, a pattern such as "videos/{000..999}.mp4" or "videos/**/*.mp4", that of a folder, or a list
+            of them. Or the clips themselves, a list of (address, times): each has the frames that are shown at these
+            times, in seconds, in their order.
+        clips: which frames make one, and which there are; None where `urls` are the clips.
+        size: (height, width) in pixels to which frames are scaled; their proportions change where it has others.
+        decoder: "torchcodec", or "pyav", which brings its own FFmpeg. Pixels may differ by rounding between them.
+        index: the address of an index file that has the tables of all videos (`headrace index` makes it). "build": the
+            one in this machine's cache, which is made first where it is missing, by one process for all. "auto": the
+            one in the cache, where there is one. None: none.
+        limits: on the pixels of a frame, and the bytes of a clip, before and after it is decoded.
+        listing: as in `hr.stream`.
+        storage_options: for the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: no address, no size, or a decoder that is not known, or not installed.
+
+    Examples:
+        >>> import headrace as hr
+        >>> data = hr.video("s3://bucket/{000..999}.mp4", hr.Clips(frames=16, stride=2, every=8), decoder="pyav")
+        >>> data = data.shuffle().select("frames")
+    """
+    check_decoder(decoder)
+    if size is not None and not is_size(size):
+        raise OptionError(f"size={size!r} must be (height, width), both 1 pixel or more")
+    listed = listed_clips(urls)
+    if (listed is None) == (clips is None):
+        raise OptionError("hr.video takes videos and clips=hr.Clips(…), or a list of (address, times) alone")
+    if listed is not None:
+        names = Names(tuple(dict.fromkeys(url for url, _ in listed)))
+    else:
+        names = names_at(urls, storage_options, kept=listing == "kept", folders=MP4.suffixes)
+    paths = names.urls
+    if index == "build":
+        videos = Videos(paths, str(cache_path(paths, storage_options, MP4)), limits, is_built=True)
+    elif index == "auto":
+        place = cached(paths, storage_options, MP4)
+        videos = Videos(paths, None if place is None else str(place), limits)
+    else:
+        videos = Videos(paths, None if index is None else os.fspath(index), limits)
+    decode = EachSample(Step("decode(clip)", "map", ClipDecoder(decoder, limits, size), is_implied=True), opens=True)
+    if listed is not None:
+        return Stream(ListedClips(videos, listed, storage_options), (decode,))
+    assert clips is not None
+    return Stream(VideoClips(videos, clips, storage_options, names.facts), (decode,))
