@@ -126,6 +126,40 @@ def test_join_reads_keys_only_and_each_pair_once() -> None:
     assert ".join" in data.describe()
 
 
+def ids(keys: str) -> hr.Stream:
+    return hr.from_map([{"id": key, "__key__": key} for key in keys])
+
+
+@pytest.mark.parametrize("on", ["id", "__key__"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ids("abc").interleave(ids("de")),
+        lambda: ids("abc").interleave(ids("de")).slice(1, 4),
+        lambda: ids("ab").concat(ids("c"), ids("de")),
+        lambda: ids("edcba").cache(),
+        lambda: hr.from_map("abcde").map(lambda key: {"id": key, "__key__": key}).cache().map(dict),
+    ],
+)
+def test_keys_belong_to_their_samples_however_these_are_numbered(make: Any, on: str) -> None:
+    other = ids("dbeca")
+    assert [(a["id"], b["id"]) for a, b in make().join(other, on=on)] == [(one["id"], one["id"]) for one in make()]
+    have = {one["id"] for one in make()}
+    assert [(a["id"], b["id"]) for a, b in other.join(make(), on=on)] == [(key, key) for key in "dbeca" if key in have]
+
+
+def test_names_of_kept_shards_are_what_they_are_joined_by(images: hr.Stream) -> None:
+    left, right = images.skip(3).cache(), images.slice(1, 26, 2).cache()
+    assert [a["__key__"] for a, _ in left.join(right, on="__key__")] == [f"{n:06}" for n in range(3, sum(COUNTS), 2)]
+    assert all(a["__key__"] == b["__key__"] for a, b in left.join(right, on="__key__"))
+
+
+def test_error_of_keys_names_the_input_that_was_asked() -> None:
+    with pytest.raises(TypeError, match="the sample is a tuple, whose fields have no names: 'id'") as caught:
+        list(ids("ab").join(hr.from_map([(1, 2)]), on="id"))
+    assert ".join(on='id') has asked input 1 for its keys" in caught.value.__notes__
+
+
 def test_keys_that_steps_have_made_something_else_of_are_not_compared() -> None:
     left, right = hr.from_map([{"id": 1}, {"id": 2}]), hr.from_map([{"id": 2, "v": 4}])
     assert [(a, b["v"]) for a, b in left.map(lambda sample: sample["id"]).join(right, "id")] == [(2, 4)]

@@ -231,6 +231,11 @@ class CacheStep:
         return sample
 
 
+def is_kept(step: Step) -> bool:
+    """Whether samples are kept as they are behind this step."""
+    return isinstance(step.fn, CacheStep)
+
+
 class CacheManyStep(CacheStep):
     """The same where none or many may come of a sample: it gives a list."""
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from headrace.datasets.cached_sources import is_kept
 from headrace.datasets.inputs.zipped import ZipSpec
 from headrace.datasets.iterating import loader_of
 from headrace.datasets.operators.fields import field_of
 from headrace.datasets.operators.order import PassOperator
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
-from headrace.errors import HeadraceError, OptionError
+from headrace.errors import OptionError
 from headrace.plan import ChosenOrder, Order
 from headrace.types import Ints
 
@@ -26,7 +27,8 @@ log = logging.getLogger("headrace")
 _KEY = "__key__"
 _PLAIN = str, bytes, int, np.generic
 _BEFORE = (
-    "keys are those of the source, before {}: join by a field of the source, and put what changes it behind .join()"
+    "keys are those of the source, before {}: join by a field of the source, and put what changes it behind .join(); "
+    "or put .cache() before .join(): keys are those of the samples that it keeps"
 )
 
 
@@ -49,7 +51,7 @@ class Matches:
         Raises:
             OptionError: keys cannot be compared, or no two are the same.
         """
-        left, right = (_keys(stream, on) for stream, on in zip(self._streams, self._on, strict=True))
+        left, right = map(_keys, range(2), self._streams, self._on)
         by_key: dict[Hashable, int] = {}
         for place, key in enumerate(right):
             if key is not None and by_key.setdefault(key, place) != place:
@@ -91,7 +93,7 @@ class Matched(PassOperator):
 
     @property
     def text(self) -> str:
-        return "matched"
+        return "join()"
 
     @property
     def is_implied(self) -> bool:
@@ -196,27 +198,37 @@ def _both(on: object) -> tuple[str, str]:
     return left, right
 
 
-def _keys(stream: Stream, on: str) -> list[Any]:
+def _keys(side: int, stream: Stream, on: str) -> list[Any]:
     """The key of each sample, in the stream's order."""
-    planning = Planning(stream.pipeline(), 0)
-    order, source = planning.passes(0), stream.source.__sample_source__()
-    if on == _KEY:
-        keys: Sequence[Any] = source.keys()
-    else:
-        opened = Stream(stream.source, tuple(one for one in stream.operators if one.is_implied))
-        try:
-            keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
-        except HeadraceError as error:
-            if steps := _steps_of(stream):
-                error.add_note(f".join(on={on!r}): {_BEFORE.format(', '.join(steps))}")
-            raise
-    numbers = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
-    return [_hashable(keys[number], on) for number in numbers]
+    source, planning = stream.source.__sample_source__(), Planning(stream.pipeline(), 0)
+    names: Sequence[Any] = source.keys() if on == _KEY else range(0)
+    keys = _read_keys(side, stream, on) if type(names) is range else names  # of a range they are numbers, and no names
+    return [_hashable(keys[number], on) for number in _numbers(planning)]
+
+
+def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
+    """That field of the samples that the source gives, or of those that it keeps, by their numbers."""
+    opened = Stream(stream.source, tuple(one for one in stream.pipeline().each if one.is_implied or is_kept(one.step)))
+    try:
+        keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
+    except Exception as error:
+        steps = _steps_of(stream)
+        before = f"; {_BEFORE.format(', '.join(steps))}" if steps else ""
+        error.add_note(f".join(on={on!r}) has asked input {side} for its keys{before}")
+        raise
+    return dict(zip(_numbers(Planning(opened.pipeline(), 0)), keys, strict=True))
+
+
+def _numbers(planning: Planning) -> list[int]:
+    """The numbers in the source of the samples of an epoch, one after the other."""
+    order = planning.passes(0)
+    numbers: list[int] = planning.numbers(order, np.arange(order.count, dtype=np.int64)).tolist()
+    return numbers
 
 
 def _steps_of(stream: Stream) -> list[str]:
-    """The steps of a stream that were asked for."""
-    return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied]
+    """The steps of a stream that were asked for, behind what is kept of it."""
+    return [f".{step.name}" for step in stream.pipeline().steps if not step.is_implied and not is_kept(step)]
 
 
 def _hashable(key: Any, on: str) -> Any:

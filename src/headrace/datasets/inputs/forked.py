@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.datasets.cached_sources import CacheStep
+from headrace.datasets.cached_sources import is_kept
 from headrace.datasets.faces import Described
 from headrace.datasets.operators.fields import on_field
 from headrace.datasets.operators.forking import Copies
@@ -76,7 +76,7 @@ def _steps(number: int, branch: Stream) -> list[Step]:
     others = [*(operator.text for operator in pipeline.order.operators), *pipeline.changing]
     others += [] if pipeline.of_all is None else [pipeline.of_all]
     others += [] if pipeline.group is None else [pipeline.group.text]
-    others += [step.name for step in pipeline.steps if isinstance(step.fn, CacheStep)]
+    others += [step.name for step in pipeline.steps if is_kept(step)]
     if others or pipeline.keeps or pipeline.is_batched:
         raise OptionError(
             f".{others[0] if others else 'filter()'} of branch {number} of .fork(): branches stay together sample by "

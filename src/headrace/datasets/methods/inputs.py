@@ -75,8 +75,9 @@ class InputMethods(AddsOperators[S]):
 
         Args:
             other: each key comes once in it; here it may come several times. A key that is None is nobody's partner.
-            on: the field that is the key, as the source has it, before any `.map()`; two names, where they differ. A
-                pair whose keys are other ones by then is an error.
+                Keys are the same where Python says so: 1, 1.0 and True are.
+            on: the field that is the key, as the source has it, before any `.map()`, or as `.cache()` keeps it; two
+                names, where they differ. A pair whose keys are other ones by then is an error.
                 "__key__" is what the sample is called: for shards with an index nothing else is read to know it.
 
         Raises:
