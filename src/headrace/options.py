@@ -98,13 +98,13 @@ class Exclude:
 
     def __post_init__(self) -> None:
         if not _are(self.samples, is_whole):
-            raise OptionError(f"Exclude(samples={self.samples!r:.200}): numbers of samples are meant, of 0 or more")
+            raise OptionError(f"Exclude(samples={self.samples!r:.200}): a list of numbers is meant, of 0 or more")
         if not _are(self.steps, lambda pair: _are(pair, is_whole) and len(pair) == 2 and pair[0] < pair[1]):
-            raise OptionError(f"Exclude(steps={self.steps!r:.200}): pairs are meant: (first, behind the last)")
+            raise OptionError(f"Exclude(steps={self.steps!r:.200}): a list of pairs is meant: (first, behind the last)")
         if not is_whole(self.epoch):
             raise OptionError(f"Exclude(epoch={self.epoch!r}): the number of an epoch is meant, of 0 or more")
-        if isinstance(self.files, str | os.PathLike):
-            raise OptionError(f"Exclude(files={self.files!r}): a list of files is meant")
+        if _is_path(self.files) or not _are(self.files, _is_path):
+            raise OptionError(f"Exclude(files={self.files!r:.200}): a list of files is meant")
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -167,5 +167,9 @@ class Settings:
 
 
 def _are(values: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether these are some, and each is what is wanted."""
-    return hasattr(values, "__iter__") and all(map(wanted, values))
+    """Whether these are some, and each is what is wanted; they are looked through again later, as no iterator is."""
+    return hasattr(values, "__iter__") and hasattr(values, "__len__") and all(map(wanted, values))
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)

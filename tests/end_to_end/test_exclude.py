@@ -214,6 +214,10 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
         {"steps": (1, 2)},
         {"epoch": -1},
         {"files": "a"},
+        {"files": [3]},
+        {"samples": iter([1, 2])},
+        {"steps": iter([(1, 2)])},
+        {"files": iter(["a"])},
     ],
 )
 def test_what_names_nothing_is_refused(options: dict[str, Any]) -> None:
