@@ -280,6 +280,17 @@ def test_documents_without_tokens_end_an_epoch_without_end() -> None:
     assert list(texts().map(empty).pack(LENGTH)) == []
 
 
+def test_a_row_that_gets_the_same_documents_without_tokens_is_told_to_shuffle() -> None:
+    data = hr.from_map([{"input_ids": [n] * n} for n in (0, 1, 0, 2)])
+    with hr.DataLoader(data.repeat().pack(2), batch_size=2) as loader:
+        with pytest.raises(
+            OptionError, match=r"a row of the batch lacks some; without \.shuffle\(\) before \.pack\(\)"
+        ):
+            next(iter(loader))
+    with hr.DataLoader(data.shuffle().repeat().pack(2), batch_size=2) as loader:
+        assert next(iter(loader))["input_ids"].shape == (2, 2)
+
+
 def test_documents_without_tokens_leave_no_trace() -> None:
     data = hr.from_map([{"input_ids": [n] * n} for n in (0, 3, 0, 2, 0)])
     (sequence,) = data.pack(8)

@@ -62,7 +62,10 @@ class LaneLevel(Level):
         shared.end()
         self._make()
         if self._in_vain_most is not None and self._in_vain > self._in_vain_most and not self._has_failed:
-            why = f".pack(): {self._in_vain} documents one after the other had no tokens, and no others are to come"
+            why = (
+                f".pack(): {self._in_vain} documents one after the other had no tokens, and a row of the batch lacks "
+                "some; without .shuffle() before .pack() a row may get the same documents in each pass"
+            )
             self._fail(ListPart([self._host.failure(OptionError(why))]))
         self.begin()
 
