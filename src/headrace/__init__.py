@@ -22,13 +22,22 @@ __version__: str  # asked for when it is first used: that reads files
 
 if TYPE_CHECKING:
     from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
-    from headrace.datasets.constructors import energon, files, folder, from_iterable, from_map, stream, table, text
     from headrace.datasets.inputs.mixture import mix
     from headrace.datasets.operators.registered import BatchOp, OrderOp, SampleOp, register_operator
     from headrace.datasets.packed import Packed, packed
     from headrace.datasets.sharing import ShardInfo, shard_info
     from headrace.datasets.sources.arrays import arrays
     from headrace.datasets.sources.clips import Clips
+    from headrace.datasets.sources.constructors import (
+        energon,
+        files,
+        folder,
+        from_iterable,
+        from_map,
+        stream,
+        table,
+        text,
+    )
     from headrace.datasets.sources.hdf5 import hdf5
     from headrace.datasets.sources.lerobot import lerobot
     from headrace.datasets.sources.tokens import tokens
@@ -77,7 +86,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "headrace.datasets.sources.arrays": ("arrays",),
     "headrace.datasets.asynchronous": ("AsyncDataset", "AsyncIterableDataset"),
-    "headrace.datasets.constructors": (
+    "headrace.datasets.sources.constructors": (
         "energon",
         "files",
         "folder",

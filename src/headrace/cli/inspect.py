@@ -46,8 +46,8 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.constructors import stream
     from headrace.datasets.places.guessing import names_at
+    from headrace.datasets.sources.constructors import stream
     from headrace.datasets.telling import told
     from headrace.formats.mp4.format import MP4, is_video
 

@@ -247,8 +247,8 @@ class _SampleIterator(Iterator[Any], Protocol):
 
 
 def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.constructors import stream
     from headrace.datasets.iterating import loader_of
+    from headrace.datasets.sources.constructors import stream
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
     from headrace.indexes.whereabouts import names_path

@@ -78,7 +78,7 @@ def _shared(stream: Stream, world: int) -> Stream:
 
 
 def _indexed(stream: Stream) -> Stream:
-    from headrace.datasets.constructors import with_built_index  # and with them every format
+    from headrace.datasets.sources.constructors import with_built_index  # and with them every format
 
     return with_built_index(stream)
 

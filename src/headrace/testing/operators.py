@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from headrace.datasets.base import Operators
-from headrace.datasets.constructors import from_map
+from headrace.datasets.sources.constructors import from_map
 from headrace.datasets.stream import Stream
 from headrace.errors import StateMismatchError
 from headrace.loader import DataLoader

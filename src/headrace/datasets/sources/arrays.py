@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.datasets.constructors import Urls
 from headrace.datasets.places.guessing import names_at
 from headrace.datasets.sources.array_rows import ArrayRows
+from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.stream import Stream
 from headrace.formats.compression.decompressor import path_of
 from headrace.formats.limits import DEFAULTS, Limits

@@ -10,9 +10,9 @@ from typing import Literal
 import anyio.from_thread
 import anyio.to_thread
 
-from headrace.datasets.constructors import Urls
 from headrace.datasets.places.guessing import names_at
 from headrace.datasets.sources.array_rows import ArrayRows
+from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.stream import Stream
 from headrace.errors import FormatError, masked
 from headrace.formats.hdf5 import MAGIC, PAGE_BYTES, RangeFile, table_of

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.constructors import stream
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.entries import Entries, only
 from headrace.datasets.places.guessing import Place, folders_at
 from headrace.datasets.sources.camera_frames import AddFrames, CameraFrames, Episode
+from headrace.datasets.sources.constructors import stream
 from headrace.datasets.sources.placed_shards import opening, shards_at
 from headrace.datasets.stream import Stream
 from headrace.errors import FormatError, OptionError, masked

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.constructors import Urls
 from headrace.datasets.faces import Parts
 from headrace.datasets.fingerprints import fingerprint_of
 from headrace.datasets.operators.values import EachSample
@@ -20,6 +19,7 @@ from headrace.datasets.places.patterns import is_pattern
 from headrace.datasets.places.urls import expand
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Wanted
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
+from headrace.datasets.sources.constructors import Urls
 from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked

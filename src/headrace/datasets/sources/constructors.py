@@ -306,7 +306,7 @@ def from_map(dataset: Any) -> Stream:
     What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
     to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
     """
-    from headrace.datasets.synchronous import FromMap
+    from headrace.datasets.sources.synchronous import FromMap
 
     return Stream(FromMap(dataset))
 
@@ -324,7 +324,7 @@ def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, rank
     Raises:
         OptionError: it is neither.
     """
-    from headrace.datasets.synchronous import FromIterable, ResumableIterable, makes_one
+    from headrace.datasets.sources.synchronous import FromIterable, ResumableIterable, makes_one
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")
