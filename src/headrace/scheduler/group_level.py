@@ -14,7 +14,42 @@ from headrace.scheduler.inner import Level, Outcome, Units
 from headrace.scheduler.recipe import GroupStage, InnerStage
 
 
-class GroupLevel(Level):
+class TogetherLevel(Level):
+    """A level each unit of which is made of several samples of the level before, and waits until it is whole."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._whole: deque[Units] = deque()
+        self._begun = 0  # units
+
+    def drop(self) -> None:
+        super().drop()
+        for part in (part for units in self._whole for part in units.parts):
+            part.release()
+        self._whole.clear()
+
+    def _add_unit(self, parts: list[Part], positions: Sequence[int], notes: Sequence[tuple[int, ...]] = ()) -> None:
+        """The next unit is whole."""
+        self._whole.append(Units(self._begun, 1, parts, positions, notes))
+        self._begun += 1
+        self.inside += len(positions)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._whole)
+
+    @property
+    def _first_waiting(self) -> int:
+        return self._whole[0].start
+
+    def _take(self) -> Units:
+        return self._whole.popleft()
+
+    def _size_of(self, units: Units) -> int:
+        return len(units.positions)
+
+
+class GroupLevel(TogetherLevel):
     """Samples that are put together: a group of them is a unit. Its first stage says which ones, and does it."""
 
     def __init__(self, number: int, stages: Sequence[InnerStage], *args: Any) -> None:
@@ -22,10 +57,8 @@ class GroupLevel(Level):
         (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
         assert stage.batcher is not None
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
-        self._whole: deque[Units] = deque()
         self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
         self._begun_with = deque(self._origins.begun_with)
-        self._begun = 0  # groups
 
     def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
         """The next samples of the level before."""
@@ -57,17 +90,14 @@ class GroupLevel(Level):
         for part in parts:
             part.release()
         if failed is not None:
-            self._add_unit(left, [failed], positions[:1])
+            self._form(left, [failed], positions[:1])
         self.begin()
 
     def drop(self) -> None:
         super().drop()
         for waiting in self._waiting.values():
             waiting.shared.end()
-        for part in (part for units in self._whole for part in units.parts):
-            part.release()
         self._waiting.clear()
-        self._whole.clear()
 
     def _is_begun_with(self, number: int) -> bool:
         """Whether it is of a group that is known."""
@@ -83,13 +113,11 @@ class GroupLevel(Level):
             for part in parts:
                 part.release()
             positions, parts = positions[:1], [ListPart([self._host.failure(group.error)])]
-        self._add_unit(group.numbers, parts, positions)
+        self._form(group.numbers, parts, positions)
 
-    def _add_unit(self, numbers: Sequence[int], parts: list[Part], positions: Sequence[int]) -> None:
+    def _form(self, numbers: Sequence[int], parts: list[Part], positions: Sequence[int]) -> None:
         self._origins.formed(numbers)
-        self._whole.append(Units(self._begun, 1, parts, positions))
-        self.inside += len(positions)
-        self._begun += 1
+        self._add_unit(parts, positions)
 
     def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
         """(the positions of samples that wait, the samples in as few parts as they lie in)."""
@@ -100,22 +128,8 @@ class GroupLevel(Level):
         return [one.position for one in waiting], parts
 
     @property
-    def _has_waiting(self) -> bool:
-        return bool(self._whole)
-
-    @property
-    def _first_waiting(self) -> int:
-        return self._whole[0].start
-
-    @property
     def _chunk(self) -> int:
         return len(self._whole[0].positions)
-
-    def _take(self) -> Units:
-        return self._whole.popleft()
-
-    def _size_of(self, units: Units) -> int:
-        return len(units.positions)
 
 
 class SharedPart:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import OptionError, StateMismatchError
 from headrace.lanes import PackedPiece, PackedSequence
 from headrace.parts import ListPart, Part
-from headrace.scheduler.group_level import SharedPart, in_parts
-from headrace.scheduler.inner import Level, Outcome, Units
+from headrace.scheduler.group_level import SharedPart, TogetherLevel, in_parts
+from headrace.scheduler.inner import Outcome, Units
 from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.recipe import InnerStage
 from headrace.scheduler.wiring import EpochSpec
@@ -19,17 +18,15 @@ from headrace.tasks import Reply
 LEFT_OUT_LEAST = 10_000  # samples before an epoch is given up
 
 
-class LaneLevel(Level):
+class LaneLevel(TogetherLevel):
     """Documents that are packed in lanes: a sequence is a unit, and gives one sample."""
 
     def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
         super().__init__(number, stages, spec, *args)
         assert isinstance(spec.position_map, LaneMap)
         self._lane_map, self._lanes = spec.position_map, spec.position_map.lanes
-        self._whole: deque[Units] = deque()
         self._held: dict[int, SharedPart] = {}  # documents that are not used up, by their names
         self._come = 0  # units of the level before that have given their documents
-        self._begun = 0  # sequences
         self._has_failed = False  # no more are made
         self._in_vain = 0  # units of the level before, one after the other, that gave no tokens
         self._in_vain_most = None if spec.pass_count is None else max(2 * spec.pass_count, LEFT_OUT_LEAST)
@@ -83,26 +80,18 @@ class LaneLevel(Level):
         super().drop()
         for shared in self._held.values():
             shared.end()
-        for part in (part for units in self._whole for part in units.parts):
-            part.release()
         self._held.clear()
-        self._whole.clear()
 
     def _make(self) -> None:
         """The sequences that can be made now."""
         while not self._has_failed and (sequence := self._lanes.take()) is not None:
             notes = [_note(piece) for piece in sequence.pieces]
-            self._add(self._parts(sequence), sequence.position, notes)
-
-    def _add(self, parts: list[Part], position: int, notes: Sequence[tuple[int, ...]] = ()) -> None:
-        self._whole.append(Units(self._begun, 1, parts, [position], notes))
-        self._begun += 1
-        self.inside += 1
+            self._add_unit(self._parts(sequence), [sequence.position], notes)
 
     def _fail(self, why: Part) -> None:
         """The next sequence, which is the last one, is an error."""
         self._has_failed = True
-        self._add([why], self._begun)
+        self._add_unit([why], [self._begun])
 
     def _parts(self, sequence: PackedSequence) -> list[Part]:
         """What a sequence is made of, in as few parts as it lies in."""
@@ -120,19 +109,8 @@ class LaneLevel(Level):
             self._lane_map.leave_out(units.start, errors)
 
     @property
-    def _has_waiting(self) -> bool:
-        return bool(self._whole)
-
-    @property
-    def _first_waiting(self) -> int:
-        return self._whole[0].start
-
-    @property
     def _chunk(self) -> int:
         return len(self._whole[0].notes) or 1
-
-    def _take(self) -> Units:
-        return self._whole.popleft()
 
 
 def _note(piece: PackedPiece) -> tuple[int, ...]:
