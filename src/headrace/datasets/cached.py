@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from headrace.datasets.base import Operators
 from headrace.datasets.cached_sources import CachedDataset, CacheManyStep, CacheStep
-from headrace.datasets.inputs.sources import split_steps
+from headrace.datasets.doing import split_steps
 from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.datasets.asynchronous import AsyncDataset, KeySource
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders, Traits
-from headrace.functions import is_async
+from headrace.datasets.doing import through, through_first
+from headrace.datasets.made import MadeDataset, MadeSource
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
 from headrace.kept.file import NotAtOnceError, SampleFile
 from headrace.kept.keeping import Keeping
 from headrace.producer import Producer
@@ -41,7 +41,7 @@ class Fresh(dict[str, Any]):
         return Fresh(names, number=number, sample=sample)
 
 
-class CachedDataset(AsyncDataset):
+class CachedDataset(MadeDataset):
     """The samples of a source by their numbers: what is kept of each, or what it is made of.
 
     Args:
@@ -53,13 +53,17 @@ class CachedDataset(AsyncDataset):
     """
 
     def __init__(self, source: SampleSource, first: Sequence[Step], keeping: Keeping, wanted: Any, text: str) -> None:
-        self.inner, self.first, self.keeping, self.wanted, self.text = source, tuple(first), keeping, wanted, text
+        self._source, self.first, self.keeping, self.wanted, self.text = source, tuple(first), keeping, wanted, text
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_keys"}
 
     def __sample_source__(self) -> SampleSource:
         return CachedSource(self)
+
+    @property
+    def inner(self) -> SampleSource:
+        return self._source
 
     def __len__(self) -> int:
         return self.inner.count()
@@ -72,31 +76,7 @@ class CachedDataset(AsyncDataset):
         data = None if file is None else await _read(file, number)
         if data is not None:
             return Kept(data)
-        sample = await self.inner.at(number if self._keys is None else self._keys[number], self.wanted)
-        for step in self.first:
-            try:
-                if is_async(step.fn):
-                    sample = await step.fn(sample)
-                else:
-                    sample = await anyio.to_thread.run_sync(step.fn, sample, limiter=running_threads.get())
-            except Exception as error:
-                error.add_note(f"stage: {step.told}")
-                raise
-        return Fresh.of(number, sample)
-
-    async def aopen(self) -> None:
-        if self.inner.opens is not None:
-            await self.inner.opens.aopen()
-
-    async def aclose(self) -> None:
-        if self.inner.opens is not None:
-            await self.inner.opens.aclose()
-
-    @cached_property
-    def _keys(self) -> Sequence[object] | None:
-        """The keys of samples; None: their numbers are what they are got by."""
-        traits = self.inner.traits
-        return None if traits.sharded or traits.by_number else self.inner.keys()
+        return Fresh.of(number, await through_first(self.first, await self.original(number, self.wanted)))
 
 
 async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
@@ -111,18 +91,12 @@ async def _read(file: SampleFile, number: int) -> NDArray[np.uint8] | None:
     return await anyio.to_thread.run_sync(file.read, number, limiter=running_threads.get())
 
 
-class CachedSource(KeySource):
-    """Samples that are kept, got one by one; all else is as the source has it."""
-
-    traits = Traits(numbered=True, by_number=True)
+class CachedSource(MadeSource):
+    """Samples that are kept; all else is as the source has it."""
 
     def __init__(self, data: CachedDataset) -> None:
         super().__init__(data)
         self.data: CachedDataset = data
-
-    @property
-    def _inner(self) -> SampleSource:
-        return self.data.inner
 
     @property
     def name(self) -> str:
@@ -131,14 +105,6 @@ class CachedSource(KeySource):
     @property
     def text(self) -> str:
         return self.data.text
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        return self._inner.facts
-
-    @property
-    def has_count(self) -> bool:
-        return self._inner.has_count
 
     @property
     def is_endless(self) -> bool:
@@ -151,18 +117,6 @@ class CachedSource(KeySource):
     @property
     def answers_keys(self) -> bool:
         return self._inner.answers_keys
-
-    @property
-    def objects(self) -> Sequence[SampleSource]:
-        return self._inner.objects
-
-    @property
-    def storage_options(self) -> Mapping[str, object] | None:
-        return self._inner.storage_options
-
-    @property
-    def has_store(self) -> bool:
-        return self._inner.has_store
 
     @property
     def starts(self) -> Ints:
@@ -222,13 +176,7 @@ class CacheStep:
         return made
 
     def _made(self, sample: Any) -> Any:
-        for name, _, function in self._steps:
-            try:
-                sample = function(sample)
-            except Exception as error:
-                error.add_note(f"stage: {name}")
-                raise
-        return sample
+        return through([(name, function) for name, _, function in self._steps], sample)
 
 
 def is_kept(step: Step) -> bool:

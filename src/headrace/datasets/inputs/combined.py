@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 
 from headrace.datasets.base import Operators
 from headrace.datasets.cached import cached
+from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.applied import applied_to
 from headrace.datasets.inputs.by_keys import JoinSpec, SameKeys
 from headrace.datasets.inputs.first_come import FirstComeDataset
 from headrace.datasets.inputs.forked import check_apart, side_by_side
 from headrace.datasets.inputs.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.datasets.inputs.joined import check_input, check_objects, joined
-from headrace.datasets.inputs.sources import split_steps
 from headrace.datasets.inputs.zipped import ZipDataset, ZipSpec, ZipStep
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.stream import Stream

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headrace.datasets.asynchronous import AsyncDataset
-from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards, JoinedStep, split_steps
+from headrace.datasets.doing import split_steps
+from headrace.datasets.inputs.sources import JoinedDataset, JoinedShards, JoinedStep
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.pipeline import Pipeline

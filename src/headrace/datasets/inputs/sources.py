@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, SupportsIndex
 
-import anyio.to_thread
 import numpy as np
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
+from headrace.datasets.doing import NamedSteps, split_steps, through, through_first
 from headrace.datasets.faces import Described
 from headrace.datasets.inputs.orders import JoinedOrders
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import KeepsKey, SampleSource, Traits, Wanted
 from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
-from headrace.errors import OptionError
 from headrace.formats.tar.format import TAR
-from headrace.functions import is_async
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
 from headrace.producers.members import Members
 from headrace.reading import OwnReaders
-from headrace.running import running_threads
-from headrace.tasks import Step
 from headrace.types import Ints
 
 
@@ -98,16 +94,10 @@ class InputsDataset(AsyncDataset):
                 inside = keys[at]
                 text += f", key {inside!r:.200}"
             sample = await source.at(inside, self.spec.pipelines[number].wanted)
-            for step in self._first_steps[number]:
-                text += f"; stage: {step.told}"
-                if is_async(step.fn):
-                    sample = await step.fn(sample)
-                else:
-                    sample = await anyio.to_thread.run_sync(step.fn, sample, limiter=running_threads.get())
+            return await through_first(self._first_steps[number], sample)
         except Exception as error:
             error.add_note(text)
             raise
-        return sample
 
     async def aopen(self) -> None:
         async with AsyncExitStack() as opened:
@@ -231,7 +221,7 @@ class JoinedStep:
         self,
         labels: Sequence[str],
         names: Sequence[str] | None,
-        steps: Sequence[Sequence[tuple[str, Callable[[Any], Any]]]],
+        steps: Sequence[NamedSteps],
         by_url: dict[str, int] | None,
     ) -> None:
         self.labels, self.names = tuple(labels), None if names is None else tuple(names)
@@ -242,31 +232,13 @@ class JoinedStep:
             number, sample = sample
         else:
             number = self.by_url[sample["__url__"]]
-        for name, function in self.steps[number]:
-            try:
-                sample = function(sample)
-            except Exception as error:
-                error.add_note(f"{self.labels[number]}; stage: {name}")
-                raise
+        sample = through(self.steps[number], sample, f"{self.labels[number]}; ")
         return sample if self.names is None else named(sample, self.names[number])
 
 
 def named(sample: object, name: str) -> object:
     """A sample that says which source it is of, if it is a dict."""
     return {**sample, "__source__": name} if isinstance(sample, dict) else sample
-
-
-def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple[list[Step], list[Step]]:
-    """(the coroutine functions that come first, with what opens samples for them; the plain functions that follow)."""
-    opens = next((k for k, step in enumerate(steps) if step.random or not step.is_implied), len(steps))
-    begin = opens if any(is_async(step.fn) for step in steps[: opens + 1]) else 0
-    first = next((k for k in range(begin, len(steps)) if not is_async(steps[k].fn)), len(steps))
-    late = next((step for step in steps[first:] if is_async(step.fn)), None)
-    if late is not None:
-        raise OptionError(
-            f"{late.name} of {label} is an async function behind a plain one: put it before that, or behind {call}"
-        )
-    return list(steps[:first]), list(steps[first:])
 
 
 def _distinct(sources: Sequence[SampleSource]) -> list[AsyncDataset]:

@@ -6,10 +6,10 @@ import asyncio
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
+from headrace.datasets.doing import NamedSteps, through
 from headrace.datasets.inputs.in_turn import InputsSpec
 from headrace.datasets.inputs.sources import InputsDataset
 from headrace.datasets.pipeline import Pipeline
@@ -207,17 +207,9 @@ class ZipStep:
         steps: of each, with their names.
     """
 
-    def __init__(self, labels: Sequence[str], steps: Sequence[Sequence[tuple[str, Callable[[Any], Any]]]]) -> None:
+    def __init__(self, labels: Sequence[str], steps: Sequence[NamedSteps]) -> None:
         self.labels, self.steps = tuple(labels), tuple(map(tuple, steps))
 
     def __call__(self, samples: tuple[object, ...]) -> tuple[object, ...]:
-        return tuple([self._made(k, sample) for k, sample in enumerate(samples)])
-
-    def _made(self, number: int, sample: object) -> object:
-        for name, function in self.steps[number]:
-            try:
-                sample = function(sample)
-            except Exception as error:
-                error.add_note(f"{self.labels[number]}; stage: {name}")
-                raise
-        return sample
+        both = zip(self.labels, self.steps, samples, strict=True)
+        return tuple([through(steps, sample, f"{label}; ") for label, steps, sample in both])

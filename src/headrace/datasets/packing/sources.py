@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
-from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.faces import Parts
+from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.packing.orders import PackedKey, PackOrders
 from headrace.datasets.packing.sequences import DocumentPart
 from headrace.datasets.packing.spec import PackSpec
 from headrace.datasets.planning import Planning
-from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders, Traits
+from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
 from headrace.functions import is_async
 from headrace.indexes.index import for_each
 from headrace.plan import draw
@@ -26,7 +26,7 @@ from headrace.tasks import Step
 _TOGETHER_TOKENS = 2**18  # of sequences that are read at once
 
 
-class PackDataset(AsyncDataset):
+class PackDataset(MadeDataset):
     """The documents of sequences, by the numbers of these; a step in the workers makes sequences of them.
 
     Args:
@@ -41,6 +41,10 @@ class PackDataset(AsyncDataset):
 
     def __sample_source__(self) -> SampleSource:
         return PackSource(self)
+
+    @property
+    def inner(self) -> SampleSource:
+        return self.spec.pipeline.source
 
     def __len__(self) -> int:
         return self.spec.count
@@ -62,7 +66,7 @@ class PackDataset(AsyncDataset):
 
     async def read(self, pieces: Pieces) -> list[DocumentPart]:
         """These parts of documents."""
-        source, keys, steps, wanted = self._source, self._keys, self._async_steps, self.spec.pipeline.wanted
+        steps, wanted = self._async_steps, self.spec.pipeline.wanted
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:
             samples = await self._parts(*pieces)
@@ -74,7 +78,7 @@ class PackDataset(AsyncDataset):
             if running is not None:  # they are got at once: of one generator each would draw what the others leave
                 running_sample.set(RunningSample(draw("document", running.key, k), running.position))
             try:
-                sample = await source.at(number if keys is None else keys[number], wanted)
+                sample = await self.original(number, wanted)
                 for step in steps:
                     sample = await step.fn(sample)
             except Exception as error:
@@ -102,18 +106,6 @@ class PackDataset(AsyncDataset):
         parts = await self.read(Pieces(*map(np.concatenate, zip(*pieces, strict=True))))
         return [parts[start:stop] for start, stop in itertools.pairwise(ends)]
 
-    async def aopen(self) -> None:
-        if self._source.opens is not None:
-            await self._source.opens.aopen()
-
-    async def aclose(self) -> None:
-        if self._source.opens is not None:
-            await self._source.opens.aclose()
-
-    @property
-    def _source(self) -> SampleSource:
-        return self.spec.pipeline.source
-
     @cached_property
     def _async_steps(self) -> list[Step]:
         return [step for step in self.spec.pipeline.steps if is_async(step.fn)]
@@ -122,19 +114,11 @@ class PackDataset(AsyncDataset):
     def _parts(self) -> Parts | None:
         """What gets parts of documents, where nothing is done to whole ones, and their lengths need no check."""
         is_plain = all(step.is_implied for step in self.spec.pipeline.steps)
-        return self._source.parts if is_plain and self.spec.given is None else None
-
-    @cached_property
-    def _keys(self) -> Sequence[object] | None:
-        """The keys of documents; None: their numbers are what they are got by."""
-        traits = self._source.traits
-        return None if traits.sharded or traits.by_number else self._source.keys()
+        return self.inner.parts if is_plain and self.spec.given is None else None
 
 
-class PackSource(KeySource):
-    """Packed sequences: got one by one."""
-
-    traits = Traits(numbered=True, by_number=True)
+class PackSource(MadeSource):
+    """Packed sequences."""
 
     def __init__(self, data: PackDataset) -> None:
         super().__init__(data)
@@ -150,32 +134,8 @@ class PackSource(KeySource):
         return f"{spec.stream!r}.{spec.described}"
 
     @property
-    def facts(self) -> list[tuple[str, str]]:
-        return self._documents.facts
-
-    @property
-    def has_count(self) -> bool:
-        return self._documents.has_count
-
-    @property
     def keeps_numbers(self) -> bool:
         return not self.data.spec.is_shuffled
-
-    @property
-    def storage_options(self) -> Mapping[str, object] | None:
-        return self._documents.storage_options
-
-    @property
-    def has_store(self) -> bool:
-        return self._documents.has_store
-
-    @property
-    def objects(self) -> Sequence[SampleSource]:
-        return self._documents.objects
-
-    @property
-    def _documents(self) -> SampleSource:
-        return self.data.spec.pipeline.source
 
     def orders(self, keeps: tuple[KeepsKey, ...], seed: int) -> SourceOrders:
         assert not keeps, "no index is asked for keys of sequences"
