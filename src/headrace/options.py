@@ -84,7 +84,9 @@ class Exclude:
     and they say what was left out of their own epoch: that stays left out, whatever this says when they are loaded.
 
     Attributes:
-        samples: the numbers of samples in the data set, before any shuffle: left out of each epoch.
+        samples: the numbers of samples in the data set, before any shuffle: left out of each epoch. Of streams that are
+            interleaved or mixed the first one's samples have the first numbers, then the next one's; `quarantine=`
+            writes the same ones.
         steps: (first, behind the last) global batches, counted in the epoch's order from 0 as if nothing were left out:
             `[(5000, 5010)]` are ten of them. They are of one epoch.
         epoch: the number of that one.

@@ -15,10 +15,11 @@ def as_call(cls: type[T]) -> type[T]:
 
     By itself a dataclass with slots is pickled with the names of its fields, in twice the time.
     """
-    fields_of: Callable[[object], tuple[object, ...]] = operator.attrgetter(*[f.name for f in dataclasses.fields(cls)])  # type: ignore[arg-type]
+    first, *others = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # it is a dataclass
+    fields_of: Callable[[object], tuple[object, ...]] = operator.attrgetter(first, *others)
 
     def reduce(self: T) -> tuple[object, ...]:
         return type(self), fields_of(self)
 
-    cls.__reduce__ = reduce  # type: ignore[assignment,method-assign]
+    cls.__reduce__ = reduce  # type: ignore[assignment,method-assign]  # as a decorator must
     return cls

@@ -365,6 +365,10 @@ def test_data_that_cannot_be_told_need_a_version_in_a_folder_alone(tmp_path: Pat
             lambda: hr.mix({"a": hr.from_map(range(9)), "b": hr.from_map(range(9))}).cache(),
             "other numbers in each epoch",
         ),
+        (
+            lambda: hr.from_map(range(9)).zip(hr.from_map(range(9))).cache(),
+            r"\.zip\(FromMap\(…\)\): its numbers are made of its inputs'; put \.cache\(\) behind each",
+        ),
         (lambda: hr.from_map(range(9)).cache(max_bytes=0), "1 byte or more"),
     ],
 )

@@ -201,6 +201,21 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
         hr.DataLoader(ALL, exclude=some)  # type: ignore[arg-type]
 
 
+def test_numbers_of_interleaved_streams_are_one_behind_the_other_also_in_a_quarantine(tmp_path: Path) -> None:
+    def refuse_b(key: str) -> str:
+        if key == "b":
+            raise ValueError
+        return key
+
+    data, file = hr.from_map("abc").interleave(hr.from_map("de")).map(refuse_b), tmp_path / "left-out.jsonl"
+    with hr.DataLoader(data, batch_size=None, on_error="skip", quarantine=file) as loader:
+        assert list(loader) == ["a", "d", "e", "c"]
+    assert json.loads(file.read_text())["number"] == 1
+    for exclude in (file, hr.Exclude(samples=[1])):
+        with hr.DataLoader(data, batch_size=None, exclude=exclude) as loader:
+            assert list(loader) == ["a", "d", "e", "c"]
+
+
 @pytest.mark.parametrize(
     "options",
     [

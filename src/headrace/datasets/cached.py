@@ -80,10 +80,11 @@ def _check(pipeline: Pipeline) -> None:
             "shards need an index for that (headrace index URL…)"
         )
     if source.draws or not source.keeps_numbers:
-        raise OptionError(
-            f"{_CALL} behind {source.name}: its samples have other numbers in each epoch; put {_CALL} behind each of "
-            "its inputs"
+        is_steady = source.is_steady and source.keeps_numbers
+        why = (
+            "it has no numbers but those of its inputs" if is_steady else "its samples have other numbers in each epoch"
         )
+        raise OptionError(f"{_CALL} behind {source.text:.100}: {why}; put {_CALL} behind each of its inputs")
     if pipeline.is_batched or pipeline.group is not None:
         raise OptionError(f"{_CALL} behind .batch(): it keeps samples; put it before that")
     if pipeline.numbered is not None:

@@ -88,6 +88,7 @@ class ResumableApplied(AppliedDataset):
     def __init__(self, stream: Stream, fn: Callable[[Any], Any]) -> None:
         super().__init__(stream, fn)
         self.why_no_state = None
+        self._keeps: Any = fn  # what knows its state
         self._loader: Loads | None = None
         self._loaded: Mapping[str, object] | None = None  # of the stream, for the next loader
 
@@ -99,13 +100,13 @@ class ResumableApplied(AppliedDataset):
     def state_dict(self) -> dict[str, object]:
         """Where both are."""
         before = self._loaded if self._loader is None or self._loaded is not None else self._loader.state_dict()
-        return {"before": before, "fn": self.fn.state_dict()}  # type: ignore[attr-defined]
+        return {"before": before, "fn": self._keeps.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Have the next pass go on from there."""
         before: Any = state["before"]
         self._loaded = before
-        self.fn.load_state_dict(state["fn"])  # type: ignore[attr-defined]
+        self._keeps.load_state_dict(state["fn"])
 
 
 def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
@@ -125,7 +126,7 @@ def applied_to(stream: Stream, fn: Callable[[Any], Any]) -> Stream:
 
 def _gives_async(fn: Callable[..., object]) -> bool:
     fn = unwrapped(fn)
-    called_by = getattr(type(fn), "__call__", None)  # noqa: B004
+    called_by = getattr(type(fn), "__call__", None)  # noqa: B004 (what it is, and not whether it is there)
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(called_by)
 
 
