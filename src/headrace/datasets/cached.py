@@ -81,9 +81,7 @@ def _check(pipeline: Pipeline) -> None:
         )
     if source.draws or not source.keeps_numbers:
         is_steady = source.is_steady and source.keeps_numbers
-        why = (
-            "it has no numbers but those of its inputs" if is_steady else "its samples have other numbers in each epoch"
-        )
+        why = "its numbers are made of its inputs'" if is_steady else "its samples have other numbers in each epoch"
         raise OptionError(f"{_CALL} behind {source.text:.100}: {why}; put {_CALL} behind each of its inputs")
     if pipeline.is_batched or pipeline.group is not None:
         raise OptionError(f"{_CALL} behind .batch(): it keeps samples; put it before that")
