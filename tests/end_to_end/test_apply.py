@@ -152,8 +152,9 @@ def test_error_before_or_in_the_function_comes_in_its_place(fn: Any) -> None:
         yield next(samples)
         raise KeyError("own")
 
-    with pytest.raises(KeyError, match="own"):
+    with pytest.raises(KeyError, match="own") as caught:
         given(hr.from_map(range(3)).apply(ends), collate_fn=None)
+    assert any(note.startswith("stage: apply(") and "ends)" in note for note in caught.value.__notes__)
 
 
 class Never(hr.AsyncIterableDataset):

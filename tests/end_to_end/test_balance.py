@@ -96,6 +96,15 @@ def test_what_cannot_be_dealt_evenly_is_refused(data: Any, options: dict[str, An
         next(iter(loaders_of(data, 2, 8, **options)[0]))
 
 
+def test_error_of_a_function_of_work_says_what_was_asked() -> None:
+    def no_work(numbers: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(iter(loaders_of(hr.from_map(range(60)), 2, 8, balance=no_work)[0]))
+    assert any("no_work was asked for the work of 8 samples" in note for note in caught.value.__notes__)
+
+
 def test_one_rank_has_all_of_it() -> None:
     (loader,) = loaders_of(hr.from_map(range(20)), 1, 10, balance=np.sqrt)
     assert [batch.tolist() for batch in loader] == [[*range(10)], [*range(10, 20)]]

@@ -453,3 +453,15 @@ def test_what_cannot_be_packed_in_lanes_is_refused_by_name(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises((OptionError, KeyError, ValueError), match=message):
         make()
+
+
+def test_error_of_a_document_that_cannot_be_packed_says_which_one_it_is() -> None:
+    def broken_at_7(document: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": "text"} if document["input_ids"] == [7] else document
+
+    data = (
+        hr.from_map([{"input_ids": [n]} for n in range(9)]).map(broken_at_7).filter(lambda one: one["input_ids"] != [3])
+    )
+    with pytest.raises(TypeError, match="whole numbers in one dimension are needed") as caught:
+        list(data.pack(2))
+    assert any("stage: measure; sample 7 of the epoch" in note for note in caught.value.__notes__)

@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.datasets.planning import Planning
 from headrace.errors import OptionError
+from headrace.functions import name_of
 from headrace.options import Balance
 from headrace.plan import Order
 from headrace.plan.balance import Work, dealt
@@ -53,7 +54,11 @@ class Balancing:
     def _work(self, numbers: Ints) -> Work:
         if isinstance(self._balance, str):
             return self._planning.work(numbers, _POWERS[self._balance])
-        work = np.asarray(self._balance(numbers), np.float64)
+        try:
+            work = np.asarray(self._balance(numbers), np.float64)
+        except Exception as error:
+            error.add_note(f"balance={name_of(self._balance)} was asked for the work of {len(numbers)} samples")
+            raise
         if work.shape != numbers.shape or not (np.isfinite(work) & (work >= 0)).all():
             raise OptionError(
                 f"balance= is to give {len(numbers)} numbers of 0 or more, the work of each of so many samples, and "

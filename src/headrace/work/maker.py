@@ -17,7 +17,6 @@ from headrace.failures import (
     PackedError,
     Placeholder,
     failures_among,
-    shown,
     without_failures,
 )
 from headrace.forks import PROCESS, Original
@@ -36,6 +35,7 @@ from headrace.work.uses_random import generators_of, is_plain
 DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
 
+_MEASURE = replace(NO_STEP, name="measure")
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
@@ -264,8 +264,14 @@ class Maker:
             return serialize.pack_error(error, origin)
         return chain.pack_error(error, origin, self.number)
 
-    def measured(self, samples: list[object], chain: Chain, busy: dict[str, float]) -> list[int]:
-        """A number of each sample, where the chain has a measure; a Failure in the place of one that has none."""
+    def measured(
+        self, samples: list[object], kept: Sequence[int], chain: Chain, order: TaskMessage, busy: dict[str, float]
+    ) -> list[int]:
+        """A number of each sample, where the chain has a measure; a Failure in the place of one that has none.
+
+        Args:
+            kept: of which sample of the task each is.
+        """
         if chain.measure is None:
             return []
         began, measures = time.perf_counter(), [0] * len(samples)
@@ -276,9 +282,8 @@ class Maker:
                 measures[k] = operator.index(chain.measure(sample))
             except BaseException as error:
                 self._original.check("measure", error)
-                key, worker = key_of(sample), self.number if self._everywhere else None
-                origin = Origin("measure", key="" if key is None else shown(key), worker=worker)
-                error.add_note(origin.note)
+                worker = self.number if self._everywhere else None
+                origin = note_origin(error, _MEASURE, sample, order.position_of(kept[k]), worker)
                 samples[k] = Failure(self.pack(chain, error, origin))
         self._original.check("measure")
         busy["measure"] = busy.get("measure", 0.0) + time.perf_counter() - began

@@ -173,7 +173,7 @@ class TaskRunner:
             elif order.finish is Finish.GROUP:
                 made = [self._maker.group(chain, made, order, busy)]
             result.kept, samples = listed(made)
-            result.measures = self._maker.measured(samples, chain, busy)
+            result.measures = self._maker.measured(samples, result.kept, chain, order, busy)
             if chain.measure is None:
                 result.made = self._maker.packed_samples(samples, chain)
             else:  # some are put together that do not follow each other

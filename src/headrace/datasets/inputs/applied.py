@@ -50,6 +50,9 @@ class AppliedDataset(WithinDataset):
             async with contextlib.aclosing(given):
                 async for sample in given:
                     yield sample
+        except Exception as error:
+            error.add_note(f"stage: {self.name}")
+            raise
         finally:
             with anyio.CancelScope(shield=True):
                 await loader.aclose()
