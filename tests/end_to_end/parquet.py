@@ -32,3 +32,16 @@ def of_table(table: pa.Table, **options: Any) -> bytes:
     out = io.BytesIO()
     pq.write_table(table, out, **options)
     return out.getvalue()
+
+
+def pages_table(count: int) -> pa.Table:
+    """So many rows, of which the first column ascends, and others have many pages."""
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "n": range(count),
+            "text": [rng.bytes(100).hex() for _ in range(count)],
+            "list": [list(range(k % 7)) for k in range(count)],
+            "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
+        }
+    )

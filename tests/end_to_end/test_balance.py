@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from end_to_end.steps import steps_of
 
 import headrace as hr
 
@@ -33,11 +34,6 @@ def loaders_of(data: Any, world: int, size: int = 16, **options: Any) -> list[hr
         hr.DataLoader(data, global_batch_size=size, rank=rank, world_size=world, ranks="local", timeout=30, **options)
         for rank in range(world)
     ]
-
-
-def steps_of(loaders: list[hr.DataLoader[Any]], most: int | None = None) -> list[tuple[Any, ...]]:
-    """The ranks' batches of each step."""
-    return list(itertools.islice(zip(*loaders, strict=True), most))
 
 
 def squares(row: tuple[Any, ...]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data
+from end_to_end.steps import steps_of
 from end_to_end.tars import put_shards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -25,16 +26,9 @@ def loader_of(data: Any, size: int, rank: int = 0, world: int = 1, **options: An
     return hr.DataLoader(data, **options)
 
 
-def steps_of(loaders: Sequence[hr.DataLoader[Any]], most: int | None = None) -> list[list[int]]:
+def numbers_of(loaders: Sequence[hr.DataLoader[Any]], most: int | None = None) -> list[list[int]]:
     """The numbers of each global batch; so many of them."""
-    iterators, steps = [iter(loader) for loader in loaders], list[list[int]]()
-    while len(steps) != most:
-        batches = [next(iterator, None) for iterator in iterators]
-        if any(batch is None for batch in batches):
-            assert not any(batch is not None for batch in batches)
-            break
-        steps.append([number for batch in batches if batch is not None for number in batch.tolist()])
-    return steps
+    return [[number for batch in batches for number in batch.tolist()] for batches in steps_of(loaders, most)]
 
 
 def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
@@ -45,7 +39,7 @@ def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
 @given(data=st.data(), seed=st.integers(0, 99), size=st.integers(4, 9))
 def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObject, seed: int, size: int) -> None:
     stream = hr.from_map(ALL).shuffle(seed=seed)
-    (whole,) = steps_of([loader_of(stream, len(ALL))])
+    (whole,) = numbers_of([loader_of(stream, len(ALL))])
     samples = data.draw(st.lists(st.sampled_from(ALL), max_size=6))
     first = data.draw(st.integers(0, 8))
     last = data.draw(st.integers(first + 1, 12))
@@ -58,7 +52,7 @@ def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObj
         loaders = [loader_of(stream, size, rank, world, exclude=exclude) for rank in range(world)]
         for loader in loaders:
             loader.load_state_dict(state)
-        received += itertools.chain(*steps_of(loaders, data.draw(st.integers(1, 4))))
+        received += itertools.chain(*numbers_of(loaders, data.draw(st.integers(1, 4))))
         states = [loader.state_dict() for loader in loaders]
         assert all(one == states[0] for one in states)
         state = json.loads(json.dumps(states[0]))
@@ -71,13 +65,13 @@ def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObj
 def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> None:
     stream = hr.from_map(ALL).shuffle()
     with loader_of(stream, 4) as before:
-        steps_of([before], 2)
+        numbers_of([before], 2)
         state = before.state_dict()
-        whole = steps_of([before])
+        whole = numbers_of([before])
     loaders = [loader_of(stream, 4, rank, world, exclude=hr.Exclude(steps=[(3, 5), (7, 8)])) for rank in range(world)]
     for loader in loaders:
         loader.load_state_dict(state)
-    assert steps_of(loaders) == [whole[2], whole[5], whole[6], whole[8], whole[9]]
+    assert numbers_of(loaders) == [whole[2], whole[5], whole[6], whole[8], whole[9]]
     assert all(len(loader) == 10 for loader in loaders)  # of the next epoch, of which no step is named
 
 
@@ -89,15 +83,15 @@ def test_a_state_says_itself_what_its_epoch_lacks() -> None:
         state = loader.state_dict()
     with loader_of(stream, 4) as loader:
         loader.load_state_dict(state)
-        assert steps_of([loader]) == [[4, 5, 6, 7], [8, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 36], [37, 38, 39]]
-        assert steps_of([loader]) == cut(ALL, 4)
+        assert numbers_of([loader]) == [[4, 5, 6, 7], [8, 10, 11, 12], [13, 14, 15, 16], [17, 18, 19, 36], [37, 38, 39]]
+        assert numbers_of([loader]) == cut(ALL, 4)
 
 
 def test_steps_are_of_one_epoch_and_samples_of_all() -> None:
     with loader_of(hr.from_map(range(8)), 2, exclude=hr.Exclude(samples=[3], steps=[(0, 2)], epoch=1)) as loader:
-        assert [len(loader), *steps_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
-        assert [len(loader), *steps_of([loader])] == [2, [4, 5], [6, 7]]
-        assert [len(loader), *steps_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
+        assert [len(loader), *numbers_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
+        assert [len(loader), *numbers_of([loader])] == [2, [4, 5], [6, 7]]
+        assert [len(loader), *numbers_of([loader])] == [4, [0, 1], [2, 4], [5, 6], [7]]
 
 
 def test_what_is_left_out_is_not_asked_for() -> None:
@@ -112,24 +106,24 @@ def test_what_is_left_out_is_not_asked_for() -> None:
             return key
 
     with loader_of(Asked(), 4, exclude=hr.Exclude(samples=range(3, 9))) as loader:
-        assert steps_of([loader]) == cut([0, 1, 2, *range(9, 20)], 4)
+        assert numbers_of([loader]) == cut([0, 1, 2, *range(9, 20)], 4)
     assert sorted(asked) == [0, 1, 2, *range(9, 20)]
 
 
 def test_behind_a_filter_the_numbers_are_those_of_the_source() -> None:
     stream = hr.from_map(ALL).filter(lambda number: number % 3 == 0)
     with loader_of(stream, 4, exclude=hr.Exclude(samples=[6, 7, 8])) as loader:
-        assert steps_of([loader]) == cut([n for n in ALL if n % 3 == 0 and n != 6], 4)
+        assert numbers_of([loader]) == cut([n for n in ALL if n % 3 == 0 and n != 6], 4)
 
 
 def test_an_epoch_without_end_leaves_steps_out() -> None:
     with loader_of(hr.from_map(range(10)).repeat(), 5, exclude=hr.Exclude(steps=[(1, 2**40)])) as loader:
-        assert steps_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
+        assert numbers_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
 
 
 def test_all_of_an_epoch_can_be_left_out() -> None:
     with loader_of(hr.from_map(ALL), 4, exclude=hr.Exclude(steps=[(0, 99)])) as loader:
-        assert [steps_of([loader]), len(steps_of([loader]))] == [[], 10]
+        assert [numbers_of([loader]), len(numbers_of([loader]))] == [[], 10]
 
 
 def failing(number: int) -> int:
@@ -144,13 +138,13 @@ def test_what_was_skipped_is_written_down_and_left_out_the_next_time(tmp_path: P
     stream = hr.from_map(ALL).shuffle().map(failing)
     options: dict[str, Any] = {"on_error": "skip", "quarantine": path, "exclude": path, "num_workers": num_workers}
     with loader_of(stream, 8, **options) as loader:
-        first = [number for step in steps_of([loader]) for number in step]
+        first = [number for step in numbers_of([loader]) for number in step]
         assert loader.stats().skipped == 6
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(line["number"] for line in lines) == [3, 10, 17, 24, 31, 38]
     assert {line["error"] for line in lines} == {f"ValueError: I don't like {line['number']}" for line in lines}
     with loader_of(stream, 8, **options) as loader:
-        steps = steps_of([loader])
+        steps = numbers_of([loader])
         assert loader.stats().skipped == 0
     assert [number for step in steps for number in step] == first
     assert [len(step) for step in steps] == [8, 8, 8, 8, 2]  # filled up, where the first run's had holes
@@ -253,7 +247,7 @@ def test_a_quarantine_of_no_use_is_refused(tmp_path: Path) -> None:
 def test_a_states_own_part_is_not_divided_anew() -> None:
     stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
     loaders = [loader_of(stream, 4, rank, 2) for rank in range(2)]
-    steps_of(loaders, 2)
+    numbers_of(loaders, 2)
     states = [loader.state_dict() for loader in loaders]
     for loader in loaders:
         loader.close()
@@ -263,4 +257,4 @@ def test_a_states_own_part_is_not_divided_anew() -> None:
     loaders = [loader_of(stream, 4, rank, 2, exclude=exclude) for rank in range(2)]
     for loader in loaders:
         loader.load_state_dict(hr.merge_states(states))
-    assert steps_of(loaders, 4) == cut([*range(8, 20), *range(24, 28)], 4)
+    assert numbers_of(loaders, 4) == cut([*range(8, 20), *range(24, 28)], 4)

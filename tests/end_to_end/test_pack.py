@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from end_to_end.steps import steps_of
 from end_to_end.token_files import megatron
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -321,16 +322,9 @@ def world(stack: ExitStack, make: Callable[[], Any], size: int, state: Any, **op
     return loaders
 
 
-def steps_of(loaders: Sequence[Any], most: int | None = None) -> list[list[Row]]:
-    """The global batches: of each step the ranks' batches, one behind the other."""
-    iterators, steps = [iter(loader) for loader in loaders], list[list[Row]]()
-    while most is None or len(steps) < most:
-        batches = [next(iterator, None) for iterator in iterators]
-        if batches[0] is None:
-            assert batches == [None] * len(batches)
-            break
-        steps.append([row for batch in batches for row in rows(batch)])
-    return steps
+def global_batches(loaders: Sequence[Any], most: int | None = None) -> list[list[Row]]:
+    """Of each step the ranks' batches, one behind the other."""
+    return [[row for batch in batches for row in rows(batch)] for batches in steps_of(loaders, most)]
 
 
 def elastic_run(number: int) -> int:
@@ -339,7 +333,7 @@ def elastic_run(number: int) -> int:
     told, make, options = drawn(rng)
     with ExitStack() as stack:
         alone = world(stack, make, 1, None, **options)
-        expected = [steps_of(alone) for _ in range(2)]
+        expected = [global_batches(alone) for _ in range(2)]
     got: list[list[list[Row]]] = [[], []]
     state, epoch, resumes, worlds = None, 0, 0, list[int]()
     while epoch < 2:
@@ -351,7 +345,7 @@ def elastic_run(number: int) -> int:
         with ExitStack() as stack:
             loaders = world(stack, make, count, state, **options)
             resumes += state is not None
-            got[epoch] += steps_of(loaders, most)
+            got[epoch] += global_batches(loaders, most)
             states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
             assert all(one == states[0] for one in states), f"{told}; {worlds}: ranks differ"
             assert len(json.dumps(states[0])) < 1000

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from end_to_end.steps import steps_of
 from unit.test_lane_packing import by_hand
 
 import headrace as hr
@@ -135,14 +136,7 @@ def world(stack: ExitStack, size: int, stream: hr.Stream, state: Any, **options:
 
 def global_batches(loaders: list[hr.DataLoader[Any]], most: int | None = None) -> list[Rows]:
     """So many steps, or all; ranks end after the same one."""
-    iterators, steps = [iter(loader) for loader in loaders], list[Rows]()
-    while most is None or len(steps) < most:
-        batches = [next(iterator, None) for iterator in iterators]
-        if batches[0] is None:
-            assert batches == [None] * len(batches)
-            break
-        steps.append([row for batch in batches for row in rows(batch)])
-    return steps
+    return [[row for batch in batches for row in rows(batch)] for batches in steps_of(loaders, most)]
 
 
 def elastic_run(number: int) -> int:

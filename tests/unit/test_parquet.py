@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table
+from end_to_end.parquet import of_table, pages_table
 from unit.arrow_columns import ARRAYS, plain
 
 import headrace as hr
@@ -255,18 +255,6 @@ def test_wide_table_is_read_by_the_columns_that_are_chosen() -> None:
         {"c7": -7, "c2999": -2999},
     ]
     assert len(pq.ParquetFile(pa.BufferReader(wide)).schema_arrow) == 3000
-
-
-def pages_table(count: int) -> pa.Table:
-    rng = np.random.default_rng(0)
-    return pa.table(
-        {
-            "n": range(count),
-            "text": [rng.bytes(100).hex() for _ in range(count)],
-            "list": [list(range(k % 7)) for k in range(count)],
-            "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
-        }
-    )
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])

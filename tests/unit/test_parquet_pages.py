@@ -11,11 +11,10 @@ from decimal import Decimal
 from typing import Any
 
 import anyio
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from end_to_end.parquet import of_table
+from end_to_end.parquet import of_table, pages_table
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from one_object import OneObject
@@ -145,18 +144,6 @@ def test_rows_are_those_that_pyarrow_filters(data: st.DataObject) -> None:
     assert {int(key) for key in rows.keys} >= set(wanted["row"].to_pylist()), "keys are the numbers of rows in the file"
 
 
-def sorted_table(count: int) -> pa.Table:
-    rng = np.random.default_rng(0)
-    return pa.table(
-        {
-            "n": range(count),
-            "text": [rng.bytes(100).hex() for _ in range(count)],
-            "list": [list(range(k % 7)) for k in range(count)],
-            "structs": [[{"a": f"{k}", "b": rng.bytes(30).hex()}] * (k % 3) for k in range(count)],
-        }
-    )
-
-
 OPTIONS: dict[str, Any] = {
     "row_group_size": 5000,
     "write_page_index": True,
@@ -164,7 +151,7 @@ OPTIONS: dict[str, Any] = {
     "write_batch_size": 100,
     "compression": "none",
 }
-TABLE = sorted_table(12_000)
+TABLE = pages_table(12_000)
 SOME = [[("n", ">=", 4900), ("n", "<", 5300)], [("n", "in", [7777, 9999])]]
 KEPT = [*range(4900, 5300), 7777, 9999]
 
