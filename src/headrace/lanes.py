@@ -6,6 +6,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
+class InputCursor(NamedTuple):
+    """How far a lane is with an input of a mixture by tokens.
+
+    Attributes:
+        round: how many of the lane's documents of the input it has drawn, as positions: of some came several, or none.
+        tokens: how many those have.
+    """
+
+    round: int = 0
+    tokens: int = 0
+
+
 class LaneCursor(NamedTuple):
     """What of a lane's documents is to come: a lane is a row of the global batch, whose sequences are made of those.
 
@@ -14,12 +26,14 @@ class LaneCursor(NamedTuple):
         part: how many documents that came of that position are used up.
         offset: how many tokens of the first document are.
         taken: of those that follow it, which are used up: a bit for each, from the lowest on.
+        inputs: of a mixture by tokens, how far it was with each before it drew that position; empty of others.
     """
 
     round: int = 0
     part: int = 0
     offset: int = 0
     taken: int = 0
+    inputs: tuple[InputCursor, ...] = ()
 
 
 class LaneProgress(NamedTuple):
@@ -29,10 +43,12 @@ class LaneProgress(NamedTuple):
         turn: how many turns there were: lanes give a sequence one after the other, and again from the first one on.
             Those that have no more take theirs, too.
         cursors: of each lane.
+        tokens: of a mixture by tokens, how many of each input have been given, in all of these lanes; empty of others.
     """
 
     turn: int
     cursors: tuple[LaneCursor, ...]
+    tokens: tuple[int, ...] = ()
 
 
 class Document(NamedTuple):

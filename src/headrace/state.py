@@ -294,8 +294,13 @@ def last_positions(state: State) -> Ints:
     most = min(_CHECKED_MOST, max(1, state.step))
     if state.progress is not None:
         first, _ = (0, 0) if state.rank is None else share(state.step, state.rank, state.world)
-        rounds = np.array([cursor.round for cursor in state.progress.cursors], np.int64) - 1
-        return ((rounds * state.step) + first + np.arange(len(rounds)))[rounds >= 0][:most]
+        rounds = np.array(
+            [[one.round for one in cursor.inputs] or [cursor.round] for cursor in state.progress.cursors], np.int64
+        )
+        lanes, inputs = np.indices(rounds.shape)
+        positions = ((rounds - 1) * state.step + first + lanes) * rounds.shape[1] + inputs
+        chosen: Ints = positions[rounds > 0][:most]
+        return chosen
     if state.done:
         start, stop = state.done[-1]
         return _steps_of(state).positions(max(start, stop - most), stop)

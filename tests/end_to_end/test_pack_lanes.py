@@ -116,6 +116,12 @@ def noted(sequence: dict[str, Any]) -> dict[str, Any]:
     return {**sequence, "row": int(hr.rng().integers(1 << 40))}
 
 
+def by_tokens() -> hr.Stream:
+    """Documents of three sources, one of which has no share at first."""
+    sources = {"a": texts(50).shuffle(), "b": texts(9), "c": texts(20).shuffle()}
+    return hr.mix(sources, lambda step: {"a": 5, "b": 2, "c": min(step, 3)}, by="tokens", step=200)
+
+
 def prepared(name: str, method: str) -> hr.Stream:
     """A stream whose documents must be read first."""
     ways: dict[str, Callable[[], hr.Stream]] = {
@@ -123,6 +129,8 @@ def prepared(name: str, method: str) -> hr.Stream:
         "many": lambda: texts(61).map(later).flat_map(several),
         "bad": lambda: texts().shuffle().map(with_bad_ones),
         "mixed": lambda: hr.mix({"a": texts(50).shuffle(), "b": texts(9)}, {"a": 0.8, "b": 0.2}, until="all"),
+        "by tokens": lambda: by_tokens().map(later).filter(is_kept).flat_map(several),
+        "bad by tokens": lambda: by_tokens().map(with_bad_ones),
     }
     return ways[name]().pack(LENGTH, method=method, fields=["drawn"]).map(noted)  # type: ignore[arg-type]
 
@@ -142,12 +150,15 @@ def global_batches(loaders: list[hr.DataLoader[Any]], most: int | None = None) -
 def elastic_run(number: int) -> int:
     """One run that is interrupted at random, and gone on with by other ranks and workers: how often it was."""
     rng = random.Random(number)
-    name, method, lanes = rng.choice(["filtered", "many", "bad", "mixed"]), rng.choice(["concat", "best_fit"]), 8
+    name = rng.choice(["filtered", "many", "bad", "mixed", "by tokens", "by tokens", "bad by tokens"])
+    method, lanes = rng.choice(["concat", "best_fit"]), 8
     steps = rng.randint(3, 12)
     stream = prepared(name, method)
     stream = stream.epoch(samples=steps * lanes)
     options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7]), "fetch_concurrency": 4}
-    if name == "bad":
+    if "tokens" in name and rng.random() < 0.5:
+        options |= {"exclude": hr.Exclude(samples=[3, 20, 61])}
+    if "bad" in name:
         options |= {"on_error": "skip", "max_skips": None}
     with ExitStack() as stack:
         expected = global_batches(world(stack, 1, stream, None, **options))

@@ -14,6 +14,7 @@ from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
 from headrace.plan.cursor import compressed
 from headrace.plan.lane_packing import LanePacking
 from headrace.plan.lane_run import LaneRun
+from headrace.plan.mixed_lanes import MixedLaneRun
 from headrace.plan.order import ENDLESS
 from headrace.plan.ranges import among_left, united
 from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
@@ -148,6 +149,8 @@ class EpochPlan:
             return None
         size = self.steps.size
         lanes = range(*share(size, self.rank, self.world))
+        if self.packing.mixing is not None:
+            return MixedLaneRun(self.packing, lanes, size, self.begin.progress, self.is_left_out)
         return LaneRun(self.packing, lanes, size, self.order.count, self.begin.progress, self.is_left_out)
 
     def position_map(self, mark: Callable[[int], object] | None, lanes: LaneRun | None) -> PositionMap:

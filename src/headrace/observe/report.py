@@ -206,6 +206,10 @@ def report(stats: Stats) -> str:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
     if stats.repeated or stats.left_out:
         lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were left out")
+    if stats.tokens:
+        whole = max(1, sum(stats.tokens.values()))
+        shares = ", ".join(f"{name} {count / whole:.2%}" for name, count in stats.tokens.items())
+        lines.append(f"  mixture  {sum(stats.tokens.values()):,} tokens: {shares}")
     if stats.skipped:
         lines.append(f"  skipped  {_skipped(stats)}")
     return "\n".join([*lines, verdict(stats).sentence])

@@ -151,6 +151,8 @@ class Stats:
         skipped_samples: the first 100 of them.
         repeated: samples that filled up last steps, on all ranks together, in all epochs that are over (tail="pad").
         left_out: samples of last steps that were dropped, or left to the next epoch, counted alike.
+        tokens: of a mixture by tokens, how many of each source were received in this epoch, by its name: in the rows
+            of this rank; the first rank also counts those of all ranks that came before a state which was loaded.
     """
 
     epoch: int
@@ -165,6 +167,7 @@ class Stats:
     skipped_samples: tuple[SkippedSample, ...] = ()
     repeated: int = 0
     left_out: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
 
     @property
     def start_s(self) -> float:

@@ -14,6 +14,7 @@ from itertools import accumulate, islice
 
 from headrace.errors import StateMismatchError
 from headrace.lanes import Document, LaneCursor, PackedPiece
+from headrace.plan.token_mixing import TokenMixing
 
 CHOICE = 12
 """Of so many documents those are chosen that fill a sequence up."""
@@ -26,10 +27,12 @@ class LanePacking:
     Attributes:
         length: tokens of a sequence.
         method: "concat" or "best_fit".
+        mixing: the mixture by tokens that documents are drawn from; None: they come in an order of their own.
     """
 
     length: int
     method: str
+    mixing: TokenMixing | None = None
 
     def lane(self, begin: LaneCursor) -> Lane:
         """A lane, from some place on."""

@@ -8,13 +8,14 @@ documents and from G, and not from the ranks, or from the order in which documen
 from __future__ import annotations
 
 import heapq
+import operator
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
 import numpy as np
 
-from headrace.lanes import Document, LaneCursor, LaneProgress, PackedSequence
+from headrace.lanes import Document, LaneCursor, LaneProgress, PackedPiece, PackedSequence
 from headrace.plan.lane_packing import LanePacking
 from headrace.types import Ints
 
@@ -52,7 +53,8 @@ class LaneRun:
     ) -> None:
         self.size, self.batch, self._is_left_out = size, len(lanes), is_left_out
         self._first = lanes.start
-        self._turn, cursors = begin or LaneProgress(0, (LaneCursor(),) * len(lanes))
+        begin = begin or LaneProgress(0, (LaneCursor(),) * len(lanes))
+        self._turn, cursors, self._tokens_given = begin
         self._lanes = [packing.lane(cursor) for cursor in cursors]
         self._next = [cursor.round for cursor in cursors]  # that is to be read
         self._ends = [max(0, -((lane - end) // size)) for lane in lanes]  # rounds
@@ -64,7 +66,8 @@ class LaneRun:
         self._shares = 0.0  # of a sequence, that they gave
         self._given = 0  # sequences that states are behind of
         self._cursors, self._turn_given = list(cursors), self._turn
-        self._journal: deque[tuple[int, int, LaneCursor]] = deque()  # (lane, turn, where it is then) of each sequence
+        # (lane, turn, where it is then, tokens of each input) of each sequence
+        self._journal: deque[tuple[int, int, LaneCursor, Sequence[int]]] = deque()
         for number in range(len(lanes)):
             self._end_if_over(number)
 
@@ -98,19 +101,29 @@ class LaneRun:
             self._stray = next((Document(name, 0, 0, 0, 0, True) for has_failed in failed if has_failed), self._stray)
             return list(failed)
         position = self._asked.popleft()
-        round_, number = position // self.size, position % self.size - self._first
+        round_, number = self._place(position)
         self._came += 1
         self._under_way[number] -= 1
         is_left_out = self._is_left_out is not None and self._is_left_out(position)
+        whole = sum(tokens)
         if is_left_out:
             tokens, failed = [0] * len(tokens), [False] * len(failed)
         self._shares += self._lanes[number].share(sum(tokens))
-        kept = [
-            self._lanes[number].add(Document(name + part, position, round_, part, count, has_failed, is_left_out))
-            for part, (count, has_failed) in enumerate(zip(tokens, failed, strict=True))
-        ]
+        kept = self._add(
+            number,
+            [
+                Document(name + part, position, round_, part, count, has_failed, is_left_out)
+                for part, (count, has_failed) in enumerate(zip(tokens, failed, strict=True))
+            ],
+            position,
+            whole,
+        )
         self._end_if_over(number)
         return kept
+
+    def let_go(self) -> Sequence[int]:
+        """The names of documents that were to be kept, and turned out to be used up already."""
+        return ()
 
     def take(self) -> PackedSequence | None:
         """The next sequence; None: there is no more, or documents must come first."""
@@ -122,7 +135,7 @@ class LaneRun:
                 return None
             self._turn += 1
             if pieces:
-                self._journal.append((number, self._turn, lane.cursor))
+                self._journal.append((number, self._turn, self._cursor(number), self._tokens_of(pieces)))
                 return PackedSequence(step * self.size + self._first + number, pieces)
         return None
 
@@ -139,9 +152,10 @@ class LaneRun:
     def after(self, sequences: int) -> LaneProgress:
         """How far the lanes are behind the first so many sequences, or behind those asked for before."""
         while self._journal and self._given < sequences:
-            number, self._turn_given, self._cursors[number] = self._journal.popleft()
+            number, self._turn_given, self._cursors[number], tokens = self._journal.popleft()
+            self._tokens_given = tuple(map(operator.add, self._tokens_given, tokens))
             self._given += 1
-        return LaneProgress(self._turn_given, tuple(self._cursors))
+        return LaneProgress(self._turn_given, tuple(self._cursors), self._tokens_given)
 
     def _ask(self, count: int) -> None:
         """Have some more documents be read."""
@@ -149,14 +163,14 @@ class LaneRun:
 
         def need(number: int) -> tuple[int, int, int]:
             """Lanes that lack a sequence come first; of those that have as many the one whose document comes first."""
-            supply = self._lanes[number].supply + self._under_way[number] * share
+            supply = self._lanes[number].supply + self._coming(number) * share
             return int(supply), self._next[number], number
 
         needs = [need(number) for number in range(self.batch) if self._next[number] < self._ends[number]]
         heapq.heapify(needs)
         while needs and count:
             number = needs[0][-1]
-            self._asked.append(self._next[number] * self.size + self._first + number)
+            self._asked.append(self._position(number))
             self._next[number] += 1
             self._under_way[number] += 1
             count -= 1
@@ -164,6 +178,33 @@ class LaneRun:
                 heapq.heapreplace(needs, need(number))
             else:
                 heapq.heappop(needs)
+
+    def _position(self, number: int) -> int:
+        """Of the document that a lane has read next."""
+        return self._next[number] * self.size + self._first + number
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """(which of its lane's documents is at a position, the lane)."""
+        return position // self.size, position % self.size - self._first
+
+    def _coming(self, number: int) -> int:
+        """How many documents a lane is to have, beside those that it has."""
+        return self._under_way[number]
+
+    def _add(self, number: int, documents: Sequence[Document], position: int, tokens: int) -> list[bool]:  # noqa: ARG002
+        """What came of a lane's next position; which of it is to be kept.
+
+        Args:
+            tokens: how many it has, those that are left out too.
+        """
+        return [self._lanes[number].add(document) for document in documents]
+
+    def _cursor(self, number: int) -> LaneCursor:
+        return self._lanes[number].cursor
+
+    def _tokens_of(self, pieces: Sequence[PackedPiece]) -> Sequence[int]:  # noqa: ARG002
+        """How many tokens of each input a sequence has."""
+        return ()
 
     def _end_if_over(self, number: int) -> None:
         self._lanes[number].is_over = self._next[number] >= self._ends[number] and not self._under_way[number]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from headrace.lanes import LaneCursor, LaneProgress
+from headrace.lanes import InputCursor, LaneCursor, LaneProgress
 
 _LANES_MOST = 2**20
 _BYTES_MOST = 2**27  # unpacked
@@ -31,11 +32,25 @@ def pack_lanes(progress: LaneProgress) -> dict[str, object]:
         (cursor.offset for cursor in cursors),
         map(len, taken),
     ]
+    mixed: dict[str, object] = {}
+    if progress.tokens:
+        of_inputs = zip(*(cursor.inputs for cursor in cursors), strict=True)
+        inputs = [[*zip(*some, strict=True)] for some in of_inputs]  # rounds of all lanes, and tokens
+        least = [[min(some) for some in column] for column in inputs]
+        mixed = {"tokens": list(progress.tokens), "inputs": least}
+        # A lane's round is the sum of those of its inputs.
+        columns[0] = [0] * len(cursors)
+        columns += [
+            [number - low for number in some]
+            for column, lows in zip(inputs, least, strict=True)
+            for some, low in zip(column, lows, strict=True)
+        ]
     data = b"".join([*map(_packed, columns), *taken])
     return {
         "turn": progress.turn,
         "lanes": len(cursors),
         "round": lowest,
+        **mixed,
         "cursors": base64.b64encode(zlib.compress(data, 9 if len(data) > _PLAIN_MOST else 0)).decode(),
     }
 
@@ -54,21 +69,31 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
         data = unzip.decompress(base64.b64decode(packed["cursors"], validate=True), _BYTES_MOST)
     except zlib.error as error:
         raise ValueError(f"lanes cannot be unpacked: {error}") from error
+    least = [tuple(map(int, lows)) for lows in packed.get("inputs", ())]
+    tokens = tuple(map(int, packed.get("tokens", ())))
+    if len(tokens) != len(least) or min((*tokens, *itertools.chain(*least)), default=0) < 0:
+        raise ValueError("inputs of lanes make no sense")
     columns = list[Sequence[int]]()
-    for _ in range(4):
+    for _ in range(4 + 2 * len(least)):
         width = data[0] if data else 0
         if width not in _WIDTHS or len(data) < 1 + width * count:
             raise ValueError("lanes are cut off")
         columns.append(np.frombuffer(data, f"<u{width}", count, 1).tolist())
         data = data[1 + width * count :]
-    rounds, parts, offsets, sizes = columns
+    rounds, parts, offsets, sizes, *more = columns
     if len(data) != sum(sizes) or not unzip.eof:
         raise ValueError("lanes are cut off, or too many")
+    inputs = [
+        [InputCursor(first + a, second + b) for a, b in zip(*more[2 * k : 2 * k + 2], strict=True)]
+        for k, (first, second) in enumerate(least)
+    ]
     cursors, at = list[LaneCursor](), 0
-    for round_, part, offset, size in zip(rounds, parts, offsets, sizes, strict=True):
-        cursors.append(LaneCursor(lowest + round_, part, offset, int.from_bytes(data[at : at + size], "little")))
+    for lane, (round_, part, offset, size) in enumerate(zip(rounds, parts, offsets, sizes, strict=True)):
+        own = tuple(some[lane] for some in inputs)
+        whole = sum(cursor.round for cursor in own) if own else lowest + round_
+        cursors.append(LaneCursor(whole, part, offset, int.from_bytes(data[at : at + size], "little"), own))
         at += size
-    return LaneProgress(turn, tuple(cursors))
+    return LaneProgress(turn, tuple(cursors), tokens)
 
 
 def joined(ranks: Sequence[LaneProgress | None]) -> LaneProgress | None:
@@ -85,7 +110,7 @@ def joined(ranks: Sequence[LaneProgress | None]) -> LaneProgress | None:
         raise ValueError(f"they are behind different steps: {sorted(steps)}")
     ((step, _),) = steps
     cursors = tuple(cursor for one in known for cursor in one.cursors)
-    return LaneProgress(step * len(cursors), cursors)
+    return LaneProgress(step * len(cursors), cursors, tuple(map(sum, zip(*(one.tokens for one in known), strict=True))))
 
 
 def part_of(progress: LaneProgress, lanes: range) -> LaneProgress:
@@ -99,7 +124,9 @@ def part_of(progress: LaneProgress, lanes: range) -> LaneProgress:
         return progress
     if rest or lanes.stop > len(progress.cursors):
         raise ValueError("it is in the middle of a step, or of fewer lanes")
-    return LaneProgress(step * len(lanes), progress.cursors[lanes.start : lanes.stop])
+    # What all lanes have given counts with the first of them, so that it is the sum again where ranks are joined.
+    tokens = progress.tokens if lanes.start == 0 else (0,) * len(progress.tokens)
+    return LaneProgress(step * len(lanes), progress.cursors[lanes.start : lanes.stop], tokens)
 
 
 def _packed(column: Iterable[int]) -> bytes:

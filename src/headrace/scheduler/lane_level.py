@@ -52,6 +52,8 @@ class LaneLevel(TogetherLevel):
                 for name, is_kept in enumerate(kept, self._put):
                     if is_kept:
                         self._held[name] = shared.share()
+                for name in self._lanes.let_go():
+                    self._held.pop(name).end()
                 self._put = first + end
         except StateMismatchError as error:
             self._fail(ListPart([self._host.failure(error)]))

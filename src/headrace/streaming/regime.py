@@ -246,7 +246,12 @@ class Streaming:
 
     def stats(self) -> Stats:
         """A snapshot of all counters."""
-        return self._runtime.stats(self._next.turn.number)
+        stats, progress = self._runtime.stats(self._next.turn.number), self._progress
+        packing = self._next.stream.pipeline().packing
+        lanes = None if progress is None else progress.received.lanes
+        if lanes is None or packing is None or packing.mixing is None:
+            return stats
+        return replace(stats, tokens=dict(zip(packing.mixing.names, lanes.tokens, strict=True)))
 
     def close(self) -> None:
         """End everything that runs, and wait until nothing of it is left."""

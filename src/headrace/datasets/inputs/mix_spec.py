@@ -14,7 +14,9 @@ from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.functions import name_of
 from headrace.plan import Order, draw
-from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Until
+from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Shares, Until
+from headrace.plan.order import ENDLESS
+from headrace.plan.token_mixing import InputTurns, TokenMixing
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
 
@@ -25,7 +27,8 @@ class MixSpec(JoinedSpec):
     """The sources of a mixture, and how they are mixed.
 
     Attributes:
-        until, step: see `mix`.
+        until, by, step: see `mix`.
+        in_lanes: whether lanes draw on its inputs, as `.pack()` has them do.
     """
 
     kind = "mix"
@@ -34,15 +37,24 @@ class MixSpec(JoinedSpec):
     adds_names = True
     call = "hr.mix"
 
-    def __init__(self, streams: Mapping[str, Stream], weights: Weights, until: Until, step: int) -> None:
+    def __init__(
+        self,
+        streams: Mapping[str, Stream],
+        weights: Weights,
+        until: Until,
+        step: int,
+        by: str = "samples",
+        in_lanes: bool = False,
+    ) -> None:
         super().__init__(tuple(streams), tuple(streams.values()))
-        self.until, self.step = until, step
+        self.until, self.step, self.by, self.in_lanes = until, step, by, in_lanes
         self._weights = weights
         if weights is not None and not callable(weights):
             self._checked(weights)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return MixSpec, (dict(zip(self.names, self.streams, strict=True)), self._weights, self.until, self.step)
+        streams = dict(zip(self.names, self.streams, strict=True))
+        return MixSpec, (streams, self._weights, self.until, self.step, self.by, self.in_lanes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -57,7 +69,7 @@ class MixSpec(JoinedSpec):
     @property
     def text(self) -> str:
         """How it is shown."""
-        return f"mix({', '.join(self.names)})"
+        return f"mix({', '.join(self.names)}{', by=tokens' if self.by == 'tokens' else ''})"
 
     @property
     def is_endless(self) -> bool:
@@ -77,6 +89,11 @@ class MixSpec(JoinedSpec):
                 "and not what comes of them"
             )
         first = next(iter(order.operators), None)
+        if first is not None and self.by == "tokens":
+            raise OptionError(
+                f".{first.text} of a mixture by tokens: which documents come is known once they are read; do it to its "
+                "sources, or behind .pack()"
+            )
         if self.is_endless and first is not None and not first.is_bound:
             raise OptionError(
                 f"{first.text} of a mixture without end: bound it first, by .take(n) or .epoch(samples=N)"
@@ -85,16 +102,18 @@ class MixSpec(JoinedSpec):
     @property
     def sizes(self) -> Sequence[int]:
         """How many samples each source has until it begins again."""
-        return self.layout.sizes
+        return self._counts if self.by == "tokens" else self.layout.sizes
 
     @property
     def count(self) -> int:
         """How many samples come in all."""
-        return self.layout.count
+        return ENDLESS if self.by == "tokens" else self.layout.count
 
     @property
     def full_count(self) -> int | None:
         """How many samples come until each source has come in full; None: nobody knows."""
+        if self.by == "tokens":
+            return sum(self._counts)  # by which each is to have given some tokens
         if self.is_changing:
             return None
         counts = self.layout.before(_BLOCKS)
@@ -103,30 +122,60 @@ class MixSpec(JoinedSpec):
     @property
     def shares(self) -> Sequence[int] | None:
         """How many samples of each source come in a step; None: that changes."""
-        return None if self.is_changing else self.layout.before(1)
+        return None if self.is_changing or self.by == "tokens" else self.layout.before(1)
 
     def seed_of(self, seed: int, number: int) -> int:
         """The seed of a source: else those of one size had one order."""
         return draw("source", seed, self.names[number])
 
-    def arrange(
-        self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int
-    ) -> MixOrder:
-        """The order of all."""
+    def arrange(self, inputs: Sequence[Order], key: tuple[int, ...], first_shards: Sequence[int], window: int) -> Order:
+        """The order of all.
+
+        Raises:
+            OptionError: it is by tokens, and nobody has said which documents those are of.
+        """
+        if self.in_lanes:
+            self._check_not_empty()
+            return InputTurns(inputs, first_shards, window)
+        if self.by == "tokens":
+            raise OptionError(
+                f"{self.text}: how many tokens documents have is known once they are read, in the lanes of .pack(): "
+                "put .pack(length) behind the mixture (and .map(), .filter() or .tokenize() between), or mix by samples"
+            )
         return MixOrder(inputs, self.layout, key, first_shards, window)
 
     @functools.cached_property
     def layout(self) -> MixLayout:
         """How many samples of each come when; asks how many each has."""
-        sizes = [len(stream) for stream in self.streams]
-        weights = self._weights
+        if self._weights is None:
+            shares: Shares = ConstantShares(self._counts, self.step)
+        else:
+            shares = self._shares(self._weights)
+            self._check_not_empty()
+        return MixLayout(self._counts, shares, self.until)
+
+    @functools.cached_property
+    def _counts(self) -> list[int]:
+        """How many samples each source has."""
+        return [len(stream) for stream in self.streams]
+
+    def _shares(self, weights: Mapping[str, float] | Callable[[int], Mapping[str, float]]) -> Shares:
+        """How much of each source is due when."""
         if callable(weights):
-            asked: Callable[[int], Mapping[str, float]] = weights
-            by_step = lambda step: self._checked(asked(step), f" at step {step}")
-            return MixLayout(sizes, ChangingShares(by_step, len(sizes), self.step), self.until)
-        parts = sizes if weights is None else self._checked(weights)
-        self._check_not_empty(sizes, parts)
-        return MixLayout(sizes, ConstantShares(parts, self.step), self.until)
+            return ChangingShares(self._weights_at, len(self.names), self.step)
+        return ConstantShares(self._checked(weights), self.step)
+
+    def _weights_at(self, step: int) -> list[float]:
+        assert callable(self._weights)
+        return self._checked(self._weights(step), f" at step {step}")
+
+    @property
+    def drawn_by_tokens(self) -> tuple[MixSpec, TokenMixing] | None:
+        if self.by != "tokens" or self._weights is None:
+            return None
+        streams = dict(zip(self.names, self.streams, strict=True))
+        spec = MixSpec(streams, self._weights, self.until, self.step, self.by, in_lanes=True)
+        return spec, TokenMixing(self.names, spec._shares(self._weights))
 
     def described(self) -> str:
         """The mixture as a state names it."""
@@ -136,7 +185,8 @@ class MixSpec(JoinedSpec):
             shares = name_of(weights)
         elif weights is not None:
             shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
-        return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step})"
+        by = ", by=tokens" if self.by == "tokens" else ""
+        return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
 
     def _checked(self, weights: object, when: str = "") -> list[float]:
         """The weights in the order of the sources."""
@@ -151,7 +201,9 @@ class MixSpec(JoinedSpec):
             raise OptionError(f"all weights{when} are 0: at least one must be larger")
         return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in self.names)]
 
-    def _check_not_empty(self, sizes: Sequence[int], weights: Sequence[float]) -> None:
-        for name, size, weight in zip(self.names, sizes, weights, strict=True):
-            if weight and not size:
+    def _check_not_empty(self) -> None:
+        weights = self._weights
+        for name, size in zip(self.names, self._counts, strict=True):
+            is_to_come = self.by == "tokens" if callable(weights) else weights is not None and weights[name]
+            if is_to_come and not size:
                 raise OptionError(f"source {name!r} of the mixture has no samples: leave it out, or give it weight 0")

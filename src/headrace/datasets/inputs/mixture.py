@@ -14,6 +14,7 @@ from headrace.errors import OptionError
 from headrace.plan.mixture import Until
 
 _STEP_SAMPLES = 1024
+_STEP_TOKENS = 2**20
 
 
 def mix(
@@ -21,8 +22,8 @@ def mix(
     weights: Weights = None,
     *,
     by: str = "samples",
-    until: Until = "first",
-    step: int = _STEP_SAMPLES,
+    until: Until | None = None,
+    step: int | None = None,
 ) -> Stream:
     """The samples of several streams as one, by weight; those that are dicts say under `__source__` which one they are
     of.
@@ -32,6 +33,12 @@ def mix(
     Where one is used up it begins again, in another order if it is shuffled. Their shares are kept within a sample in
     all, and within some two samples in each batch.
 
+    By tokens, `.pack()` is to follow, with nothing between but what is done to each document: `.map()`, `.filter()`,
+    `.flat_map()`, `.tokenize()`. Each row of the global batch draws its documents from the sources by how many tokens
+    it has drawn of each, so that the batches are the same on any ranks and workers, and go on anywhere. Behind many
+    tokens the shares are out by about a document of each row and source. `loader.stats().tokens` says what they are.
+    A source that is used up begins again.
+
     Args:
         streams: by name. Their samples have numbers: shards need an index. They are neither filtered (but by keys that
             an index knows) nor batched: do both with what comes of this.
@@ -39,11 +46,15 @@ def mix(
             it is given the step's number, from 0 in each epoch, and gives such numbers. It is asked once for each step,
             in the process of the loader, and must give the same for the same step whenever it is asked: a state
             that was saved with others is refused. It may be asked for a step behind the last one.
-        by: "samples": weights are those of samples.
+        by: "samples": weights are those of samples. "tokens": they are those of tokens, of documents that `.pack()`
+            packs; see above.
         until: "first": the epoch ends before the first sample that would come again. "all": it ends when each source
-            has come in full. "forever": it has no end; `.epoch(samples=N)` or `.take(n)` bound it.
+            has come in full. "forever": it has no end; `.epoch(samples=N)` or `.take(n)` bound it. None: "first", or
+            "forever" by tokens, where nothing else can be had.
         step: samples of a step, of all ranks together. Where one ends and the next one begins may be out by as many
-            samples as there are sources. Shares that do not change are planned in such steps, too.
+            samples as there are sources. Shares that do not change are planned in such steps, too. By tokens it is as
+            many tokens of documents, of all ranks together, and some document of each lane may be out. None: 1,024
+            samples, or 1,048,576 tokens.
 
     Raises:
         OptionError: a source or an argument cannot be used.
@@ -56,12 +67,13 @@ def mix(
         [5, 5, 5, 5]
     """
     _check_arguments(streams, weights, by, until, step)
+    usual: tuple[Until, int] = ("forever", _STEP_TOKENS) if by == "tokens" else ("first", _STEP_SAMPLES)
     sources = {}
     for name, stream in streams.items():
         if not isinstance(stream, Operators):
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
         sources[name] = stream._as_stream()
-    mixed = MixSpec(sources, weights, until, step)
+    mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by)
     check_apart(mixed.streams, mixed.call)
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
         check_input(label, pipeline, mixed.call)
@@ -70,12 +82,19 @@ def mix(
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
-    if by != "samples":
-        raise OptionError(f"by={by!r}: 'samples' is what mixtures can go by")
-    if until not in ("first", "all", "forever"):
+    if by not in ("samples", "tokens"):
+        raise OptionError(f"by={by!r}: 'samples' or 'tokens' is meant")
+    if until not in (None, "first", "all", "forever"):
         raise OptionError(f"until={until!r}: 'first', 'all' or 'forever' is meant")
-    if not isinstance(step, int) or step < 1:
-        raise OptionError(f"step={step!r}: a step has 1 sample or more")
+    if step is not None and (not isinstance(step, int) or step < 1):
+        raise OptionError(f"step={step!r}: a step has 1 sample or more, or 1 token or more")
+    if by == "tokens" and until not in (None, "forever"):
+        raise OptionError(
+            f"by='tokens' and until={until!r}: nobody knows before documents are read how many come until then; leave "
+            "it out, and put .epoch(samples=N) behind .pack()"
+        )
+    if by == "tokens" and weights is None:
+        raise OptionError("by='tokens' needs weights=: the share of the tokens that each source is to have")
     if not isinstance(streams, Mapping) or not streams or not all(isinstance(name, str) for name in streams):
         raise OptionError(f"hr.mix({streams!r:.200}): streams by their names are needed")
     if not (weights is None or isinstance(weights, Mapping) or callable(weights)):

@@ -21,6 +21,7 @@ from headrace.datasets.sources.shards import IndexedShards, IndexedShardSource
 from headrace.formats.tar.format import TAR
 from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
+from headrace.plan.token_mixing import TokenMixing
 from headrace.producers.members import Members
 from headrace.reading import OwnReaders
 from headrace.types import Ints
@@ -75,6 +76,10 @@ class InputsDataset(AsyncDataset):
         """The number of the first sample of each shard of each input, and of all samples last."""
         raise NotImplementedError
 
+    def with_spec(self, spec: JoinedSpec) -> InputsDataset:
+        """The same of the same inputs, in another order."""
+        raise NotImplementedError
+
     @property
     def storage_options(self) -> Mapping[str, object] | None:
         """Those that single objects are read with; shards that have others have readers of their own."""
@@ -127,6 +132,10 @@ class JoinedDataset(InputsDataset):
     def __reduce__(self) -> tuple[object, ...]:
         return functools.partial(JoinedDataset, is_done=self._is_done), (self.spec,)
 
+    def with_spec(self, spec: JoinedSpec) -> JoinedDataset:
+        """The same of the same inputs, in another order."""
+        return JoinedDataset(spec, is_done=self._is_done)
+
     def __len__(self) -> int:
         return self._firsts[-1]
 
@@ -174,6 +183,10 @@ class JoinedShards(IndexedShards):
 
     def __reduce__(self) -> tuple[object, ...]:
         return JoinedShards, (self.spec,)
+
+    def with_spec(self, spec: JoinedSpec) -> JoinedShards:
+        """The same of the same inputs, in another order."""
+        return JoinedShards(spec)
 
     @functools.cached_property
     def in_place(self) -> InPlace:
@@ -277,6 +290,12 @@ class JoinedSource(SampleSource):
     @property
     def has_count(self) -> bool:
         return all(source.has_count for source in self._spec.sources)
+
+    @property
+    def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
+        """Of a mixture by tokens: (the data set as lanes draw on it, how they do); None: it is none."""
+        drawn = self._spec.drawn_by_tokens
+        return None if drawn is None else (self.data.with_spec(drawn[0]), drawn[1])
 
     @property
     def is_in_order(self) -> bool:

@@ -12,6 +12,7 @@ from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.plan import Order
+from headrace.plan.token_mixing import TokenMixing
 
 
 class JoinedSpec(ABC):
@@ -90,6 +91,11 @@ class JoinedSpec(ABC):
     @abstractmethod
     def full_count(self) -> int | None:
         """How many samples come until each input has come in full, where it has no end; None: nobody knows."""
+
+    @property
+    def drawn_by_tokens(self) -> tuple[JoinedSpec, TokenMixing] | None:
+        """Of a mixture by tokens: (the same as lanes draw on it, how they do); None: it is none."""
+        return None
 
     @property
     @abstractmethod

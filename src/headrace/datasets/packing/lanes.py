@@ -10,6 +10,7 @@ from headrace.datasets.packing.sequences import DocumentPart, PackStep, Tokens
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan.lane_packing import LanePacking
+from headrace.plan.token_mixing import TokenMixing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,15 @@ class PackParts:
         )
 
 
-def lane_operator(pipeline: Pipeline, step: PackStep, method: str, call: str) -> GroupOperator:
+def lane_operator(
+    pipeline: Pipeline, step: PackStep, method: str, call: str, mixing: TokenMixing | None = None
+) -> GroupOperator:
     """What packs the documents of a pipeline in lanes.
 
     Args:
         step: makes a sequence.
         call: what errors call it.
+        mixing: how lanes draw documents from a mixture by tokens; None: they come in an order of their own.
 
     Raises:
         OptionError: documents have no numbers, or are made of others in an order that ranks do not share.
@@ -47,10 +51,15 @@ def lane_operator(pipeline: Pipeline, step: PackStep, method: str, call: str) ->
         raise OptionError(
             f"{call} behind .{before}: which documents come would follow from those of all ranks; put it behind .pack()"
         )
+    if mixing is not None and pipeline.numbered is not None:
+        raise OptionError(
+            f"{call} behind .{pipeline.numbered.name} of a mixture by tokens: its documents have no places in the "
+            "epoch before they are drawn; put it behind .pack()"
+        )
     return GroupOperator(
         f"pack({step.length}, {method})",
         batcher=None,
         measure=step.count,
         collate=PackParts(step),
-        packing=LanePacking(step.length, method),
+        packing=LanePacking(step.length, method, mixing),
     )

@@ -56,7 +56,9 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
     pipeline = stream.pipeline()
     if given is None and not (pipeline.source.has_lengths and pipeline.keeps_count):
         step = PackStep(length, tokens, names[1:], pads, packing.document_ids, ())
-        return stream._with(lane_operator(pipeline, step, packing.method, call))
+        drawn = getattr(pipeline.source, "drawn_by_tokens", None)  # mixtures have it
+        source, mixing = drawn or (stream.source, None)
+        return Stream(source, stream.operators)._with(lane_operator(pipeline, step, packing.method, call, mixing))
     _check(pipeline, call)
     steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
     length = int(length)

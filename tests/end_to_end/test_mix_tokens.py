@@ -1,0 +1,162 @@
+"""Mixtures by tokens: shares are those of the tokens that come, and what cannot be had is refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import OptionError, StateMismatchError
+from headrace.state import merge_states
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+LENGTH = 64
+
+
+def document(source: int, number: int) -> dict[str, Any]:
+    """Its tokens say which source it is of; those of source 1 are ten times as long."""
+    length = int(np.random.default_rng([source, number]).integers(1, 20)) * (1 + 9 * source)
+    return {"input_ids": np.full(length, 1000 * source + number + 1)}
+
+
+def sources(first: int = 300, second: int = 40) -> dict[str, hr.Stream]:
+    web = hr.from_map([(0, n) for n in range(first)]).shuffle().map(lambda at: document(*at))
+    books = hr.from_map([(1, n) for n in range(second)]).shuffle().map(lambda at: document(*at))
+    return {"web": web, "books": books}
+
+
+def packed(weights: Any = None, **options: Any) -> hr.Stream:
+    mixed = hr.mix(sources(), weights or {"web": 0.7, "books": 0.3}, by="tokens", **options)
+    return mixed.filter(lambda one: one["input_ids"][0] % 10 != 3).pack(LENGTH)
+
+
+def counted(rows: np.ndarray) -> list[int]:
+    """Tokens of each source."""
+    return [int(((rows > 0) & (rows < 1000)).sum()), int((rows >= 1000).sum())]
+
+
+def rows_of(batch: dict[str, Any]) -> np.ndarray:
+    found: np.ndarray = batch["input_ids"].numpy()
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: int) -> None:
+    with hr.DataLoader(packed().epoch(samples=4 * 400), batch_size=4, num_workers=workers) as loader:
+        come = np.sum([counted(rows_of(batch)) for batch in loader], axis=0)
+        stats, report = loader.stats(), loader.report()
+    assert abs(come[0] / come.sum() - 0.7) < 0.005
+    assert stats.tokens == {"web": come[0], "books": come[1]}
+    assert f"tokens: web {come[0] / come.sum():.2%}, books" in report
+
+
+def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
+    stream = packed()
+    with hr.DataLoader(stream, global_batch_size=6, rank=0, world_size=2) as first:
+        with hr.DataLoader(stream, global_batch_size=6, rank=1, world_size=2) as second:
+            ranks, come = [(first, iter(first)), (second, iter(second))], [[0, 0], [0, 0]]
+            for _ in range(5):
+                for k, (loader, batches) in enumerate(ranks):
+                    come[k] = np.add(come[k], counted(rows_of(next(batches)))).tolist()
+                    assert [*loader.stats().tokens.values()] == come[k]
+            state = merge_states([json.loads(json.dumps(loader.state_dict())) for loader, _ in ranks])
+    assert state["packing"]["tokens"] == np.sum(come, axis=0).tolist()
+    with hr.DataLoader(stream, batch_size=6) as loader:
+        loader.load_state_dict(state)
+        come.append(counted(rows_of(next(iter(loader)))))
+        assert [*loader.stats().tokens.values()] == np.sum(come, axis=0).tolist()
+
+
+def test_weights_go_by_the_tokens_that_have_come() -> None:
+    def more_and_more(step: int) -> dict[str, float]:
+        return {"web": 1, "books": 0} if step < 2 else {"web": 0, "books": 1}
+
+    stream, step = packed(more_and_more, step=8000), 4 * LENGTH
+    with hr.DataLoader(stream.epoch(samples=4 * 120), batch_size=4) as loader:
+        come = [counted(rows_of(batch)) for batch in loader]
+    change = 16_000 // step
+    assert all(books == 0 for _, books in come[: change - 2])
+    assert all(web == 0 for web, _ in come[change + 6 :])
+
+
+def test_a_source_that_is_used_up_begins_again_and_each_document_comes_as_often() -> None:
+    stream = hr.mix(sources(6, 5), {"web": 1, "books": 3}, by="tokens").pack(LENGTH)
+    with hr.DataLoader(stream.epoch(samples=600), batch_size=1) as loader:
+        rows = np.concatenate([rows_of(batch)[0] for batch in loader])
+    for source, count in enumerate((6, 5)):
+        lengths = [len(document(source, n)["input_ids"]) for n in range(count)]
+        times = [(rows == 1000 * source + n + 1).sum() / lengths[n] for n in range(count)]
+        assert max(times) - min(times) < 2
+        assert min(times) > 5
+
+
+def test_sequences_are_the_same_where_the_stream_was_pickled_or_described() -> None:
+    mixed = hr.mix({"a": hr.from_map([{"input_ids": [n] * (n % 7)} for n in range(50)])}, {"a": 1}, by="tokens")
+    stream = mixed.pack(8).epoch(samples=12)
+    assert [one["input_ids"].tolist() for one in pickle.loads(pickle.dumps(stream))] == [
+        one["input_ids"].tolist() for one in stream
+    ]
+    assert stream.describe().splitlines()[0] == "mix(a, by=tokens)"
+    assert ".pack(8, concat)" in stream.describe()
+
+
+def test_state_is_refused_by_a_mixture_with_other_weights() -> None:
+    with hr.DataLoader(packed(), batch_size=4) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(packed({"web": 0.6, "books": 0.4}), batch_size=4) as loader:
+        with pytest.raises(StateMismatchError, match=r"weights=0\.7:0\.3, .*by=tokens"):
+            loader.load_state_dict(state)
+
+
+def test_a_source_that_gives_no_tokens_is_an_error() -> None:
+    mixed = hr.mix(sources(20, 20), {"web": 1, "books": 1}, by="tokens")
+    stream = mixed.filter(lambda one: one["input_ids"][0] < 1000).pack(LENGTH)
+    with (
+        hr.DataLoader(stream, batch_size=2) as loader,
+        pytest.raises(OptionError, match=r"none was left by what leaves samples out|had no tokens"),
+    ):
+        list(loader)
+
+
+def first_of(stream: Any, **options: Any) -> Any:
+    with hr.DataLoader(stream, **options) as loader:
+        return next(iter(loader))
+
+
+def mixture(**options: Any) -> hr.Stream:
+    return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", **options)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "not packed": (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) behind the mixture"),
+    "a loop": (lambda: list(mixture()), r"put \.pack\(length\) behind the mixture"),
+    "within": (
+        lambda: first_of(hr.mix({"a": mixture()}, {"a": 1}, until="forever"), batch_size=2),
+        "no length|by tokens",
+    ),
+    "taken": (lambda: mixture().take(5), r"\.take\(5\) of a mixture by tokens"),
+    "an epoch": (lambda: mixture().epoch(samples=5), r"\.epoch\(5\) of a mixture by tokens|of a mixture by tokens"),
+    "shuffled": (lambda: mixture().shuffle(), "shuffle its sources"),
+    "numbered": (lambda: mixture().enumerate().pack(8), "no places in the epoch"),
+    "an end": (lambda: mixture(until="all"), "nobody knows before documents are read"),
+    "no weights": (lambda: hr.mix(sources(), by="tokens"), "needs weights="),
+    "lengths": (lambda: mixture().pack(8, lengths=[3] * 340), "pack each of its sources"),
+    "empty": (
+        lambda: first_of(hr.mix({"a": hr.from_map([])}, {"a": 1}, by="tokens").pack(8), batch_size=1),
+        "has no samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_mixed_by_tokens_is_refused_by_name(name: str) -> None:
+    make, message = REFUSED[name]
+    with pytest.raises((OptionError, TypeError), match=message):
+        make()

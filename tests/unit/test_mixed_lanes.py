@@ -1,0 +1,289 @@
+"""Documents that lanes draw from several inputs by tokens, by plan alone: as plain Python draws them, on any ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit.test_lane_packing import by_hand
+
+from headrace.lanes import InputCursor, LaneCursor, LaneProgress
+from headrace.plan.lane_packing import LanePacking
+from headrace.plan.lane_states import joined, pack_lanes, part_of, unpack_lanes
+from headrace.plan.mixed_lanes import MixedLaneRun
+from headrace.plan.mixture import ChangingShares, ConstantShares, Shares
+from headrace.plan.order import Places
+from headrace.plan.steps import share
+from headrace.plan.token_mixing import InputTurns, TokenMixing
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
+METHODS = st.sampled_from(["concat", "best_fit"])
+Piece = tuple[int, int, int, int]  # position, number of the document that came of it, tokens from .. to
+Documents = Callable[[int], list[int]]
+
+
+def some_documents(seed: int, width: int) -> Documents:
+    """What comes of each position: how many tokens each document has. Inputs' documents differ in length."""
+
+    def of(position: int) -> list[int]:
+        rng, longer = random.Random(f"{seed} {position}"), 1 + 3 * (position % width)
+        return [longer * rng.choice([0, 1, 2, 3, 5, 7]) for _ in range(rng.choice([0, 1, 1, 1, 2, 3]))]
+
+    return of
+
+
+def some_weights(rng: random.Random, width: int) -> Callable[[int], Sequence[float]]:
+    """By the step: constant, or of two kinds by turns, of which some are 0."""
+    kinds = [[rng.choice([0, 1, 2, 5]) for _ in range(width)] for _ in range(rng.choice([1, 2]))]
+    for weights in kinds:
+        weights[rng.randrange(width)] = 3
+    return lambda step: kinds[step // 2 % len(kinds)]
+
+
+def mixing_of(weights: Callable[[int], Sequence[float]], width: int, step: int) -> TokenMixing:
+    shares: Shares = ChangingShares(weights, width, step)
+    return TokenMixing(tuple("abcdef"[:width]), shares)
+
+
+def drawn_by_hand(mixing: TokenMixing, lane: int, lanes: int, documents: Documents) -> list[tuple[int, int, int]]:
+    """A lane's documents in their order, some hundred of them: (position, number, tokens)."""
+    width, found, shares = len(mixing.names), list[tuple[int, int, int]](), mixing.shares
+    rounds, tokens, phases = [0] * width, [0] * width, mixing.phases(lane, lanes)
+    while sum(tokens) < 2000 and sum(rounds) < 200:
+        step = Fraction(sum(tokens) * lanes, shares.size)
+        early, late = shares.due(int(step)), shares.due(int(step) + 1)
+        waits: dict[int, Fraction] = {}
+        for k in range(width):
+            if late[k] > early[k]:
+                rate = Fraction(late[k] - early[k], shares.unit * lanes)
+                due = Fraction(early[k], shares.unit * lanes) + rate * (step - int(step))
+                whole = sum(documents((rounds[k] * lanes + lane) * width + k))
+                waits[k] = (tokens[k] + Fraction(phases[k], 2 * lanes) * whole - due) / rate
+        source = min(waits, key=lambda k: (waits[k], k))
+        position = (rounds[source] * lanes + lane) * width + source
+        found += [(position, k, n) for k, n in enumerate(documents(position))]
+        rounds[source] += 1
+        tokens[source] += sum(documents(position))
+    return found
+
+
+class Run:
+    """A rank that reads what its lanes ask for, some documents at a time."""
+
+    def __init__(self, packing: LanePacking, lanes: range, size: int, begin: LaneProgress | None, left_out: set[int]):
+        self.run = MixedLaneRun(packing, lanes, size, begin, left_out.__contains__)
+        self.asked = self.named = self.given = 0
+        self.names: dict[int, tuple[int, int]] = {}
+        self.held: set[int] = set()
+
+    def take(self, count: int, documents: Documents, rng: random.Random) -> list[tuple[int, list[Piece]]]:
+        """So many sequences."""
+        found: list[tuple[int, list[Piece]]] = []
+        while len(found) < count:
+            sequence = self.run.take()
+            if sequence is not None:
+                assert {one.document.name for one in sequence.pieces} <= self.held
+                self.held -= {one.document.name for one in sequence.pieces if one.is_last}
+                pieces = [(*self.names[one.document.name], one.start, one.stop) for one in sequence.pieces]
+                found.append((sequence.position, pieces))
+                continue
+            stop = self.asked + rng.randint(1, 6)
+            for position in self.run.positions(self.asked, stop).tolist():
+                tokens = documents(position)
+                self.names |= {self.named + k: (position, k) for k in range(len(tokens))}
+                kept = self.run.came(self.named, tokens, [False] * len(tokens))
+                self.held |= {self.named + k for k, is_kept in enumerate(kept) if is_kept}
+                self.held -= set(self.run.let_go())
+                self.named += len(tokens)
+            self.asked = stop
+        self.given += len(found)
+        return found
+
+    def state(self) -> LaneProgress:
+        return unpack_lanes(json.loads(json.dumps(pack_lanes(self.run.after(self.given)))))
+
+
+def ranks_of(
+    world: int, packing: LanePacking, size: int, begin: LaneProgress | None, left_out: set[int] | None = None
+) -> list[Run]:
+    lanes = [range(*share(size, rank, world)) for rank in range(world)]
+    return [Run(packing, own, size, begin and part_of(begin, own), left_out or set()) for own in lanes]
+
+
+@given(
+    method=METHODS,
+    length=st.integers(1, 20),
+    lanes=st.integers(1, 7),
+    width=st.integers(1, 4),
+    step=st.integers(1, 300),
+    seed=st.integers(0, 999),
+)
+def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere(
+    method: str, length: int, lanes: int, width: int, step: int, seed: int
+) -> None:
+    rng, documents, steps = random.Random(seed), some_documents(seed, width), 5
+    mixing = mixing_of(some_weights(rng, width), width, step)
+    packing = LanePacking(length, method, mixing)
+    drawn = [drawn_by_hand(mixing, lane, lanes, documents) for lane in range(lanes)]
+    expected = [by_hand(method, length, some) for some in drawn]
+    done, state = 0, None
+    given = [0] * width
+    while done < steps:
+        count, world = rng.randint(1, steps - done), rng.randint(1, lanes)
+        ranks = ranks_of(world, packing, lanes, state)
+        for rank, run in enumerate(ranks):
+            low, high = share(lanes, rank, world)
+            for position, pieces in run.take(count * (high - low), documents, rng):
+                at, lane = divmod(position, lanes)
+                assert done <= at < done + count
+                assert pieces == expected[lane][at]
+                for where, _, start, stop in pieces:
+                    given[where % width] += stop - start
+        state, done = joined([run.state() for run in ranks]), done + count
+        assert state is not None
+        assert state.tokens == tuple(given)
+
+
+def test_no_token_differs_in_runs_that_are_interrupted_anywhere_and_go_on_with_other_ranks() -> None:
+    """As many as `HEADRACE_RESUMES` says, on 1 to 64 ranks, with documents that are left out."""
+    resumes = number = 0
+    while resumes < RESUMES:
+        rng, width = random.Random(number), number % 4 + 1
+        documents, lanes = some_documents(number, width), rng.choice([1, 4, 16, 64])
+        mixing = mixing_of(some_weights(rng, width), width, rng.choice([50, 3000]))
+        packing = LanePacking(rng.choice([5, 16]), rng.choice(["concat", "best_fit"]), mixing)
+        left_out, steps = {rng.randrange(20 * lanes) for _ in range(lanes)}, rng.randint(2, 6)
+        (whole,) = ranks_of(1, packing, lanes, None, left_out)
+        expected = [pieces for _, pieces in whole.take(steps * lanes, documents, rng)]
+        done, state = 0, None
+        while done < steps:
+            count, world = rng.randint(1, steps - done), rng.randint(1, lanes)
+            ranks = ranks_of(world, packing, lanes, state, left_out)
+            found = [run.take(count * run.run.batch, documents, rng) for run in ranks]
+            for position, pieces in (one for some in found for one in some):
+                assert pieces == expected[position], f"{number}: {packing}, {lanes} lanes"
+                assert not left_out & {where for where, *_ in pieces}
+            assert sorted(at for some in found for at, _ in some) == [*range(done * lanes, (done + count) * lanes)]
+            state, done, resumes = joined([run.state() for run in ranks]), done + count, resumes + 1
+        number += 1
+
+
+def test_what_is_left_out_from_now_on_changes_nothing_else_of_what_is_drawn() -> None:
+    """A document that has been begun, or was chosen before, comes neither twice nor not at all."""
+    for number in range(20):
+        rng, documents = random.Random(number), some_documents(number, 2)
+        mixing = TokenMixing(("a", "b"), ConstantShares([3, 1], 1000))
+        packing = LanePacking(20, "best_fit", mixing)
+        (first,) = ranks_of(1, packing, 3, None)
+        begin = [piece for _, pieces in first.take(3 * 5, documents, rng) for piece in pieces]
+        used = {(at, k) for at, k, *_ in begin}
+        left_out = {at for at, _ in rng.sample(sorted(used), 3)} | {rng.randrange(120)}
+        (then,) = ranks_of(1, packing, 3, first.state(), left_out)
+        rest = [piece for _, pieces in then.take(3 * 5, documents, rng) for piece in pieces]
+        tokens = [(at, k, token) for at, k, start, stop in begin + rest for token in range(start, stop)]
+        assert len(tokens) == len(set(tokens))
+        assert not left_out & {at for at, *_ in rest}
+
+
+def lengths(median: int, seed: int) -> list[int]:
+    drawn = np.random.default_rng(seed).lognormal(np.log(median), 1.0, 65536)
+    return np.maximum(1, drawn.astype(np.int64)).tolist()
+
+
+def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> LaneProgress:
+    """How far lanes are behind so many tokens, in sequences of 4,096."""
+    width = len(weights)
+    documents = [lengths(median, seed) for seed, median in enumerate(medians)]
+    packing = LanePacking(4096, method, TokenMixing(tuple("abcd"[:width]), ConstantShares(weights, 2**20)))
+    run = MixedLaneRun(packing, range(lanes), lanes)
+    asked = given = 0
+    once = max(64, lanes // 2)
+    while given * 4096 < tokens:
+        for name, position in enumerate(run.positions(asked, asked + once).tolist(), asked):
+            some = documents[position % width]
+            run.came(name, [some[position // width % len(some)]], [False])
+        asked += once
+        while run.take() is not None:
+            given += 1
+    return run.after(given)
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str) -> None:
+    progress = mixed(method, 8, [0.7, 0.3], [600, 200], 10_000_000)
+    assert sum(progress.tokens) > 9_900_000
+    assert abs(progress.tokens[0] / sum(progress.tokens) - 0.7) < 0.001
+
+
+def test_state_of_1024_rows_of_two_inputs_is_short() -> None:
+    progress = mixed("best_fit", 1024, [0.7, 0.3], [600, 200], 16_000_000)
+    packed = json.dumps(pack_lanes(progress))
+    assert len(packed) < 12_288
+    assert unpack_lanes(json.loads(packed)) == progress
+
+
+def test_what_lies_ready_does_not_grow_where_inputs_are_unlike() -> None:
+    packing = LanePacking(1000, "concat", TokenMixing(("a", "b"), ConstantShares([99, 1], 2**20)))
+    run, documents = MixedLaneRun(packing, range(4), 4), (30, 900)
+    waiting = most = asked = taken = 0
+    while taken < 3000:
+        for name, position in enumerate(run.positions(asked, asked + 8).tolist(), asked):
+            run.came(name, [documents[position % 2]], [False])
+            waiting += documents[position % 2]
+        asked += 8
+        while (sequence := run.take()) is not None:
+            waiting -= sum(piece.stop - piece.start for piece in sequence.pieces)
+            taken += 1
+        most = max(most, waiting)
+    assert most < 4 * 4 * 1000
+
+
+def test_an_input_that_comes_now_is_read_though_more_of_a_later_one_was_expected_to_come() -> None:
+    """Documents turn out to be shorter than those before: the step goes on longer than it seemed."""
+
+    def by_turns(step: int) -> Sequence[float]:
+        return [1, 0] if step % 2 == 0 else [0, 1]
+
+    run = MixedLaneRun(LanePacking(50, "concat", mixing_of(by_turns, 2, 1000)), range(2), 2)
+    asked = taken = 0
+    while taken < 400:
+        for name, position in enumerate(run.positions(asked, asked + 16).tolist(), asked):
+            run.came(name, [200 if position % 32 < 16 else 2], [False])
+        asked += 16
+        while run.take() is not None:
+            taken += 1
+        assert asked < 40_000, "an input that must come is not asked for"
+
+
+@pytest.mark.parametrize("change", [{"tokens": [1]}, {"tokens": [-1, 3]}, {"inputs": [[0, 0]]}, {"inputs": None}])
+def test_inputs_of_a_damaged_state_are_refused(change: dict[str, object]) -> None:
+    cursor = LaneCursor(3, 1, 2, 5, (InputCursor(1, 70), InputCursor(2, 70_000)))
+    progress = LaneProgress(4, (cursor, cursor), (80, 70_000))
+    packed = pack_lanes(progress)
+    assert unpack_lanes(packed) == progress
+    with pytest.raises((ValueError, TypeError)):
+        unpack_lanes({**packed, **change})
+
+
+class _Numbers:
+    count, lanes = 2**62, 1
+
+    def locate(self, positions: np.ndarray) -> Places:
+        return Places(np.zeros_like(positions), positions)
+
+    def window_end(self, position: int) -> int:
+        return position + 1
+
+
+def test_positions_say_which_input_and_which_of_its_documents() -> None:
+    order = InputTurns([_Numbers(), _Numbers(), _Numbers()], [0, 10, 20], 100)
+    shards, rows = order.locate(np.array([0, 1, 5, 300, 301]))
+    assert shards.tolist() == [0, 10, 20, 0, 10]
+    assert rows.tolist() == [0, 0, 1, 100, 100]
