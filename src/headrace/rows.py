@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -97,11 +98,19 @@ class Rows:
         """The same rows with `base` added to every offset."""
         return replace(self, offset=self.offset + base)
 
-    def as_read(self) -> Rows:
-        """The same rows, whose blocks are being read: shared ones get numbers."""
+    def as_read(self, numbers: BlockNumbers | None = None, shard: Hashable = None) -> Rows:
+        """The same rows, whose blocks are being read: shared ones get numbers.
+
+        Args:
+            numbers: of blocks, should these be read again: it is not known then how many of their samples are wanted in
+                all.
+            shard: tells theirs, and its version, from others.
+        """
         if self.block is None or self.reads is not None:
             return self
         count = len(self.starts) - 1
+        if numbers is not None:
+            return replace(self, reads=numbers.of(self, shard), wanted=np.zeros(count, np.int64))
         reads = np.array([next(_READS) for _ in range(count)], np.int64)
         return replace(self, reads=reads, wanted=np.bincount(self.block, minlength=count))
 
@@ -145,6 +154,35 @@ class Rows:
 
 
 _READS = itertools.count(1)
+_NUMBERED_MOST = 1024  # blocks: a window has some of a few hundred stretches, and what is known of each is held
+
+
+class BlockNumbers:
+    """The numbers of blocks: one that is read again before many others, and of which the same is read, has its own."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[object, ...], tuple[object, int]] = OrderedDict()
+
+    def of(self, rows: Rows, shard: Hashable) -> Ints:
+        """Those of the blocks of a table, whose offsets count from where the shard begins.
+
+        Args:
+            shard: tells it, and its version, from others.
+        """
+        return np.array([self._number(rows, shard, block) for block in range(len(rows.starts) - 1)], np.int64)
+
+    def _number(self, rows: Rows, shard: Hashable, block: int) -> int:
+        part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
+        fields = tuple(rows.fields[k] for k in rows.field[part].tolist())
+        read = shard, rows.offset[part].tobytes(), rows.size[part].tobytes(), fields
+        about = None if rows.about is None else rows.about[block]
+        known = self._known.pop(read, None)
+        if known is None or known[0] is not about:  # what is known of it may be another's, with other rows
+            known = about, next(_READS)
+        self._known[read] = known
+        if len(self._known) > _NUMBERED_MOST:
+            self._known.popitem(last=False)
+        return known[1]
 
 
 def _shared(

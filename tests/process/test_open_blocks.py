@@ -81,6 +81,20 @@ def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Pa
     assert opened(tmp_path) == Counter(dict.fromkeys(range(ROWS // GROUP), 1))
 
 
+@pytest.mark.parametrize("columns", [["n"], ["n", "text"]])
+def test_a_worker_opens_a_block_once_for_all_windows_that_have_rows_of_it(
+    files: list[str], tmp_path: Path, columns: list[str]
+) -> None:
+    """Windows of 50 rows and groups of 60: nearly each group lies in two, or three."""
+    data = hr.stream(files, format=Counted(tmp_path)).select(*columns).shuffle("window", window=50, seed=1)
+    with hr.DataLoader(data, batch_size=BATCH, collate_fn=list, num_workers=1) as loader:
+        got = [sample for batch in loader for sample in batch]
+        assert sorted(numbers_of(got)) == list(range(ROWS))
+        assert all(sample.get("text", f"row {sample['n']}") == f"row {sample['n']}" for sample in got)
+        assert opened(tmp_path) == Counter(dict.fromkeys(range(ROWS // GROUP), 1))
+        assert sorted(n for batch in loader for n in numbers_of(batch)) == list(range(ROWS))
+
+
 @pytest.mark.usefixtures("opening_takes_long")
 @pytest.mark.filterwarnings("ignore")
 def test_samples_are_right_where_the_worker_that_has_a_block_dies(files: list[str], tmp_path: Path) -> None:

@@ -191,6 +191,18 @@ def test_block_is_opened_once_and_let_go_of_with_the_last_row_that_is_wanted(tog
     assert opener._held_bytes == 0
 
 
+def test_block_of_which_it_is_not_known_how_much_is_wanted_is_let_go_of_with_its_last_row() -> None:
+    form = _Counted()
+    opener = Opener(form, DEFAULTS)
+    for some in ((2, 0), (3, 1)):  # by tasks of two windows
+        assert len(opener._opened) == (some != (2, 0))
+        opened, _ = opener.open_rows(rows_of([b"\1\2\3\4"], [(0, row) for row in some]), 0, 2)
+        assert [one["n"] for one in opened if one is not None] == [(row + 1) ** 2 for row in some]
+    assert len(form.opened) == 1
+    assert not opener._opened
+    assert opener._held_bytes == 0
+
+
 def test_rows_that_are_left_out_and_refused_ones_count_as_given_once() -> None:
     """Else a block would be let go of too early, and opened again for what is left of it."""
 

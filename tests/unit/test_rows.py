@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.rows import Rows
+from headrace.rows import BlockNumbers, Rows
 
 Plain = list[tuple[bytes, list[tuple[str, int, int]]]]
 
@@ -104,6 +105,30 @@ def test_blocks_that_were_read_keep_their_numbers_and_counts_wherever_their_rows
         assert again.reads is not None
         assert again.wanted is not None
         assert again.wanted.tolist() == [wanted.get(number, 0) for number in again.reads.tolist()]
+
+
+def test_a_block_that_is_read_again_has_its_number_again_where_the_same_is_read_of_it() -> None:
+    numbers, other = BlockNumbers(), BlockNumbers()
+    facts = object(), object(), object()
+    rows = replace(in_blocks([0, 0, 1, 2]), about=facts)
+    first = rows.as_read(numbers)
+    assert first.reads is not None
+    assert first.wanted is not None
+    assert first.wanted.tolist() == [0, 0, 0]  # not known
+    again = rows.take(np.array([3, 1])).as_read(numbers).reads
+    assert again is not None
+    assert again.tolist() == first.reads[[0, 2]].tolist()
+    others = [
+        rows.shifted(1).as_read(numbers),
+        replace(rows, size=rows.size + 1).as_read(numbers),
+        replace(rows, fields=("text",)).as_read(numbers),
+        replace(rows, about=(object(), object(), object())).as_read(numbers),
+        rows.as_read(other),
+        rows.as_read(numbers, "another"),
+        rows.as_read(),
+    ]
+    seen = [*first.reads.tolist(), *(number for one in others if one.reads is not None for number in one.reads)]
+    assert len(set(seen)) == len(seen) == 3 * 8
 
 
 def test_rows_cannot_be_changed_by_attribute() -> None:

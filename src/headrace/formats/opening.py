@@ -44,7 +44,7 @@ class SharedBlock:
         number: no other block of this process has it; 0: it is opened for one row alone.
         members: gives the block's members, in the order of the shard.
         about: of the block, as `Rows` has it.
-        wanted: how many of its rows are wanted in all, by this task and others; 0: not known.
+        wanted: how many of its rows are wanted in all, by this task and others; 0: not known, perhaps all.
     """
 
     __slots__ = ("about", "members", "number", "wanted")
@@ -244,7 +244,7 @@ class Opener:
             if block is None:
                 return
             block.given += count
-            if shared.wanted and block.given >= shared.wanted:
+            if block.given >= (shared.wanted or len(block.rows)):
                 del self._opened[shared.number]
                 self._held_bytes -= block.nbytes
 

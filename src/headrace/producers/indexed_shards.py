@@ -19,6 +19,7 @@ from headrace.producers.members import Bounds, MemberReads, Members
 from headrace.producers.reading_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.producers.shard_ranges import ShardRanges
 from headrace.protocols import Reads
+from headrace.rows import BlockNumbers
 from headrace.types import Ints
 
 _VISITS_AT_ONCE = 32
@@ -73,6 +74,7 @@ class IndexedShardProducer:
         self._windows, self._reader, self._members = windows, reader, members
         self._bounds, self._chosen, self._pack_error = bounds, chosen, pack_error
         self._next_address = 0
+        self._numbers = BlockNumbers()  # of those that several windows may have samples of
 
     def mark(self, position: int) -> None:  # noqa: ARG002 (positions tell it)
         return None
@@ -86,7 +88,7 @@ class IndexedShardProducer:
             for window in self._windows:
                 begun.append(window)
                 for visit in window.visits:
-                    yield partial(self._read, flow, ordinal, visit)
+                    yield partial(self._read, flow, ordinal, visit, is_again=window.order is not None)
                     ordinal += 1
 
         ahead = ReadingAhead(readers(), lambda: _VISITS_AT_ONCE)
@@ -114,15 +116,24 @@ class IndexedShardProducer:
                 part.release()
             ahead.release()
 
-    async def _read(self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part]) -> None:
-        """Give the samples of a visit."""
+    async def _read(
+        self, flow: Flow, ordinal: int, visit: ShardVisit, reading: Reading[Part], *, is_again: bool
+    ) -> None:
+        """Give the samples of a visit.
+
+        Args:
+            is_again: whether other windows may have other samples of the same blocks.
+        """
         with closing(reading):
             ranges: ShardRanges | None = None
             try:
                 async with anyio.create_task_group() as group:
                     members = await self._members(visit.shard, visit.rows)
                     ranges = ShardRanges(self._reader, flow, group, ordinal, visit.url, members.version)
-                    reads = MemberReads(flow, ranges, visit.url, ordinal, members, self._bounds, self._pack_error)
+                    numbers = self._numbers if is_again else None
+                    reads = MemberReads(
+                        flow, ranges, visit.url, ordinal, members, self._bounds, self._pack_error, numbers
+                    )
                     self._chosen(reads.nbytes, members.size)
                     end = int((members.rows.offset + members.rows.size).max(initial=0))
                     address, self._next_address = self._next_address, self._next_address + end

@@ -19,7 +19,7 @@ from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
 from headrace.producers.shard_ranges import ShardRanges
 from headrace.protocols import Version
-from headrace.rows import Rows
+from headrace.rows import BlockNumbers, Rows
 from headrace.types import Ints
 
 
@@ -69,6 +69,7 @@ class MemberReads:
 
     Args:
         pack_error: packs an exception.
+        numbers: of blocks, should these be read again.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class MemberReads:
         members: Members,
         bounds: Bounds,
         pack_error: ErrorPacker,
+        numbers: BlockNumbers | None = None,
     ) -> None:
         self._flow, self._ranges, self._url, self._ordinal = flow, ranges, url, ordinal
-        self._members, self._pack_error = members, pack_error
+        self._members, self._pack_error, self._numbers = members, pack_error, numbers
         self._requests: Requests = member_requests(members.rows, gap=bounds.gap, longest=bounds.longest)
         number = self._requests.number
         self._order = np.argsort(number, kind="stable")  # the members by their requests, and where each one's begin
@@ -165,7 +167,8 @@ class MemberReads:
         return parts
 
     def _part(self, start: int, stop: int, base: int, spans: list[tuple[int, Lease]]) -> RawPart:
-        rows = self._members.rows.cut(start, stop).shifted(base).as_read()
+        place = self._url, self._members.version
+        rows = self._members.rows.cut(start, stop).as_read(self._numbers, place).shifted(base)
         return RawPart(rows, np.zeros(len(rows), np.int64), (masked(self._url),), spans, (base,))
 
     def _error(self, sample: int) -> ChecksumError:
