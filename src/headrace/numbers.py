@@ -36,6 +36,14 @@ def is_whole(value: Any, least: int = 0) -> bool:
         return False
 
 
+def is_time(value: Any) -> bool:
+    """Whether it is a finite number of more than 0, such as a time in seconds; True is none."""
+    try:
+        return type(value) is not bool and math.isfinite(value) and bool(value > 0)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
 def holds(dtype: str, number: float, largest: float) -> bool:
     """Whether a type can hold a number as it is: others would be wrapped around, or cut off.
 

@@ -18,7 +18,7 @@ from headrace.left_out import exclusion, is_count, quarantine_file, skip_policy
 from headrace.memory_limit import memory_bytes
 from headrace.options import Balance, FetchOptions, Settings
 from headrace.torch_compat.collate import default_collate, is_extended
-from headrace.torch_compat.packed_each import is_data
+from headrace.torch_compat.single import of_single, unchanged_by
 from headrace.types import Tail
 
 _FIRST_READS, _MOST_READS = 128, 1024  # what fetch_concurrency="auto" begins with, and may become
@@ -176,6 +176,7 @@ class Grouping(Protocol):
         after: what is done to batches in workers.
         gives_many: by what many samples may come of one, or one of many.
         puts_together: by what samples are put together before batches are made of them.
+        timed: by what those are that wait for one another for some time only.
         prefetch: how much of what comes out is made ahead at most; None: it says nothing.
         separate: what runs in worker processes alone.
     """
@@ -194,6 +195,9 @@ class Grouping(Protocol):
 
     @property
     def puts_together(self) -> str | None: ...
+
+    @property
+    def timed(self) -> str | None: ...
 
     @property
     def prefetch(self) -> int | None: ...
@@ -227,10 +231,14 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
             collate = pipeline.group.collate
     elif pipeline.is_batched:
         if batch_size not in (None, 1):
-            raise OptionError(f"batch_size={batch_size} and .batch(): give one of them, or put .unbatch() last")
-        batch_size, collate = None, _of_single(default_convert if function is default_collate else function)
+            also = ", or put .unbatch() last" if pipeline.timed is None else ""
+            raise OptionError(f"batch_size={batch_size} and .{pipeline.timed or 'batch()'}: give one of them{also}")
+        if pipeline.timed is not None and function not in (default_collate, default_convert, as_it_is):
+            name = name_of(function)
+            raise OptionError(f"collate_fn={name} and .{pipeline.timed}: put .collate({name}) right behind that")
+        batch_size, collate = None, of_single(default_convert if function is default_collate else function)
     elif batch_size is None:
-        collate = _of_single(function)
+        collate = of_single(function)
     if pipeline.gives_many is not None and not loader.in_order:
         raise OptionError(
             f"in_order=False and .{pipeline.gives_many}: a state could not say how much of a sample's was "
@@ -276,7 +284,7 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
         pin_memory=loader.pin_memory,
         device=loader.device,
         together=together,
-        unchanged=_is_unchanged if isinstance(collate, _Single) and collate.function is default_convert else None,
+        unchanged=unchanged_by(collate),
     )
 
 
@@ -340,25 +348,6 @@ def _balance(given: Any) -> Balance | None:
         balance: Balance | None = given
         return balance
     raise OptionError(f"balance={given!r:.100}: one of 'tokens', 'tokens^2', or a function of numbers is meant")
-
-
-def _of_single(function: Callable[[Any], object]) -> _Single | None:
-    return None if function is as_it_is else _Single(function)
-
-
-def _is_unchanged(sample: object) -> bool:
-    """Whether torch's default conversion gives a sample back as it is."""
-    return is_data(sample, (dict, list))
-
-
-class _Single:
-    """Collation where there is none: the function of the only sample."""
-
-    def __init__(self, function: Callable[[Any], object]) -> None:
-        self.function = function
-
-    def __call__(self, samples: list[object]) -> object:
-        return self.function(samples[0])
 
 
 def _concurrency(asked: Any, processes: int) -> int:

@@ -100,7 +100,7 @@ class _Compiler:
     def add_each(self, operator: EachSample) -> None:
         step = replace(operator.step, passed=" → ".join(self.passed))
         operator = replace(operator, step=step)
-        self._check_last(operator)
+        self._check_last(operator, keeps_count=step.keeps_count)
         if step.is_numbered:
             self._check_numbered(operator)
         if operator.is_collate and (self._is_batched or self._makes_batches):
@@ -193,7 +193,13 @@ class _Compiler:
     def add_delivering(self, operator: DeliveryOperator) -> None:
         self._delivering = operator.of(self._delivering)
 
-    def _check_last(self, operator: Operator) -> None:
+    def _check_last(self, operator: Operator, *, keeps_count: bool = False) -> None:
+        grouping, *_ = self._levels[-1]
+        if grouping is not None and grouping.max_wait_s is not None and not keeps_count:
+            raise OptionError(
+                f".{operator.text} behind .{grouping.text}: what comes of it would depend on where time has cut the "
+                "batches, and no resumed run could give it again: .map() may follow; put all else before it"
+            )
         if self._delivering.prefetch is not None:
             raise OptionError(
                 f".{operator.text} behind .prefetch({self._delivering.prefetch}): that counts what comes out of the "

@@ -137,6 +137,11 @@ class Pipeline:
         return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
 
     @property
+    def timed(self) -> str | None:
+        """What puts samples together that wait for one another for some time only."""
+        return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)
+
+    @property
     def changing(self) -> tuple[str, ...]:
         """The names of what leaves samples out, or may, or gives others."""
         names = [step.name for step in self.steps if not step.keeps_count]

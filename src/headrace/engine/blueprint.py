@@ -121,7 +121,7 @@ class Blueprint:
         """
         planning = self._job.planning
         gathered = self.batches.gathered(plan.batch_size)
-        chunk = self.batches.chunk(gathered, self.learned.sample_s)
+        chunk = 1 if self.batches.is_timed else self.batches.chunk(gathered, self.learned.sample_s)
         lanes = plan.lane_run()
         source = self.sources.of(EpochIn(plan, reader, calls, gathered, chunk, lanes))
         return EpochSpec(
@@ -241,7 +241,8 @@ def _stages(
         groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)
         first = groups.pop(0)[1] if groups and not groups[0][0] else ()
         chains[number] = Chain((), grouping.collate or default_collate, first, settings.init, skips=skips)
-        inner.append(GroupStage(number, grouping.batcher, grouping.text, grouping.measure is not None))
+        is_measured = grouping.measure is not None
+        inner.append(GroupStage(number, grouping.batcher, grouping.text, is_measured, grouping.max_wait_s))
         add(groups)
     return prefix, chains, inner
 

@@ -303,6 +303,10 @@ class Epoch:
     def is_urgent(self, level: Level, start: int) -> bool:
         return self._is_urgent(start if level is self._levels[0] else None)
 
+    @property
+    def lacks(self) -> bool:
+        return self._assembly.lacks(None)
+
     def came_through(self, start: int, part: Part) -> None:
         self._arrive(start, part)
 

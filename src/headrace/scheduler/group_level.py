@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
+
+import anyio
+from anyio.abc import TaskGroup
 
 from headrace.parts import ApartPart, ListPart, Part
 from headrace.scheduler.grouping import FoundGroup, GroupFinder
@@ -57,6 +60,7 @@ class GroupLevel(TogetherLevel):
         (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
         assert stage.batcher is not None
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
+        self._clock = _Clock(stage.max_wait_s)
         self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
         self._begun_with = deque(self._origins.begun_with)
 
@@ -79,6 +83,16 @@ class GroupLevel(TogetherLevel):
         shared.end()
         self.begin()
 
+    def begin(self) -> None:
+        """The same; and what has waited for long enough makes a group, if that could be given on.
+
+        Else it would only wait at another place, and be the smaller: so it is put together once it can.
+        """
+        if self._clock.is_due(self._finder.waiting) and not self._whole and self._host.lacks:
+            self._close(self._finder.cut())
+        self._clock.watch(self._finder.waiting, self.group, self.begin)
+        super().begin()
+
     def flush(self) -> None:
         """No more samples come: those that the batcher still has no group for are left out; but errors are told."""
         for group in self._finder.end():
@@ -95,6 +109,8 @@ class GroupLevel(TogetherLevel):
 
     def drop(self) -> None:
         super().drop()
+        self._clock.stop()
+        self._finder.drop()
         for waiting in self._waiting.values():
             waiting.shared.end()
         self._waiting.clear()
@@ -130,6 +146,49 @@ class GroupLevel(TogetherLevel):
     @property
     def _chunk(self) -> int:
         return len(self._whole[0].positions)
+
+
+class _Clock:
+    """How long the first one of those that wait for a group has waited.
+
+    Args:
+        max_wait_s: how long it may; None: as long as it takes.
+    """
+
+    def __init__(self, max_wait_s: float | None) -> None:
+        self._max_wait_s = max_wait_s
+        self._first: int | None = None  # the number of the one that it watches
+        self._scope: anyio.CancelScope | None = None  # of waiting for the end of its time
+        self._is_over = False  # its time
+
+    def is_due(self, waiting: Sequence[int]) -> bool:
+        """Whether those that wait are to wait no longer."""
+        return self._is_over and bool(waiting) and waiting[0] == self._first
+
+    def watch(self, waiting: Sequence[int], group: TaskGroup | None, due: Callable[[], None]) -> None:
+        """Have `due` called when the first of these has waited for so long, unless it is another one by then."""
+        first = waiting[0] if waiting else None
+        if self._max_wait_s is None or first == self._first:
+            return
+        self.stop()
+        self._first, self._is_over = first, False
+        if first is not None:
+            assert group is not None
+            self._scope = anyio.CancelScope()
+            group.start_soon(self._wait, self._scope, anyio.current_time() + self._max_wait_s, due)
+
+    def stop(self) -> None:
+        """Watch none."""
+        self._first = None
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def _wait(self, scope: anyio.CancelScope, until: float, due: Callable[[], None]) -> None:
+        with scope:
+            await anyio.sleep_until(until)
+            self._is_over = True
+        if self._scope is scope and self._is_over:
+            due()
 
 
 class SharedPart:

@@ -66,6 +66,10 @@ class GroupFinder:
             yield self._taken(chosen)
             yield from self._found()
 
+    def cut(self) -> FoundGroup:
+        """All that wait make a group, whatever the batcher says: no more are waited for."""
+        return self._taken(range(len(self._numbers)))
+
     def drop(self) -> None:
         """Forget those that wait."""
         self._taken(range(len(self._numbers)))

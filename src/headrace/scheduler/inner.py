@@ -79,6 +79,11 @@ class InnerHost(Protocol):
         """Whether nothing would move if what comes of these units got no room."""
         ...
 
+    @property
+    def lacks(self) -> bool:
+        """Whether a batch could be given on, and none is there."""
+        ...
+
     def came_through(self, start: int, part: Part) -> None:
         """The source's samples from `start` on have become these, one of each; they come in any order."""
         ...

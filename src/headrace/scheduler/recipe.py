@@ -75,12 +75,14 @@ class GroupStage:
         batcher: begins what says which ones; None: lanes do.
         name: what errors call it.
         is_measured: whether workers tell a measure of each sample; else it is 1.
+        max_wait_s: how long the first sample of a group waits for others; None: as long as it takes.
     """
 
     chain: int
     batcher: Callable[[], Batcher] | None
     name: str
     is_measured: bool = False
+    max_wait_s: float | None = None
     gives_many: ClassVar[bool] = True
 
 
@@ -139,6 +141,11 @@ class BatchSpec:
     def has_groups(self) -> bool:
         """Whether samples are put together on the way, so that nobody knows how many make a batch."""
         return any(isinstance(stage, GroupStage) for stage in self.inner)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether samples wait for one another for some time only, so that each is handed on as soon as it is there."""
+        return any(isinstance(stage, GroupStage) and stage.max_wait_s is not None for stage in self.inner)
 
     def gathered(self, batch_size: int) -> int:
         """How many samples are made for a batch of so many, about: no more than may lie ready."""

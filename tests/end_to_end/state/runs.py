@@ -28,6 +28,7 @@ class Case:
         random_kept: whether samples see the same random numbers however the run is interrupted.
         workers: numbers of workers to choose from.
         errors: the types of those that come in the places of batches.
+        is_timed: whether time cuts the batches, so that samples and their order alone are the same.
     """
 
     told: str
@@ -36,6 +37,11 @@ class Case:
     random_kept: bool = True
     workers: tuple[int, ...] = (0,)
     errors: frozenset[str] = frozenset()
+    is_timed: bool = False
+
+    def parts(self, batches: list[Any]) -> list[Any]:
+        """What is the same in each run: batches, or the samples in them."""
+        return [sample for batch in batches for sample in batch] if self.is_timed else batches
 
     @property
     def in_order(self) -> bool:
@@ -98,7 +104,7 @@ def interrupted(case: Case, rng: random.Random, expected: list[list[Any]], kills
                 loader.load_state_dict(state)
                 resumes += 1
             assert loader.epoch == epoch, f"{case.told}: epoch {loader.epoch}, not {epoch}"
-            left = len(expected[epoch]) - len(got[epoch])
+            left = len(case.parts(expected[epoch])) - len(case.parts(got[epoch]))
             most = rng.choice([0, 1, left, left + 1, rng.randint(0, max(0, left))]) if kills > 0 else left + 9
             kills -= 1
             batches = iter(loader)
@@ -121,7 +127,7 @@ def assert_same(case: Case, expected: list[list[Any]], got: list[list[Any]]) -> 
     """The interrupted run has given what the other one has."""
     for number, (wanted, found) in enumerate(zip(expected, got, strict=True)):
         if case.in_order:
-            assert found == wanted, f"{case.told}: epoch {number}"
+            assert case.parts(found) == case.parts(wanted), f"{case.told}: epoch {number}"
         else:
             assert tally(case, found) == tally(case, wanted), f"{case.told}: epoch {number}"
 

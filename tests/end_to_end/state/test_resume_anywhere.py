@@ -203,10 +203,14 @@ def _by_key(sample: dict[str, Any]) -> bool:
     return int(sample["__key__"]) % 3 != 1
 
 
-def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
-    """A case by its number."""
-    rng, of_many, of_one, of_inputs, of_numbers, of_packs = (
-        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers", "packs")
+def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float = 0.1) -> Case:
+    """A case by its number.
+
+    Args:
+        timed: how probable it is that time cuts its batches.
+    """
+    rng, of_many, of_one, of_inputs, of_numbers, of_packs, of_time = (
+        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers", "packs", "time")
     )
     while True:
         kind = rng.choice(KINDS)
@@ -248,8 +252,14 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
                 is_begun_again=not what and which in ("map", "map, async") and sum(counts) > 8 and several is None,
             )
             which, operators = f"{which}, {many}", [*operators, gives_many]
+        is_timed = options.get("on_error") != "raise" and of_time.random() < timed
         knows_lengths = kind == sources.SEPARATE  # and would pack by those
-        if (
+        if is_timed:
+            wait_s = of_time.choice([1e-5, 1e-3, 60])
+            options, is_grouped = {**options, "in_order": True, "tail": None}, False
+            which = f"{which}, in time {wait_s}"
+            operators = [*operators, partial(_timed, size, wait_s)]
+        elif (
             not is_grouped
             and not knows_lengths
             and which in ("map", "map, async", "some", "most")
@@ -268,7 +278,7 @@ def drawn(number: int, places: Places, workers: tuple[int, ...]) -> Case:
         told = f"case {number}: {inputs or kind} {counts}, {how}, {what}, {which}; {options}, "
         told += f"grouped={is_grouped}, bad={set(bad)}"
         errors = frozenset({"ValueError", "ChecksumError"} if options.get("on_error") == "raise" else ())
-        case = Case(told, partial(_made, made, operators), options, keeps_random, workers, errors)
+        case = Case(told, partial(_made, made, operators), options, keeps_random, workers, errors, is_timed)
         try:
             data = case.data()
         except hr.OptionError:
@@ -290,11 +300,15 @@ def _grouped(size: int, data: Any) -> Any:
     return data.batch(size).map(sources.with_sum)
 
 
-def resumed(cases: range, places: Places, workers: tuple[int, ...], kills: int = 3) -> int:
+def _timed(size: int, wait_s: float, data: Any) -> Any:
+    return data.batch(size, max_wait_s=wait_s).map(dict)
+
+
+def resumed(cases: range, places: Places, workers: tuple[int, ...], kills: int = 3, timed: float = 0.1) -> int:
     """How many resumes of so many cases were exact."""
     resumes = 0
     for number in cases:
-        case = drawn(number, places, workers)
+        case = drawn(number, places, workers, timed)
         rng = random.Random(f"run {number}")
         expected = uninterrupted(case, rng)
         got, more = interrupted(case, rng, expected, kills)
@@ -308,6 +322,13 @@ def test_run_gives_the_same_batches_when_it_is_killed_anywhere(places: Places) -
     resumes, first = 0, 0
     while resumes < RESUMES:
         resumes += resumed(range(first, first + 5), places, (0,))
+        first += 5
+
+
+def test_run_gives_the_same_samples_when_it_is_killed_anywhere_and_time_cuts_the_batches(places: Places) -> None:
+    resumes, first = 0, 10**7
+    while resumes < RESUMES // 2:
+        resumes += resumed(range(first, first + 5), places, (0,), timed=1)
         first += 5
 
 

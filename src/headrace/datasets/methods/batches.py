@@ -26,19 +26,41 @@ S = TypeVar("S")  # a stream
 class BatchMethods(AddsOperators[S]):
     """How samples are put together."""
 
-    def batch(self, n: int, *, drop_last: bool = False) -> S:
+    def batch(self, n: int, *, drop_last: bool = False, max_wait_s: float | None = None) -> S:
         """Batches of `n` samples, collated; a `map` behind it gets whole batches.
 
         Where more follows than functions of batches, such as `unbatch` or another `batch`, it is made on the way, by
         the default collation.
 
+        With `max_wait_s` a batch does not wait for samples that are slow to come, as those of a queue may be: it has
+        from 1 to `n` of them. A resumed run gives the same samples in the same order, but may cut them elsewhere.
+
         Args:
             n: samples in a batch.
             drop_last: leave a last batch out that has fewer.
+            max_wait_s: seconds that the first sample of a batch waits for others, once the steps before `batch` are
+                done with it. Then the batch is made of those that are there, as soon as it could be given on: a
+                trainer that is slower than that gets fuller ones. Behind it come `map`, `collate`, `take` and `epoch`.
+                On several ranks `.epoch(samples=N)` behind it says how many batches they make together.
+
+        Raises:
+            OptionError: an argument is of no use, or `drop_last` is given with `max_wait_s`.
+
+        Examples:
+            >>> import asyncio
+            >>> import headrace as hr
+            >>> class Messages(hr.AsyncIterableDataset):
+            ...     async def aiter(self):
+            ...         for number in range(3):
+            ...             yield number
+            ...         await asyncio.Event().wait()  # no other one comes
+            >>> len(next(iter(hr.DataLoader(Messages().batch(100, max_wait_s=0.1))))) <= 3
+            True
         """
         if not is_whole(n, 1):
             raise OptionError(f".batch({n!r}): a batch has 1 sample or more, a whole number")
-        return self._with(Batch(n, drop_last))
+        batch = Batch(n, drop_last)
+        return self._with(batch if max_wait_s is None else batch.within(max_wait_s))
 
     def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> S:
         """What `fn` makes of the samples of a batch: right behind `.batch(n)`, or where each sample is a list of some.

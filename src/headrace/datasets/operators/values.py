@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from headrace.datasets.operators.batchers import EvenBatcher
 from headrace.datasets.operators.fields import Selection
+from headrace.errors import OptionError
 from headrace.formats.columns import SampleColumns
 from headrace.formats.values import Decoder
 from headrace.functions import is_async
+from headrace.numbers import is_time
 from headrace.plan.lane_packing import LanePacking
 from headrace.tasks import Step
 from headrace.types import Batcher
@@ -165,6 +167,18 @@ class Batch(Operator):
     def whole(self) -> Batch:
         return replace(self, drop_last=True)
 
+    def within(self, max_wait_s: float) -> GroupOperator:
+        """The same, but samples wait for others no longer than this.
+
+        Raises:
+            OptionError: it is no time, or short batches are to be left out.
+        """
+        if not is_time(max_wait_s):
+            raise OptionError(f".{self.name}({self.size}, {max_wait_s=}): seconds are needed, a number of more than 0")
+        name = f"{self.name}({self.size}, max_wait_s={max_wait_s:g})"
+        group = replace(self.on_the_way, name=name, makes_batches=True, max_wait_s=float(max_wait_s))
+        return group.whole if self.drop_last else group
+
     @property
     def on_the_way(self) -> GroupOperator:
         """What it is where more follows than functions of batches."""
@@ -186,6 +200,7 @@ class GroupOperator(Operator):
         without_short: the same without a short last batch; None: there is no such thing.
         packing: how documents are packed in lanes, if it does that.
         is_shardable: whether ranks may each do it to samples of their own.
+        max_wait_s: how long the first sample of a group waits for others; None: as long as it takes.
     """
 
     name: str
@@ -196,13 +211,23 @@ class GroupOperator(Operator):
     without_short: GroupOperator | None = None
     packing: LanePacking | None = None
     is_shardable: bool = True
+    max_wait_s: float | None = None
 
     @property
     def text(self) -> str:
         return self.name
 
+    def collated(self, fn: Callable[[list[Any]], object]) -> GroupOperator | None:
+        """Batches that time may cut are collated as others are; other groups say how themselves."""
+        return replace(self, collate=fn) if self.max_wait_s is not None and self.collate is None else None
+
     @property
     def whole(self) -> GroupOperator:
+        if self.max_wait_s is not None:
+            raise OptionError(
+                f"drop_last=True and .{self.name}: batches that time has cut have fewer samples, too: leave one of "
+                "drop_last and max_wait_s out"
+            )
         return self.without_short or self
 
     def count(self, count: int) -> int:

@@ -1,0 +1,234 @@
+"""A batch is given on when it has all its samples, or the first one has waited for long enough; by a clock of ours.
+
+Nothing waits here: time passes when it is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.by_hand import LAST, ByHand, Setup
+
+from headrace.datasets.operators.batchers import EvenBatcher
+from headrace.scheduler.recipe import GroupStage
+from headrace.tasks import Chain
+from headrace.torch_compat.single import of_single
+
+SIZE, WAIT_S, TOGETHER = 3, 1.0, 2
+
+
+class Timed(ByHand):
+    """Samples 0, 1, 2, … in groups of three that wait for a second; workers answer at once.
+
+    Attributes:
+        put: how many samples the source has put.
+        came: the batches that the trainer was given.
+    """
+
+    def __init__(self, samples: int = 100, **more: Any) -> None:
+        self.put, self.came = 0, list[list[int]]()
+        stage = GroupStage(TOGETHER, partial(EvenBatcher, SIZE, drop_last=False), "batch", max_wait_s=WAIT_S)
+        chains = {LAST: Chain((), of_single(list)), TOGETHER: Chain((), list)}
+        super().__init__(
+            Setup(samples=range(samples), sizes=[1] * samples, chains=chains, stages=(stage,), batch_size=1, **more)
+        )
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let all that can go on do so."""
+        self.settle(bool)
+        while self.workers.starting or any(worker.to_do for worker in self.workers.live):
+            self.start()
+            for worker in self.workers.live:
+                while worker.to_do:
+                    self.settle(partial(worker.answer, 0))
+
+    def give(self, count: int = 1) -> int:
+        """Put some samples, if as many are wanted; how many that were."""
+        given = 0
+        while given < count and self.source.ready:
+            self.settle(partial(self.source.put, 0))
+            self.go_on()
+            given += 1
+        self.put += given
+        return given
+
+    def wait(self, seconds: float) -> None:
+        self.loop.pass_time(seconds)
+        self.go_on()
+
+    def receive(self) -> list[int] | None:
+        """The next batch, if it is there."""
+        came = self.take()
+        self.go_on()
+        if came is None:
+            came = self.take()  # which was made because it was asked for
+        if came is None:
+            return None
+        self.came.append(came[1])
+        if self.taken:
+            self.let_go(0)
+        return self.came[-1]
+
+    def finish(self) -> None:
+        """All that is left."""
+        while not self.running.done():
+            assert self.give() or self.receive() is not None or self.source.ready
+        while self.receive() is not None:
+            pass
+
+
+@contextmanager
+def timed(**more: Any) -> Iterator[Timed]:
+    driven = Timed(**more)
+    try:
+        yield driven
+    except BaseException:
+        driven.abort()
+        raise
+    driven.finish()
+    assert driven.came == [batch for batch in driven.came if 1 <= len(batch) <= SIZE]
+    assert [n for batch in driven.came for n in batch] == list(range(driven.put))
+    driven.close()
+
+
+def test_batch_waits_from_its_first_sample_on_and_no_longer() -> None:
+    with timed(samples=9) as driven:
+        driven.wait(10)
+        assert driven.receive() is None
+        driven.give()
+        driven.wait(0.75)
+        driven.give()
+        assert driven.receive() is None
+        driven.wait(0.25)
+        assert driven.receive() == [0, 1]
+        driven.wait(10)
+        assert driven.receive() is None  # never an empty one
+
+
+def test_batch_that_is_full_does_not_wait_and_the_next_one_has_its_own_time() -> None:
+    with timed(samples=9, look_ahead=9) as driven:
+        driven.give(2)
+        driven.wait(0.75)
+        driven.give(2)
+        assert driven.receive() == [0, 1, 2]
+        driven.wait(0.75)
+        assert driven.receive() is None
+        driven.wait(0.25)
+        assert driven.receive() == [3]
+
+
+def test_batch_grows_while_nobody_could_be_given_it() -> None:
+    """A trainer that is slower than the samples gets fuller batches, not more of them."""
+    with timed(samples=20, depth=1, look_ahead=9) as driven:
+        driven.give()
+        driven.wait(1)  # this one is on its way to the trainer
+        driven.give()
+        driven.wait(5)
+        driven.give()
+        assert driven.receive() == [0]
+        assert driven.receive() == [1, 2]  # at once: its time has long been over
+
+
+def test_nothing_is_cut_before_it_is_asked_for_when_nothing_is_made_ahead() -> None:
+    with timed(samples=20, depth=0, look_ahead=9) as driven:
+        assert driven.receive() is None
+        driven.give()
+        driven.wait(0.5)
+        assert driven.receive() is None
+        driven.wait(0.5)
+        assert driven.receive() == [0]
+
+
+def test_rest_is_given_at_the_end_without_waiting() -> None:
+    with timed(samples=4, look_ahead=9) as driven:
+        driven.give(4)
+        assert driven.receive() == [0, 1, 2]
+        assert driven.receive() == [3]
+        assert driven.loop.timers == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_time_runs_on_once_as_many_batches_came_as_are_taken(limit: int) -> None:
+    with timed(samples=20, look_ahead=9, limits=(None, limit)) as driven:
+        driven.give(SIZE * limit + 1)
+        for _ in range(limit):
+            assert driven.receive() is not None
+        driven.wait(10)
+        assert driven.receive() is None
+        assert driven.running.done()
+        assert driven.loop.timers == 0
+        driven.put = SIZE * limit
+
+
+ACTIONS = st.lists(st.sampled_from(["give", "give", "give", "take", 0.25, 0.5, 1.0]), max_size=40)
+
+
+@settings(max_examples=80, derandomize=True, deadline=None)
+@given(actions=ACTIONS, depth=st.integers(1, 3), look_ahead=st.integers(1, 9))
+def test_batches_are_those_of_a_plain_program(actions: list[Any], depth: int, look_ahead: int) -> None:
+    with timed(depth=depth, look_ahead=look_ahead, samples=30) as driven:
+        plain = _Plain(depth)
+        for action in actions:
+            if action == "give":
+                if driven.give():
+                    plain.give()
+            elif action == "take":
+                assert driven.receive() == plain.take()
+            else:
+                driven.wait(action)
+                plain.wait(action)
+
+
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(actions=ACTIONS, depth=st.integers(0, 3))
+def test_no_sample_is_lost_when_batches_go_to_the_trainer_together(actions: list[Any], depth: int) -> None:
+    with timed(depth=depth, look_ahead=9, samples=30, together=4) as driven:
+        for action in actions:
+            driven.give() if action == "give" else driven.receive() if action == "take" else driven.wait(action)
+
+
+class _Plain:
+    """The same without an engine.
+
+    Args:
+        depth: how many batches may be made before they are asked for.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._next, self._now, self._since = 0, 0.0, 0.0
+        self._waiting, self._made = list[int](), list[list[int]]()
+        self._depth, self._taken = depth, 0
+
+    def give(self) -> None:
+        if not self._waiting:
+            self._since = self._now
+        self._waiting.append(self._next)
+        self._next += 1
+        self._look()
+
+    def wait(self, seconds: float) -> None:
+        self._now += seconds
+        self._look()
+
+    def take(self) -> list[int] | None:
+        self._asked = self._taken + 1
+        self._look()
+        if self._taken == len(self._made):
+            return None
+        self._taken += 1
+        return self._made[self._taken - 1]
+
+    _asked = 0
+
+    def _look(self) -> None:
+        is_due = self._now >= self._since + WAIT_S and len(self._made) < self._asked + self._depth
+        if self._waiting and (len(self._waiting) == SIZE or is_due):
+            self._made.append(self._waiting)
+            self._waiting = []
