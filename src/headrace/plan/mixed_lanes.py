@@ -23,7 +23,10 @@ class MixedLaneRun(LaneRun):
 
     Args:
         packing: how documents become sequences, and how they are drawn.
-        lanes, size, begin, is_left_out: see `LaneRun`.
+        lanes: see `LaneRun`.
+        size: the same.
+        begin: the same.
+        is_left_out: the same.
     """
 
     def __init__(
