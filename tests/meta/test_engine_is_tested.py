@@ -27,6 +27,7 @@ MADE_BY = {  # what one of these makes is driven with it
     "RunAgain": "PositionMap",
     "ShardRanges": "ShardProducer",
     "SharedPart": "Epoch",
+    "TogetherLevel": "Epoch",
     "Units": "Epoch",
 }
 
