@@ -7,6 +7,9 @@ all epochs ("bins"). Memory is numpy's, as tracemalloc counts it, in a run of it
 A second table is of documents that must be read first: they are packed in lanes, one for each row of the global batch.
 Nothing is read there: lengths come in the order in which the lanes ask for documents, 64 at a time. "waiting" are the
 tokens that are held at the most, and "in order" what would be, should documents be read in the order of the epoch.
+
+A third table is of lanes that draw on sources by tokens, of which each has lengths of its own median: the greatest
+difference of a source's share from what was asked for. These figures do not depend on the machine, and are made once.
 """
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ import tables
 from headrace.plan.lane_packing import LanePacking
 from headrace.plan.lane_run import LaneRun
 from headrace.plan.lane_states import pack_lanes
+from headrace.plan.mixed_lanes import MixedLaneRun
+from headrace.plan.mixture import ConstantShares
 from headrace.plan.packs import BestFitPlan, Bins, ConcatPlan
+from headrace.plan.token_mixing import TokenMixing
 
 SIZE, LOOKUPS = 4096, 2000
+SOURCES = {2: ([5, 3], [600, 200]), 4: ([50, 30, 15, 5], [600, 200, 3000, 1000])}  # shares, and medians of lengths
 
 
-def lengths_of(documents: int) -> Any:
+def lengths_of(documents: int, middle: int = 600, seed: int = 0) -> Any:
     """[documents] int64, in an order of an epoch."""
-    return np.maximum(1, np.random.default_rng(0).lognormal(np.log(600), 1.0, documents).astype(np.int64))
+    return np.maximum(1, np.random.default_rng(seed).lognormal(np.log(middle), 1.0, documents).astype(np.int64))
 
 
 def timed(make: Callable[[], Any]) -> tuple[float, Any]:
@@ -101,6 +108,39 @@ def in_lanes(method: str, lanes: int, steps: int) -> dict[str, Any]:
     return row | {"waiting": most / lanes, "in_order": in_order / lanes}
 
 
+def by_tokens(method: str, lanes: int, sources: int, tokens: int) -> dict[str, Any]:
+    """One run of a single rank that has all lanes, which draw on sources."""
+    shares, middles = SOURCES[sources]
+    lengths = [lengths_of(2**18, middle, seed).tolist() for seed, middle in enumerate(middles)]
+    names = tuple(f"{middle} tokens" for middle in middles)
+    run = MixedLaneRun(
+        LanePacking(SIZE, method, TokenMixing(names, ConstantShares(shares, 2**20))), range(lanes), lanes
+    )
+    asked = given = 0
+    while given * SIZE < tokens:
+        for name, position in enumerate(run.positions(asked, asked + 64).tolist(), asked):
+            turn, source = divmod(position, sources)
+            run.came(name, [lengths[source][turn % 2**18]], [False])
+        asked += 64
+        while run.take() is not None:
+            given += 1
+    progress = run.after(given)
+    there = [some / sum(progress.tokens) for some in progress.tokens]
+    error = max(abs(part - share / sum(shares)) for part, share in zip(there, shares, strict=True))
+    row = {"by_tokens": method, "lanes": lanes, "sources": sources, "tokens": tokens}
+    return row | {"error": error, "state": len(json.dumps(pack_lanes(progress)))}
+
+
+def print_by_tokens(results: list[dict[str, Any]]) -> None:
+    """The third table."""
+    found = {tuple(row[of] for of in ("by_tokens", "lanes", "sources", "tokens")): row for row in results}
+    rows = [
+        [method, f"{lanes:,}", str(sources), f"{tokens:,}", f"{row['error']:.3%}", f"{row['state']:,}"]
+        for (method, lanes, sources, tokens), row in found.items()
+    ]
+    print(tables.markdown(["", "lanes", "sources", "tokens", "greatest error of a share", "state, bytes"], rows))
+
+
 def print_lanes(results: list[dict[str, Any]]) -> None:
     """The second table."""
     rows = []
@@ -120,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, nargs="+", default=[2_000, 20_000, 1_000_000])
     parser.add_argument("--lanes", type=int, nargs="+", default=[8, 64, 1024], help="64,000 sequences are made of each")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[10_000_000, 60_000_000], help="drawn from sources")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path, help="keep every run as a line of this file")
     parser.add_argument("--report", type=Path, help="make the table from such a file, and measure nothing")
@@ -132,7 +173,12 @@ def main() -> None:
         for method, lanes in itertools.product(("concat", "best_fit"), given.lanes):
             results.append(in_lanes(method, lanes, 64_000 // lanes))
             tables.append(given.json, results[-1])
-    print_lanes([row for row in results if "lanes" in row])
+    sizes = itertools.product(given.lanes, SOURCES, given.tokens, ("concat", "best_fit"))
+    for lanes, sources, tokens, method in () if given.report else sizes:
+        results.append(by_tokens(method, lanes, sources, tokens))
+        tables.append(given.json, results[-1])
+    print_by_tokens([row for row in results if "by_tokens" in row])
+    print_lanes([row for row in results if "method" in row])
     results = [row for row in results if "documents" in row]
     rows = []
     for documents in dict.fromkeys(row["documents"] for row in results):

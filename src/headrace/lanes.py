@@ -27,6 +27,8 @@ class LaneCursor(NamedTuple):
         offset: how many tokens of the first document are.
         taken: of those that follow it, which are used up: a bit for each, from the lowest on.
         inputs: of a mixture by tokens, how far it was with each before it drew that position; empty of others.
+        check: which documents `part`, `offset` and `taken` are of, in a byte: of a mixture by tokens others may be
+            drawn where one has another length than before.
     """
 
     round: int = 0
@@ -34,6 +36,7 @@ class LaneCursor(NamedTuple):
     offset: int = 0
     taken: int = 0
     inputs: tuple[InputCursor, ...] = ()
+    check: int = 0
 
 
 class LaneProgress(NamedTuple):
@@ -62,6 +65,7 @@ class Document(NamedTuple):
         tokens: how many it has.
         has_failed: it has none, and whoever gets the sequence that it would be in is told why.
         is_left_out: it counts as one that has none, whatever it has.
+        input: which one of a mixture by tokens it is of.
     """
 
     name: int
@@ -71,6 +75,7 @@ class Document(NamedTuple):
     tokens: int
     has_failed: bool = False
     is_left_out: bool = False
+    input: int = 0
 
 
 class PackedPiece(NamedTuple):

@@ -34,9 +34,9 @@ def test_state_after_a_batch_is_that_of_its_lanes_whatever_was_made_ahead() -> N
         assert (delta.covers, delta.used) == ((), 2)
         seen.append(delta.lanes)
     assert seen == [
-        LaneProgress(2, (LaneCursor(0, 0, 4), LaneCursor(0, 0, 4))),
-        LaneProgress(4, (LaneCursor(1, 0, 2), LaneCursor(1, 0, 2))),
-        LaneProgress(6, (LaneCursor(1, 1), LaneCursor(1, 1))),
+        LaneProgress(2, (LaneCursor(0, 0, 4, check=1), LaneCursor(0, 0, 4, check=1))),
+        LaneProgress(4, (LaneCursor(1, 0, 2, check=1), LaneCursor(1, 0, 2, check=1))),
+        LaneProgress(6, (LaneCursor(1, 1, check=1), LaneCursor(1, 1, check=1))),
     ]
     assert positions.in_batches(4, 6) == range(104, 106)
 
@@ -51,7 +51,7 @@ def test_batch_that_an_error_has_ended_is_told_of_once_its_samples_are_known() -
     positions.arrived(1, [1])
     late = positions.late(boundaries, (0, 0))
     assert late is not None
-    assert late.lanes == LaneProgress(2, (LaneCursor(0, 0, 4), LaneCursor(0, 0, 4)))
+    assert late.lanes == LaneProgress(2, (LaneCursor(0, 0, 4, check=1), LaneCursor(0, 0, 4, check=1)))
 
 
 def test_documents_that_were_left_out_are_told_with_their_sequence_and_once() -> None:

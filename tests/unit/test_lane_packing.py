@@ -227,6 +227,27 @@ def test_state_is_refused_where_other_documents_come() -> None:
         lane.add(Document(0, 3, 3, 0, 4))
 
 
+def test_state_is_refused_where_other_documents_come_than_those_that_it_says_are_used_up() -> None:
+    """A position that had failed, and gives several documents now: each of these had counted as the one after it."""
+    lane = BestFitLane(10, LaneCursor())
+    for k, tokens in enumerate([6, 9, 4, *[9] * CHOICE]):
+        lane.add(Document(k, k, k, 0, tokens))
+    assert [piece.document.name for piece in lane.take() or ()] == [0, 2]
+    assert lane.cursor.taken == 1
+    again = BestFitLane(10, lane.cursor)
+    again.add(Document(1, 1, 1, 0, 9))
+    with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
+        again.add(Document(2, 1, 1, 1, 9))
+
+    behind = LaneCursor(3, 1, check=1)
+    for parts in ([0], []):
+        lane = BestFitLane(10, behind)
+        for part in parts:
+            lane.add(Document(0, 3, 3, part, 5, input=1))
+        with pytest.raises(StateMismatchError, match="not those that the state was in the middle of"):
+            lane.add(Document(1, 4, 4, 0, 5))
+
+
 @pytest.mark.parametrize(
     "change",
     [

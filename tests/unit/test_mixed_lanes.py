@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.test_lane_packing import by_hand
 
+from headrace.errors import StateMismatchError
 from headrace.lanes import InputCursor, LaneCursor, LaneProgress
 from headrace.plan.lane_packing import LanePacking
 from headrace.plan.lane_states import joined, pack_lanes, part_of, unpack_lanes
@@ -190,6 +191,35 @@ def test_what_is_left_out_from_now_on_changes_nothing_else_of_what_is_drawn() ->
         tokens = [(at, k, token) for at, k, start, stop in begin + rest for token in range(start, stop)]
         assert len(tokens) == len(set(tokens))
         assert not left_out & {at for at, *_ in rest}
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_document_that_has_another_length_when_it_is_read_again_loses_nothing_in_silence(method: str) -> None:
+    """Others may be drawn then: what a state says of those used up must not be taken for what it says of these."""
+    refused = 0
+    for number in range(150):
+        rng, documents = random.Random(number), some_documents(number, 2)
+        mixing = TokenMixing(("a", "b"), ConstantShares([3, 1], 1000))
+        packing = LanePacking(20, method, mixing)
+        (first,) = ranks_of(1, packing, 3, None)
+        begin = [piece for _, pieces in first.take(3 * 5 + number % 3, documents, rng) for piece in pieces]
+        state, used = first.state(), {at for at, *_ in begin}
+        next_ones = [min(set(range(3 * 2 * 40)[lane * 2 + k :: 6]) - used) for lane in range(3) for k in (0, 1)]
+        gone = {rng.choice(next_ones)}
+        (then,) = ranks_of(1, packing, 3, state)
+        try:
+            after = then.take(3 * 20, lambda at, gone=gone, all_=documents: [] if at in gone else all_(at), rng)
+        except StateMismatchError:
+            refused += 1
+            continue
+        rest = [piece for _, pieces in after for piece in pieces]
+        tokens = [(at, k, token) for at, k, start, stop in begin + rest for token in range(start, stop)]
+        assert len(tokens) == len(set(tokens)), "some came twice"
+        for lane_and_input in range(6):  # all that lie before what the state was in the middle of have come
+            there = {at for at, *_ in tokens if at % 6 == lane_and_input}
+            known = [at for at in range(lane_and_input, max(there & used, default=0), 6) if at not in gone]
+            assert all((at, k, 0) in set(tokens) for at in known for k, n in enumerate(documents(at)) if n), "lost"
+    assert 0 < refused < 150
 
 
 def lengths(median: int, seed: int) -> list[int]:

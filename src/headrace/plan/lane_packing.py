@@ -53,7 +53,8 @@ class Lane(ABC):
     def __init__(self, length: int, begin: LaneCursor) -> None:
         self._length, self._begin, self._offset = length, begin, begin.offset
         self._come = 0  # documents, from there on
-        self._last = begin.round, begin.part - 1  # of those that are used up
+        self._last = begin.round, begin.part - 1, 0  # of those that are used up, and its own check
+        self._check = 0  # of the documents that have come, up to the last one that a state had taken
         self._entries: deque[_Entry] = deque()  # from the first one on that waits
         self._waiting = 0  # documents
         self._tokens = 0  # that wait
@@ -85,9 +86,12 @@ class Lane(ABC):
         used = [k for k, entry in enumerate(self._entries) if entry.is_used]
         taken = sum(1 << k - 1 for k in used)
         if not taken and not self._offset:
-            return LaneCursor(self._last[0], self._last[1] + 1)
-        first = self._entries[0].document
-        return LaneCursor(first.round, first.part, self._offset, taken)
+            round_, part, check = self._last
+            return LaneCursor(round_, part + 1, check=check)
+        first, check = self._entries[0].document, 0
+        for entry in islice(self._entries, taken.bit_length() + 1):
+            check = _checked(check, entry.document, first.round)
+        return LaneCursor(first.round, first.part, self._offset, taken, check=check)
 
     @property
     def failed(self) -> Document | None:
@@ -102,13 +106,14 @@ class Lane(ABC):
         """
         begin = self._begin
         if (document.round, document.part) < begin[:2]:
+            self._last = *self._last[:2], _checked_alone(document)
             return False
-        if not self._come and (begin.offset or begin.taken):
-            self._check(document)
+        if self._come <= begin.taken.bit_length():
+            self._check_next(document)
         is_used = self._come > 0 and bool(begin.taken >> self._come - 1 & 1)
         self._come += 1
         if is_used:
-            self._last = document.round, document.part
+            self._last = document.round, document.part, _checked_alone(document)
         waits = not is_used and (document.tokens > 0 or document.has_failed)
         if self._entries or waits:
             self._entries.append(_Entry(document, waits, is_used))
@@ -117,16 +122,28 @@ class Lane(ABC):
             self._waiting += 1
         return waits
 
-    def _check(self, document: Document) -> None:
-        """Whether what a state was in the middle of comes first, and is as long."""
-        if document.has_failed or document.is_left_out:
-            self._offset = 0
-        elif (document.round, document.part) != self._begin[:2] or document.tokens <= self._offset:
-            raise StateMismatchError(
-                "the documents to be packed are not those that the state was in the middle of: the data have changed, "
-                "or what is done to them before .pack() does not give the same each time",
-                field="packing",
-            )
+    def _check_next(self, document: Document) -> None:
+        """Whether what a state was in the middle of comes first, is as long, and is followed by what it had taken."""
+        begin = self._begin
+        if not begin.offset and not begin.taken:  # it was behind one, of whose position some may be to come
+            if begin.part and self._last[2] != begin.check:
+                raise self._mismatch()
+            return
+        if not self._come:
+            if document.has_failed or document.is_left_out:
+                self._offset = 0
+            elif (document.round, document.part) != begin[:2] or document.tokens <= self._offset:
+                raise self._mismatch()
+        self._check = _checked(self._check, document, begin.round)
+        if self._come == begin.taken.bit_length() and self._check != begin.check:
+            raise self._mismatch()
+
+    def _mismatch(self) -> StateMismatchError:
+        return StateMismatchError(
+            "the documents to be packed are not those that the state was in the middle of: the data have changed, "
+            "or what is done to them before .pack() does not give the same each time",
+            field="packing",
+        )
 
     def _coming(self) -> Iterator[Document]:
         """The documents that wait."""
@@ -153,7 +170,8 @@ class Lane(ABC):
             else:
                 entry.waits, entry.is_used = False, True
                 self._waiting -= 1
-                self._last = max(self._last, (document.round, document.part))  # others may have been used before
+                # Others may have been used before.
+                self._last = max(self._last, (document.round, document.part, _checked_alone(document)))
         while self._entries and not self._entries[0].waits:
             self._entries.popleft()
         return pieces
@@ -236,6 +254,16 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
             chosen.append(k)
             total -= size
     return chosen
+
+
+def _checked(check: int, document: Document, first: int) -> int:
+    """The check of some documents, the first of which is of round `first`, and of one more."""
+    return (check * 31 + (document.round - first) * 17 + document.part * 7 + document.input + 1) % 251
+
+
+def _checked_alone(document: Document) -> int:
+    """The check of a document that is used up, with all that were before it."""
+    return (document.input + 1) % 251
 
 
 class _Entry:

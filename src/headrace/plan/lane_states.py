@@ -31,6 +31,7 @@ def pack_lanes(progress: LaneProgress) -> dict[str, object]:
         (cursor.part for cursor in cursors),
         (cursor.offset for cursor in cursors),
         map(len, taken),
+        (cursor.check for cursor in cursors),
     ]
     mixed: dict[str, object] = {}
     if progress.tokens:
@@ -74,13 +75,13 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
     if len(tokens) != len(least) or min((*tokens, *itertools.chain(*least)), default=0) < 0:
         raise ValueError("inputs of lanes make no sense")
     columns = list[Sequence[int]]()
-    for _ in range(4 + 2 * len(least)):
+    for _ in range(5 + 2 * len(least)):
         width = data[0] if data else 0
         if width not in _WIDTHS or len(data) < 1 + width * count:
             raise ValueError("lanes are cut off")
         columns.append(np.frombuffer(data, f"<u{width}", count, 1).tolist())
         data = data[1 + width * count :]
-    rounds, parts, offsets, sizes, *more = columns
+    sizes, more = columns[3], columns[5:]
     if len(data) != sum(sizes) or not unzip.eof:
         raise ValueError("lanes are cut off, or too many")
     inputs = [
@@ -88,10 +89,10 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
         for k, (first, second) in enumerate(least)
     ]
     cursors, at = list[LaneCursor](), 0
-    for lane, (round_, part, offset, size) in enumerate(zip(rounds, parts, offsets, sizes, strict=True)):
+    for lane, (round_, part, offset, size, check) in enumerate(zip(*columns[:5], strict=True)):
         own = tuple(some[lane] for some in inputs)
         whole = sum(cursor.round for cursor in own) if own else lowest + round_
-        cursors.append(LaneCursor(whole, part, offset, int.from_bytes(data[at : at + size], "little"), own))
+        cursors.append(LaneCursor(whole, part, offset, int.from_bytes(data[at : at + size], "little"), own, check))
         at += size
     return LaneProgress(turn, tuple(cursors), tokens)
 

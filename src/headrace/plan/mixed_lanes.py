@@ -72,7 +72,9 @@ class MixedLaneRun(LaneRun):
         while (drawn := draws.next()) is not None:
             round_, some = drawn
             for document in some:
-                if not lane.add(document._replace(round=round_)) and _is_kept(document):
+                if not lane.add(document._replace(round=round_, input=document.position % self._width)) and _is_kept(
+                    document
+                ):
                     self._let_go.append(document.name)
         return [_is_kept(document) for document in documents]
 
