@@ -134,6 +134,34 @@ def test_a_seekable_shard_gives_any_sample_by_its_number(
     assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]
 
 
+@pytest.mark.parametrize("compress", [lambda data: seekable(data, 700), gzip.compress], ids=["seekable", "gz"])
+def test_documents_of_compressed_shards_are_packed_by_rows_where_frames_are_found(
+    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    lines = b"".join(b'{"text": "%s"}\n' % (b"abcdefghij" * (n % 17)) for n in range(200))
+    plain = hr.stream(put(lines, "jsonl"), index="build").tokenize(lambda text: [*text.encode()]).pack(64)
+    ending = "jsonl.gz" if compress is gzip.compress else "jsonl.zst"
+    packed = hr.stream(put(compress(lines), ending), index="build").tokenize(lambda text: [*text.encode()]).pack(64)
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": 2}
+    if ending == "jsonl.gz":
+        (error,) = batches(packed, **options)
+        assert isinstance(error, hr.OptionError)
+        assert "unpacked from its start" in str(error)
+        return
+    expected = [batch["input_ids"].tolist() for batch in batches(plain, **options)]
+    assert [batch["input_ids"].tolist() for batch in batches(packed, **options)] == expected
+    assert len(expected) > 3
+
+    with hr.DataLoader(packed, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = iterator.state_dict()
+    with hr.DataLoader(packed, **options) as loader:
+        loader.load_state_dict(state)
+        assert [batch["input_ids"].tolist() for batch in loader] == expected[1:]
+
+
 @pytest.mark.parametrize("budget", [2**20, 3 * 2**20, 2**24, "auto"])
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("workers", [0, 2])

@@ -194,7 +194,8 @@ class Pipeline:
         shuffle = self.order.shuffle
         if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
             return True
-        return self.order.by_numbers is not None
+        # The rows of packed batches skip from document to document, which frames must be found for.
+        return self.order.by_numbers is not None or (self.packing is not None and self.source.is_compressed)
 
     @property
     def wanted(self) -> Wanted | None:
