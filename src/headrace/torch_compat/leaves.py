@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,12 @@ class Leaf(abc.ABC):
     @abc.abstractmethod
     def taker(self) -> Taker:
         """What takes a value of exactly this form."""
+
+    def check(self, values: Sequence[object]) -> None:
+        """Raise Mismatch where one of some values has another form."""
+        take, out = self.taker(), list[object]()
+        for value in values:
+            take(value, out)
 
     @abc.abstractmethod
     def write(self, values: list[Any], here: memoryview) -> None:
@@ -141,6 +147,10 @@ class _ExactLeaf(Leaf):
             out.append(value)
 
         return take
+
+    def check(self, values: Sequence[object]) -> None:
+        if set(map(type, values)) - {self.exact}:
+            raise Mismatch
 
 
 class NumberLeaf(_ExactLeaf):

@@ -28,6 +28,14 @@ class PackedEach:
         self._pickles: list[Buffer] = []
         self._buffers: list[PickledPart] = []
 
+    @classmethod
+    def of(cls, values: Iterable[object]) -> PackedEach:
+        """All of some values."""
+        packed = cls()
+        for value in values:
+            packed.add(value)
+        return packed
+
     def add(self, value: object) -> None:
         """One more; where it cannot be packed, it is as if it had not been given."""
         if is_data(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -23,6 +23,7 @@ class Slots:
         capacity: how many slots there are.
 
     Attributes:
+        at_once: how many are written together, for so many bytes are in the processor's cache.
         waiting: samples that are made and not written.
         count: how many are written.
         columns: of the leaves that have no slots.
@@ -30,23 +31,32 @@ class Slots:
 
     def __init__(self, spec: Spec, slab: memoryview, first: int, capacity: int) -> None:
         self._spec, self._slab, self._first, self._capacity = spec, slab, first, capacity
-        self._at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
+        self.at_once = max(1, _WRITTEN_AT_ONCE_BYTES // max(1, spec.sample_bytes))
         self.waiting: list[object] = []
         self.count = 0
         self.columns: list[list[object]] = [[] for leaf in spec.leaves if leaf.dtype is None]
 
-    def fill(self, samples: Iterable[object], *, leaves_out: Callable[[object], bool] = lambda _: False) -> None:
-        """Write all of `samples` but those for which `leaves_out` is true.
+    def fill(self, samples: Iterable[object]) -> None:
+        """Write all of `samples`.
 
         Raises:
             Mismatch: one has another form, or there are more than slots. Those in `waiting` are not written.
         """
         for sample in samples:
-            if not leaves_out(sample):
-                self.waiting.append(sample)
+            self.waiting.append(sample)
             del sample  # the next one is to be made where this one was: that memory is in the processor's cache
-            if len(self.waiting) >= self._at_once:
-                self._write()
+            if len(self.waiting) >= self.at_once:
+                self.flush()
+        self.flush()
+
+    def add(self, samples: list[object]) -> None:
+        """Write samples, sooner or later: `flush` writes those that wait; raises as `fill` does."""
+        self.waiting += samples
+        if len(self.waiting) >= self.at_once:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write those that wait; raises as `fill` does."""
         if self.waiting:
             self._write()
 

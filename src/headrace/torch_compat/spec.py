@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,10 @@ class _Template(abc.ABC):
         """What takes the leaves of a sample of exactly this form."""
 
     @abc.abstractmethod
+    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
+        """Put the values of many samples at the end of `out`, one leaf after the other; Mismatch for any other form."""
+
+    @abc.abstractmethod
     def sample(self, values: Sequence[object]) -> object:
         """A sample, of its leaves' values."""
 
@@ -52,6 +57,10 @@ class _Place(_Template):
 
     def taker(self, leaves: Sequence[Leaf]) -> Taker:
         return leaves[self.number].taker()
+
+    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
+        leaves[self.number].check(samples)
+        out.append(samples)
 
     def sample(self, values: Sequence[object]) -> object:
         return values[self.number]
@@ -81,6 +90,12 @@ class _Dict(_Template):
 
         return take
 
+    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
+        if set(map(type, samples)) - {dict} or set(map(tuple, samples)) - {self.keys}:
+            raise Mismatch
+        for key, child in zip(self.keys, self.children, strict=True):
+            child.divide(list(map(operator.itemgetter(key), samples)), leaves, out)
+
     def sample(self, values: Sequence[object]) -> object:
         return dict(zip(self.keys, [child.sample(values) for child in self.children], strict=True))
 
@@ -105,6 +120,12 @@ class _Sequence(_Template):
                 child(part, out)
 
         return take
+
+    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
+        if set(map(type, samples)) - {self.cls} or set(map(len, samples)) - {len(self.children)}:
+            raise Mismatch
+        for k, child in enumerate(self.children):
+            child.divide(list(map(operator.itemgetter(k), samples)), leaves, out)
 
     def sample(self, values: Sequence[object]) -> object:
         return self.cls(child.sample(values) for child in self.children)
@@ -201,12 +222,11 @@ class Spec:
         Raises:
             Mismatch: a sample has another form. Slots of this call may have been written.
         """
-        taken: list[object] = []
-        for sample in samples:
-            self._take(sample, taken)
-        columns, offset = [], 0
-        for k, leaf in enumerate(self.leaves):
-            values = taken[k :: len(self.leaves)]
+        taken: list[Sequence[object]] = []
+        self._template.divide(samples, self.leaves, taken)
+        columns, offset = list[list[object]](), 0
+        for leaf, column in zip(self.leaves, taken, strict=True):
+            values = list(column)
             if leaf.dtype is None:
                 columns.append(values)
                 continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +27,15 @@ from headrace.sent import SentPart, offset_in
 from headrace.tasks import NO_STEP, Chain, Step
 from headrace.torch_compat import serialize
 from headrace.torch_compat.packed_each import PackedEach
+from headrace.work.in_turn import apart, generators_of_steps, make_in_turn, needs_no_more
 from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin
-from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number
+from headrace.work.randomness import EVERY_GENERATOR, begin_sample, key_number, samples_in_turn
 from headrace.work.runs import runs
-from headrace.work.uses_random import generators_of, is_plain
+from headrace.work.uses_random import is_plain
+
+Busy = dict[str, float]  # seconds that were spent in each step
 
 DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
@@ -56,13 +61,18 @@ class Maker:
         self._begun: dict[int, weakref.ref[Chain]] = {}
         self._generators: dict[int, frozenset[str]] = {}  # which ones a chain's steps may draw from, of plain samples
 
-    def make(self, chain: Chain, order: TaskMessage, busy: dict[str, float]) -> Generator[object, None, None]:
-        """Each sample through the steps; a Failure in the place of one that could not be made."""
+    def make(
+        self, chain: Chain, order: TaskMessage, busy: Busy, at_once: int = 1
+    ) -> Generator[list[object], None, None]:
+        """Each sample through the steps; a Failure in the place of one that could not be made.
+
+        Args:
+            at_once: so many are made at most before the first of them is asked for; they come in lists of no more.
+        """
         if chain.many is not None:
-            keys = list(self._inputs.samples(order.parts, busy))
-            yield from self._make_many(chain, chain.many, keys, order, busy)
+            yield from apart(self._make_many(chain, chain.many, order, busy), at_once)
             return
-        failures, positions = order.failures, order.positions
+        failures, is_quick = order.failures, at_once > 1 and not order.failures and not order.one_by_one
         # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
         index = 0
@@ -70,33 +80,62 @@ class Maker:
         try:
             for done, samples in runs(chain, order, self._inputs, busy):
                 if done and done == len(chain.steps):
-                    yield from samples
+                    yield from apart(samples, at_once)
                     index += len(samples)
                     self._progress(index)
                     continue
-                steps = chain.steps[done:]
-                for sample in samples:
+                steps, waiting = chain.steps[done:], iter(samples)
+                while is_quick and len(steps) == 1 and (done or chain.by_key):
+                    some = list(itertools.islice(waiting, at_once))
+                    made = self._in_turn(chain, steps[0], some, key, order, index, busy) if some else None
+                    if made is None:  # they need more than that; or there are none
+                        waiting = itertools.chain(some, waiting)
+                        break
+                    index += len(some)
+                    del some
+                    yield made
+                    del made
+                for sample in waiting:
+                    self._at = order.parts, index
                     if index in failures:
-                        yield Failure(failures[index])
+                        yield [Failure(failures[index])]
                     else:
-                        self._at = order.parts, index
-                        position = order.position + index if positions is None else positions[index]
-                        yield self._apply(chain, steps, sample, key, position, busy, self._generators[order.chain])
+                        position, draws = order.each_position(index), self._generators[order.chain]
+                        yield [self._apply(chain, steps, sample, key, position, busy, draws)]
                     index += 1
                     self._progress(index)  # also while it is found, or opened with others
         finally:  # also where no more are wanted
             self._at = (), 0
         self._progress(-1)  # what follows is no sample's doing
 
+    def _in_turn(
+        self, chain: Chain, step: Step, some: list[object], key: int, order: TaskMessage, first: int, busy: Busy
+    ) -> list[object] | None:
+        """Samples through the only step that is left, from the task's sample `first` on; None: they need more."""
+        draws = self._generators[order.chain] if self._everywhere else frozenset[str]()
+        if not needs_no_more(step, some, draws, is_plain_asked=self._everywhere):
+            return None
+
+        def failed(index: int, error: BaseException) -> Failure:
+            self._original.check(step.name, error)
+            self._at = order.parts, first + index
+            return self._failed(chain, step, error, some[index], order.each_position(first + index))
+
+        def number(index: int) -> int:
+            return key_number(some[index]) if chain.by_key else order.each_position(first + index)
+
+        began, made = time.perf_counter(), list[object]()
+        with samples_in_turn(key, number, made) if step.random else nullcontext():
+            make_in_turn(step, some, made, first, self._progress, failed, self._original)
+        busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
+        self._progress(first + len(some))
+        return made
+
     def _make_many(
-        self,
-        chain: Chain,
-        many: Callable[[list[Any]], Sequence[object]],
-        keys: list[object],
-        order: TaskMessage,
-        busy: dict[str, float],
+        self, chain: Chain, many: Callable[[list[Any]], Sequence[object]], order: TaskMessage, busy: Busy
     ) -> list[object]:
         """All samples of a task by one call; where that fails, a Failure in the place of each."""
+        keys = list(self._inputs.samples(order.parts, busy))
         sendable, failed = without_failures(keys), dict(failures_among(keys))
         name = chain.steps[0].name
         if not sendable:
@@ -129,7 +168,7 @@ class Maker:
         sample: object,
         key: int,
         position: int,
-        busy: dict[str, float],
+        busy: Busy,
         generators: frozenset[str] = EVERY_GENERATOR,
     ) -> object:
         source = sample
@@ -161,12 +200,16 @@ class Maker:
                     return DROPPED
         except BaseException as error:
             self._original.check(at.name, error)
-            if isinstance(error, DecodeError):
-                error.place(offset_in(*self._at))
-            worker = self.number if self._everywhere else None
-            origin = note_origin(error, at, source, position, worker, source if chain.by_key else None)
-            return Failure(self.pack(chain, error, origin))
+            return self._failed(chain, at, error, source, position)
         return sample
+
+    def _failed(self, chain: Chain, at: Step, error: BaseException, source: object, position: int) -> Failure:
+        """What stands in the place of a sample that a step could not make of `source`."""
+        if isinstance(error, DecodeError):
+            error.place(offset_in(*self._at))
+        worker = self.number if self._everywhere else None
+        origin = note_origin(error, at, source, position, worker, source if chain.by_key else None)
+        return Failure(self.pack(chain, error, origin))
 
     def _each(
         self,
@@ -175,7 +218,7 @@ class Maker:
         parts: Sequence[object],
         key: int,
         position: int,
-        busy: dict[str, float],
+        busy: Busy,
     ) -> _Several:
         """Each of the samples that a step gave for one, through the steps behind it."""
         several = _Several()
@@ -184,7 +227,7 @@ class Maker:
             several += listed([made])[1]
         return several
 
-    def group(self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]) -> object:
+    def group(self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy) -> object:
         """What becomes of samples that are put together; those that failed before are left out, or it fails with them.
 
         They stand where they would have stood, should each sample come out again.
@@ -204,7 +247,7 @@ class Maker:
         return several
 
     def packed(
-        self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]
+        self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy
     ) -> tuple[object, Sequence[tuple[int, PackedError]]]:
         """(what becomes of samples of which something is told besides, the errors of those that it is without).
 
@@ -218,7 +261,7 @@ class Maker:
         whole, left_out = self.collate(chain, told, own, busy), [(k, failure.error) for k, failure in failed]
         return Failure(whole.error.widened()) if isinstance(whole, Failure) else whole, left_out
 
-    def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: dict[str, float]) -> object:
+    def alone(self, chain: Chain, sample: object, order: TaskMessage, index: int, busy: Busy) -> object:
         """What is given on of one of a task's samples, each of which is a batch of its own; a Failure: nothing."""
         if type(sample) is Failure:
             return sample
@@ -231,7 +274,7 @@ class Maker:
         batch = self.collate(chain, [sample], own, busy)
         return Failure(batch.error.widened()) if type(batch) is Failure else batch
 
-    def collate(self, chain: Chain, made: list[object], order: TaskMessage, busy: dict[str, float]) -> object:
+    def collate(self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy) -> object:
         if failed := failures_among(made):
             return failed[0][1]
         kept = [sample for sample in made if sample is not DROPPED]
@@ -256,7 +299,7 @@ class Maker:
             return
         if chain.begin is not None:
             chain.begin(self.number)
-        self._generators[number] = _generators(chain.steps) if self._everywhere else EVERY_GENERATOR
+        self._generators[number] = generators_of_steps(chain.steps) if self._everywhere else EVERY_GENERATOR
         self._begun[number] = weakref.ref(chain)
 
     def pack(self, chain: Chain, error: BaseException, origin: Origin = NOWHERE) -> PackedError:
@@ -265,7 +308,7 @@ class Maker:
         return chain.pack_error(error, origin, self.number)
 
     def measured(
-        self, samples: list[object], kept: Sequence[int], chain: Chain, order: TaskMessage, busy: dict[str, float]
+        self, samples: list[object], kept: Sequence[int], chain: Chain, order: TaskMessage, busy: Busy
     ) -> list[int]:
         """A number of each sample, where the chain has a measure; a Failure in the place of one that has none.
 
@@ -302,10 +345,10 @@ class Maker:
     ) -> tuple[list[serialize.PickledPart], list[tuple[int, ...]]]:
         """The same, each packed by itself, and where the pieces of each are: see `PackedEach.pieces`."""
         try:
-            packed = _packed_each(samples)
+            packed = PackedEach.of(samples)
         except Exception:
             samples[:] = [self._sendable(sample, chain) for sample in samples]
-            packed = _packed_each(samples)
+            packed = PackedEach.of(samples)
         return packed.parts, packed.pieces
 
     def _sendable(self, sample: object, chain: Chain) -> object:
@@ -320,25 +363,8 @@ class Maker:
         return sample
 
 
-def _generators(steps: Sequence[Step]) -> frozenset[str]:
-    """Which generators the steps may draw from that have random numbers, where the first of them gets a plain sample.
-
-    What is between them counts too: the next one must get nothing that is not understood.
-    """
-    numbers = [k for k, step in enumerate(steps) if step.random]
-    between = steps[numbers[0] : numbers[-1] + 1] if numbers else ()
-    return frozenset[str]().union(*(generators_of(step.fn) for step in between))
-
-
 class _Several(list[object]):
     """The samples that have become of one."""
-
-
-def _packed_each(samples: Sequence[object]) -> PackedEach:
-    packed = PackedEach()
-    for sample in samples:
-        packed.add(sample)
-    return packed
 
 
 def listed(made: Sequence[object]) -> tuple[list[int], list[object]]:

@@ -97,6 +97,10 @@ class TaskMessage:
         positions = self.positions
         return self.position + index if positions is None or not len(positions) else int(positions[index])
 
+    def each_position(self, index: int) -> int:
+        """The position of one of the samples, where each has its own."""
+        return self.position + index if self.positions is None else self.positions[index]
+
     def carry_out(self, runner: Runner) -> Reply:
         return runner.work(self)
 

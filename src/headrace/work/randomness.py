@@ -10,7 +10,8 @@ import pickle
 import random
 import struct
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,28 @@ class _Current(threading.local):
             "has_uint32": 0,
             "uinteger": 0,
         }
+        self.run: _Run | None = None
+
+
+class _Run:
+    """Samples that are made one after the other, of which none is told that it begins.
+
+    Args:
+        key: of the epoch.
+        number: gives the position of each.
+        made: what became of those before the one that is being made.
+    """
+
+    __slots__ = ("begun", "key", "made", "number")
+
+    def __init__(self, key: int, number: Callable[[int], int], made: Sequence[object]) -> None:
+        self.key, self.number, self.made = key, number, made
+        self.begun = -1  # of which the generator was set
+
+    def begin(self, index: int) -> None:
+        if index != self.begun:
+            self.begun = index
+            begin_sample(self.key, self.number(index), everywhere=False)
 
 
 _current = _Current()
@@ -62,6 +85,8 @@ def rng() -> np.random.Generator:
         if running.generator is None:
             running.generator = np.random.Generator(np.random.Philox(key=_philox_key(running.key, running.position)))
         return running.generator
+    if _current.run is not None:
+        _current.run.begin(len(_current.run.made))
     if _current.generator is None:
         _current.bits = np.random.Philox()
         _current.generator = np.random.Generator(_current.bits)
@@ -170,6 +195,24 @@ def begin_sample(key: int, position: int, *, everywhere: bool, generators: Colle
         seed = seed_of(key, position)
         for name in generators:
             _SEED[name](seed)
+
+
+@contextmanager
+def samples_in_turn(key: int, number: Callable[[int], int], made: Sequence[object]) -> Iterator[None]:
+    """Within, `rng` is set for each of some samples as it first asks: as `begin_sample` would have it for each.
+
+    Args:
+        key: of the epoch.
+        number: gives the position of each sample, or its key's number.
+        made: grows with each that is made.
+    """
+    _current.run = run = _Run(key, number, made)
+    try:
+        yield
+    finally:
+        _current.run = None
+        if made:
+            run.begin(len(made) - 1)  # what follows finds the last one's
 
 
 def seed_of(key: int, position: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from headrace.work.maker import Maker, listed
 from headrace.work.messages import TaskMessage
 
 _EACH_BYTES, _EACH_S = 2**18, 0.02  # of samples that are given on one by one: a task ends with the one that exceeds it
+_ANY_NUMBER = 2**31  # of samples is held until all are made
 _STARTED_S = 0.001  # to load functions, with what they import, and to begin: less than this is not worth counting
 
 
@@ -150,7 +150,7 @@ class TaskRunner:
         elif order.finish is Finish.EACH:
             return self._make_each(chain, result, busy)
         else:
-            made = list(self._maker.make(chain, order, busy))
+            made = [sample for some in self._maker.make(chain, order, busy, _ANY_NUMBER) for sample in some]
             if self._had_large:
                 give_back_freed_memory()  # of what they were made of; what follows needs as much
             if order.finish is Finish.SLOTS and not chain.by_key:
@@ -191,7 +191,7 @@ class TaskRunner:
         """Samples that are given on one by one: as many as are neither many bytes nor take long."""
         order, began, packed = result.order, time.perf_counter(), PackedEach()
         samples = self._maker.make(chain, order, busy)
-        for index, sample in enumerate(samples):
+        for index, (sample,) in enumerate(samples):
             alone = self._maker.alone(chain, sample, order, index, busy)
             if type(alone) is not Failure:
                 try:
@@ -307,18 +307,15 @@ class TaskRunner:
             copies = self._copies(order.place, _ranges(spec, order.slot, slots.count, order.capacity))
             return Reply("written", columns=slots.columns, busy_s=busy, copies=copies)
         errors: list[tuple[int, PackedError]] = []
-        began, made_s = time.perf_counter(), sum(busy.values())
-        numbers = itertools.count(order.slot)
-
-        def leaves_out(sample: object) -> bool:
-            slot = next(numbers)
-            if isinstance(sample, Failure):
-                errors.append((slot, sample.error))
-                return True
-            return bool(errors) and not chain.skips  # with one the batch raises: what is in its slots is never seen
-
+        began, made_s, first = time.perf_counter(), sum(busy.values()), order.slot
         try:
-            slots.fill(self._maker.make(chain, order, busy), leaves_out=leaves_out)
+            for some in self._maker.make(chain, order, busy, slots.at_once):
+                errors += [(first + k, failure.error) for k, failure in failures_among(some)]
+                if not errors or chain.skips:  # with one the batch raises: what is in its slots is never seen
+                    slots.add(without_failures(some) if errors else some)
+                first += len(some)
+                del some  # the next one is to be made where this one was
+            slots.flush()
         except Mismatch:
             return Reply("mismatch", busy_s=busy)
         if self._are_too_large(slots.columns):

@@ -89,6 +89,11 @@ def is_plain(sample: Any, depth: int = _NESTED_AT_MOST) -> bool:
     return True
 
 
+def are_leaves(kinds: set[type]) -> bool:
+    """Whether samples of these types hold nothing else."""
+    return kinds <= _LEAVES
+
+
 class _NotUnderstoodError(Exception):
     pass
 

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from functools import partial
 from typing import Any
 
 from headrace.memory import keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
 from headrace.work.messages import Message
-from headrace.work.task_runner import TaskRunner
+from headrace.work.task_runner import TaskRunner, untold
 
 
 class _Worker:
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.wire = BlockingWire(sock)
         self.progress: memoryview | None = None
-        self.slot = 0
         self.descriptors: list[int] = []  # that belong to the next chain
-        self.runner = TaskRunner(everywhere=True, progress=self._on_progress, number=number)
+        self.number = number
+        self.runner = TaskRunner(everywhere=True, progress=untold, number=number)
 
     def serve(self) -> None:
         while True:
@@ -39,13 +40,17 @@ class _Worker:
             elif kind == "descriptors":
                 self.descriptors += [self.wire.take_descriptor() for _ in range(*rest)]
             elif kind == "progress":
-                size, self.slot = rest
-                self.progress = self._map(size).cast("q")
+                size, slot = rest
+                self.progress = self._map(size).cast("q")[2 * slot : 2 * slot + 2]
+                # It is told of each sample. This is the first message, so that nothing was learnt yet.
+                self.runner = TaskRunner(
+                    everywhere=True, progress=partial(self.progress.__setitem__, 1), number=self.number
+                )
 
     def _carry_out(self, message: Message) -> None:
         if message.is_answered and self.progress is not None:
-            self.progress[2 * self.slot] = message.task
-            self.progress[2 * self.slot + 1] = -1
+            self.progress[0] = message.task
+            self.progress[1] = -1
         reply = message.carry_out(self.runner)
         if message.is_answered:
             try:
@@ -61,10 +66,6 @@ class _Worker:
             return mapped_privately(fd, size) if privately else mapped(fd, size)
         finally:
             os.close(fd)
-
-    def _on_progress(self, index: int) -> None:
-        if self.progress is not None:
-            self.progress[2 * self.slot + 1] = index
 
 
 def main(sock: socket.socket, number: int) -> Any:

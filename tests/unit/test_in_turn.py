@@ -1,0 +1,114 @@
+"""One step alone is left to be done: what is made is what the general way makes, whatever goes wrong."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.failures import Failure
+from headrace.sent import SentObjects
+from headrace.tasks import Chain, Finish, Step
+from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.spec import Spec
+from headrace.work.inputs import Inputs
+from headrace.work.maker import Maker
+from headrace.work.messages import TaskMessage
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+KEYS = st.integers() | st.text(max_size=2) | st.booleans() | st.floats() | st.tuples(st.integers()) | st.binary()
+WHAT = st.sampled_from(["value", "draw", "draw twice", "error", "stop", "exit"])
+
+
+class Steps:
+    """A step, which does to the sample at each place what it is told, and keeps which ones it was called for."""
+
+    def __init__(self, what: list[str]) -> None:
+        self.what, self.called = what, list[object]()
+
+    def __call__(self, sample: object) -> object:
+        what = self.what[len(self.called)]
+        self.called.append(sample)
+        if what == "error":
+            raise ValueError(f"no {sample!r}")
+        if what == "stop":
+            raise StopIteration
+        if what == "exit":
+            raise SystemExit(3)
+        draws = what.count("draw") + what.count("twice")
+        return sample, [int(hr.rng().integers(2**40)) for _ in range(draws)], io.BytesIO if what == "value" else None
+
+
+def opened(samples: Any) -> tuple[list[object], int]:
+    return [None if sample == 3 else sample for sample in samples], 8 * len(samples)
+
+
+def outcome(
+    at_once: int, keys: list[object], what: list[str], chain: Callable[[Steps], Chain], **order: Any
+) -> list[object]:
+    steps, told = Steps(what), list[int]()
+    maker = Maker(Inputs(), everywhere=False, progress=told.append, number=1)
+    of = chain(steps)
+    maker.begin(5, of)
+    part = SentObjects(keys, 0, len(keys))
+    message = TaskMessage(1, 5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), 0, 0, None, None, {})
+    made = [one for some in maker.make(of, message, {}, at_once) for one in some]
+    shown = [(one.error.origin, str(hr_error(one))) if type(one) is Failure else repr(one) for one in made]
+    numbers = [number for k, number in enumerate(told) if number not in told[:k]]
+    return [shown, repr(steps.called), numbers, told[-1], int(hr.rng().integers(2**40)) if keys else None]
+
+
+def hr_error(failure: Failure) -> BaseException:
+    from headrace.torch_compat.errors import unpack_error
+
+    return unpack_error(failure.error)
+
+
+def by_key(steps: Steps) -> Chain:
+    return Chain((Step("__getitem__", "map", steps, random=True),), None, by_key=True)
+
+
+def behind_lines(steps: Steps) -> Chain:
+    first = Step("open", "map", lambda sample: sample, is_implied=True, open_many=opened)
+    return Chain((first, Step("map(step)", "map", steps, random=True)), None)
+
+
+@given(st.lists(st.tuples(KEYS, WHAT), max_size=12), st.integers(2, 20), st.sampled_from([by_key, behind_lines]))
+def test_samples_in_turn_are_what_they_are_one_by_one(
+    samples: list[tuple[object, str]], at_once: int, chain: Callable[[Steps], Chain]
+) -> None:
+    keys, what = [key for key, _ in samples], [what for _, what in samples]
+    for positions in (None, list(range(50, 50 - len(keys), -1))):
+        one_by_one = outcome(1, keys, what, chain, positions=positions)
+        assert outcome(at_once, keys, what, chain, positions=positions) == one_by_one
+
+
+VALUES = st.recursive(
+    st.integers(-3, 3) | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.lists(inner, max_size=2).map(tuple)
+        | st.dictionaries(st.sampled_from([0, 1, True, "a"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(VALUES, st.lists(VALUES, max_size=2), st.integers(1, 3))
+def test_samples_are_written_together_if_each_of_them_fits(sample: Any, others: list[Any], copies: int) -> None:
+    spec = Spec.of(sample)
+    assert spec is not None
+    samples = [sample] * copies + others
+    slab = memoryview(bytearray(spec.nbytes(len(samples))))
+    if all(map(spec.fits, samples)):
+        columns = spec.write(samples, slab, 0, len(samples))
+        assert repr(spec.samples(slab, len(samples), len(samples), columns)) == repr(samples)
+    else:
+        with pytest.raises(Mismatch):
+            spec.write(samples, slab, 0, len(samples))
