@@ -10,6 +10,8 @@ tokens that are held at the most, and "in order" what would be, should documents
 
 A third table is of lanes that draw on sources by tokens, of which each has lengths of its own median: the greatest
 difference of a source's share from what was asked for. These figures do not depend on the machine, and are made once.
+
+A fourth one is of the same sources whose lengths are known, and which are not packed: what comes is planned.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from headrace.plan.lane_run import LaneRun
 from headrace.plan.lane_states import pack_lanes
 from headrace.plan.mixed_lanes import MixedLaneRun
 from headrace.plan.mixture import ConstantShares
+from headrace.plan.order import Passes, ShardOrder
 from headrace.plan.packs import BestFitPlan, Bins, ConcatPlan
 from headrace.plan.token_mixing import TokenMixing
+from headrace.plan.token_order import TokenOrder
 
 SIZE, LOOKUPS = 4096, 2000
 SOURCES = {2: ([5, 3], [600, 200]), 4: ([50, 30, 15, 5], [600, 200, 3000, 1000])}  # shares, and medians of lengths
@@ -131,6 +135,48 @@ def by_tokens(method: str, lanes: int, sources: int, tokens: int) -> dict[str, A
     return row | {"error": error, "state": len(json.dumps(pack_lanes(progress)))}
 
 
+def by_known_tokens(sources: int, tokens: int) -> dict[str, Any]:
+    """One run over documents whose lengths are known, in the order in which they come."""
+    shares, middles = SOURCES[sources]
+    lengths = [lengths_of(2**18, middle, seed) for seed, middle in enumerate(middles)]
+
+    def planned() -> TokenOrder:
+        inputs = [
+            Passes(lambda turn, k=k: ShardOrder(np.array([2**18]), "within", (k, turn)), None)  # type: ignore[misc]
+            for k in range(sources)
+        ]
+        of = [lambda places, some=some: some[places.rows] for some in lengths]
+        names = [f"{middle} tokens" for middle in middles]
+        return TokenOrder(inputs, [2**18] * sources, of, ConstantShares(shares, 2**20), names, None, 16384)
+
+    order, there, at, began = planned(), np.zeros(sources), 0, time.process_time()
+    while there.sum() < tokens:
+        positions = np.arange(at, at + 4096)
+        inputs, rows = order.turns(positions)[0], order.locate(positions).rows
+        at += len(positions)
+        there += [lengths[k][rows[inputs == k]].sum() for k in range(sources)]
+    seconds = time.process_time() - began
+    error = max(abs(part / there.sum() - share / sum(shares)) for part, share in zip(there, shares, strict=True))
+    kept = held(planned)[0] / (sources * 2**18) * 1e6 / 2**20
+    return {"by_known_tokens": sources, "tokens": tokens, "error": error, "us": seconds / at * 1e6, "kept": kept}
+
+
+def print_by_known_tokens(results: list[dict[str, Any]]) -> None:
+    """The fourth table."""
+    rows = [
+        [
+            str(row["by_known_tokens"]),
+            f"{row['tokens']:,}",
+            f"{row['error']:.4%}",
+            f"{row['us']:.1f}",
+            f"{row['kept']:.1f}",
+        ]
+        for row in results
+    ]
+    names = ["sources", "tokens", "greatest error of a share", "us a document", "MB kept for each million documents"]
+    print(tables.markdown(names, rows))
+
+
 def print_by_tokens(results: list[dict[str, Any]]) -> None:
     """The third table."""
     found = {tuple(row[of] for of in ("by_tokens", "lanes", "sources", "tokens")): row for row in results}
@@ -177,6 +223,10 @@ def main() -> None:
     for lanes, sources, tokens, method in () if given.report else sizes:
         results.append(by_tokens(method, lanes, sources, tokens))
         tables.append(given.json, results[-1])
+    for sources, tokens in () if given.report else itertools.product(SOURCES, given.tokens):
+        results.append(by_known_tokens(sources, tokens))
+        tables.append(given.json, results[-1])
+    print_by_known_tokens([row for row in results if "by_known_tokens" in row])
     print_by_tokens([row for row in results if "by_tokens" in row])
     print_lanes([row for row in results if "method" in row])
     results = [row for row in results if "documents" in row]

@@ -134,8 +134,38 @@ def mixture(**options: Any) -> hr.Stream:
     return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", **options)
 
 
+def known(weights: Any = None, **options: Any) -> hr.Stream:
+    """The same documents, of which it is known how long they are."""
+    lengths = {
+        name: [len(document(source, n)["input_ids"]) for n in range(count)]
+        for source, (name, count) in enumerate({"web": 300, "books": 40}.items())
+    }
+    return hr.mix(sources(), weights or {"web": 0.7, "books": 0.3}, by="tokens", lengths=lengths, **options)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "not packed": (lambda: first_of(mixture(), batch_size=2), r"put \.pack\(length\) behind the mixture"),
+    "some lengths": (
+        lambda: first_of(mixture(lengths={"web": [3] * 300}), batch_size=2),
+        r"source 'books' have is known once they are read.*lengths=",
+    ),
+    "too few lengths": (
+        lambda: first_of(mixture(lengths={"web": [3] * 299, "books": [4] * 40}), batch_size=2),
+        r"lengths= of source 'web': there are 299 of them, and 300 documents",
+    ),
+    "wrong lengths": (
+        lambda: mixture(lengths={"web": [3, -1]}),
+        r"lengths\['web'\] of hr.mix: document 1 has -1 tokens",
+    ),
+    "lengths of others": (lambda: mixture(lengths={"code": [3]}), "an array for each of web, books is meant"),
+    "lengths by samples": (lambda: hr.mix(sources(), lengths={"web": [3] * 300}), "lengths= is about by='tokens'"),
+    "lengths and rows": (lambda: known().pack(8), r"\.pack\(\) behind hr.mix\(…, lengths=…\)"),
+    "known, shuffled": (lambda: known().shuffle(), "shuffle its sources"),
+    "known, unbounded": (lambda: known().repeat(2), "bound it first"),
+    "no tokens": (
+        lambda: first_of(mixture(lengths={"web": [3] * 300, "books": [0] * 40}), batch_size=2),
+        "source 'books' has no tokens, and is to come",
+    ),
     "a loop": (lambda: list(mixture()), r"put \.pack\(length\) behind the mixture"),
     "within": (
         lambda: first_of(hr.mix({"a": mixture()}, {"a": 1}, until="forever"), batch_size=2),

@@ -20,6 +20,7 @@ from headrace.datasets.ordering import Ordering
 from headrace.datasets.sharing import RanksBy
 from headrace.errors import masked
 from headrace.plan import Order, Places, ShardOrder
+from headrace.plan.token_mixing import TokenMixing
 from headrace.producer import Producer
 from headrace.producers.members import Members
 from headrace.producers.shard_plan import Expected
@@ -226,6 +227,11 @@ class SampleSource(ABC):
         return False
 
     @property
+    def drawn_by_tokens(self) -> tuple[Any, TokenMixing] | None:
+        """Of a mixture by tokens: (the data set as lanes draw on it, how they do); None: it is none."""
+        return None
+
+    @property
     def has_lengths(self) -> bool:
         """Whether it is known of each sample how many tokens it has, before it is read."""
         return False
@@ -309,20 +315,6 @@ class SampleSource(ABC):
     @abstractmethod
     def open(self, io: EpochIO) -> Producer:
         """The samples of one epoch."""
-
-
-class StoredSource(SampleSource):
-    """What lies in a store: shards, or single objects."""
-
-    @property
-    def urls(self) -> Sequence[str]:
-        urls: Sequence[str] = self.data.urls
-        return urls
-
-    @property
-    def storage_options(self) -> Mapping[str, object] | None:
-        options: Mapping[str, object] | None = self.data.storage_options
-        return options
 
 
 class SourceOrders:

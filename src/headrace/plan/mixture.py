@@ -14,15 +14,14 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
 from headrace.errors import OptionError
-from headrace.plan.joined import JoinedOrder
+from headrace.plan.joined import BlockOrder, PlannedBlock
 from headrace.plan.order import ENDLESS, Order
 from headrace.plan.permutation import draw, numbers
-from headrace.types import Ints
 
 Until = Literal["first", "all", "forever"]
 
@@ -248,22 +247,7 @@ def _too_long(counts: Sequence[int]) -> str:
     )
 
 
-class _Block(NamedTuple):
-    """The samples of a block, in their order.
-
-    Attributes:
-        start, stop: their positions.
-        sources: of each sample.
-        turns: which one of its source's samples it is, of this epoch.
-    """
-
-    start: int
-    stop: int
-    sources: Ints
-    turns: Ints
-
-
-class MixOrder(JoinedOrder):
+class MixOrder(BlockOrder):
     """Several orders in one. Within a block each source's samples are spread evenly, each drawn from a stretch of its
     own: so a few samples that follow one another have nearly the right shares, too.
 
@@ -283,34 +267,13 @@ class MixOrder(JoinedOrder):
         first_shards: Sequence[int] | None = None,
         window: int = WINDOW_SAMPLES,
     ) -> None:
-        super().__init__(sources, blend.count, first_shards)
-        self._blend, self._key, self._window = blend, ("mixture", *key), max(1, window)
-        self._kept: _Block | None = None
+        super().__init__(sources, blend.count, first_shards, window)
+        self._blend, self._key = blend, ("mixture", *key)
 
-    def turns(self, positions: Ints) -> tuple[Ints, Ints]:
-        """(the source of the samples at some positions, which one of its samples each is)."""
-        sources, turns = np.empty_like(positions), np.empty_like(positions)
-        by_position = np.argsort(positions, kind="stable")
-        ascending = positions[by_position]
-        at = 0
-        while at < len(ascending):
-            block = self._block_at(int(ascending[at]))
-            end = int(np.searchsorted(ascending, block.stop))
-            mine, inside = by_position[at:end], ascending[at:end] - block.start
-            sources[mine], turns[mine] = block.sources[inside], block.turns[inside]
-            at = end
-        return sources, turns
+    def _number_of(self, position: int) -> int:
+        return self._blend.block_of(position)
 
-    def window_end(self, position: int) -> int:
-        return (position // self._window + 1) * self._window
-
-    def _block_at(self, position: int) -> _Block:
-        kept = self._kept  # looked at once: other threads may want another block
-        if kept is None or not kept.start <= position < kept.stop:
-            kept = self._kept = self._block(self._blend.block_of(position))
-        return kept
-
-    def _block(self, number: int) -> _Block:
+    def _block(self, number: int) -> PlannedBlock:
         before = np.array(self._blend.before(number))
         counts = np.array(self._blend.before(number + 1)) - before
         count, start = int(counts.sum()), int(before.sum())
@@ -320,4 +283,4 @@ class MixOrder(JoinedOrder):
         times = (inside + drawn.astype(np.float64) * 2.0**-53) / counts[sources]
         order = np.argsort(times, kind="stable")
         sources, inside = sources[order], inside[order]
-        return _Block(start, start + count, sources, before[sources] + inside)
+        return PlannedBlock(number, start, start + count, sources, before[sources] + inside)

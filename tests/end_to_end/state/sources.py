@@ -386,6 +386,14 @@ def _weighed_sequence(sequence: dict[str, Any]) -> dict[str, Any]:
     return {**sequence, "weight": int(hr.rng().integers(1 << 40))}
 
 
+def mixed_by_tokens(kinds: Sequence[str], streams: Sequence[Any], written: Written) -> Any:
+    """Streams mixed by tokens, of samples whose lengths are known."""
+    known = {str(k): [3 + n * 7 % 5 for n in range(len(source(kind, written)))] for k, kind in enumerate(kinds)}
+    weights = {name: 1 + 2 * k for k, name in enumerate(known)}
+    mixed = hr.mix(dict(zip(known, streams, strict=True)), weights, by="tokens", step=31, lengths=known)
+    return mixed.take(3 * written.total)
+
+
 def numbered(data: Any) -> Any:
     """Samples with their places in the epoch."""
     return data.enumerate().map(_with_place)

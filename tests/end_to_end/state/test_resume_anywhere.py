@@ -105,8 +105,11 @@ def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         "concat": lambda first, others: first.concat(*others),
         "zip": lambda first, others: first.zip(*others, strict=False).map(sources.of_all),
         f"interleave {block}": lambda first, others: first.interleave(*others, block=block),
+        "tokens": lambda first, others: sources.mixed_by_tokens(kinds, [first, *others], written),
         "join": lambda first, _: first.join(sources.source(kind, written), on="__key__").map(sources.of_all),
     }
+    if kind == sources.PACKED:
+        del joins["join"]  # sequences have no keys
     how = rng.choice(sorted(joins))
 
     def made() -> Any:

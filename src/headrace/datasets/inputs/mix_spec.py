@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,13 +11,16 @@ import numpy as np
 
 from headrace.datasets.inputs.spec import JoinedSpec
 from headrace.datasets.ordering import Ordering
+from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.functions import name_of
-from headrace.plan import Order, draw
+from headrace.plan import Order, Places, draw
 from headrace.plan.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Shares, Until
 from headrace.plan.order import ENDLESS
 from headrace.plan.token_mixing import InputTurns, TokenMixing
+from headrace.plan.token_order import TokenOrder
+from headrace.types import Ints
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
 
@@ -27,7 +31,7 @@ class MixSpec(JoinedSpec):
     """The sources of a mixture, and how they are mixed.
 
     Attributes:
-        until, by, step: see `mix`.
+        until, by, step, lengths: see `mix`.
         in_lanes: whether lanes draw on its inputs, as `.pack()` has them do.
     """
 
@@ -44,9 +48,11 @@ class MixSpec(JoinedSpec):
         until: Until,
         step: int,
         by: str = "samples",
+        lengths: Mapping[str, Ints] | None = None,
         in_lanes: bool = False,
     ) -> None:
         super().__init__(tuple(streams), tuple(streams.values()))
+        self.lengths = lengths or {}
         self.until, self.step, self.by, self.in_lanes = until, step, by, in_lanes
         self._weights = weights
         if weights is not None and not callable(weights):
@@ -54,7 +60,7 @@ class MixSpec(JoinedSpec):
 
     def __reduce__(self) -> tuple[object, ...]:
         streams = dict(zip(self.names, self.streams, strict=True))
-        return MixSpec, (streams, self._weights, self.until, self.step, self.by, self.in_lanes)
+        return MixSpec, (streams, self._weights, self.until, self.step, self.by, self.lengths, self.in_lanes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -65,6 +71,17 @@ class MixSpec(JoinedSpec):
     def is_changing(self) -> bool:
         """Whether the weights are a function of the step."""
         return callable(self._weights)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is by tokens, and known of each document how many it has."""
+        return self.by == "tokens" and not self.in_lanes and not self._unknown
+
+    @property
+    def _unknown(self) -> list[str]:
+        """What messages call the sources that do not say how long their documents are."""
+        some = zip(self.names, self.labels, self.sources, strict=True)
+        return [label for name, label, source in some if name not in self.lengths and not source.has_lengths]
 
     @property
     def text(self) -> str:
@@ -89,10 +106,10 @@ class MixSpec(JoinedSpec):
                 "and not what comes of them"
             )
         first = next(iter(order.operators), None)
-        if first is not None and self.by == "tokens":
+        if first is not None and self.by == "tokens" and not self.is_planned:
             raise OptionError(
                 f".{first.text} of a mixture by tokens: which documents come is known once they are read; do it to its "
-                "sources, or behind .pack()"
+                "sources, or behind .pack(), or say how long they are: hr.mix(…, lengths=…)"
             )
         if self.is_endless and first is not None and not first.is_bound:
             raise OptionError(
@@ -138,11 +155,21 @@ class MixSpec(JoinedSpec):
             self._check_not_empty()
             return InputTurns(inputs, first_shards, window)
         if self.by == "tokens":
-            raise OptionError(
-                f"{self.text}: how many tokens documents have is known once they are read, in the lanes of .pack(): "
-                "put .pack(length) behind the mixture (and .map(), .filter() or .tokenize() between), or mix by samples"
-            )
+            return self._planned_by_tokens(inputs, first_shards, window)
         return MixOrder(inputs, self.layout, key, first_shards, window)
+
+    def _planned_by_tokens(self, inputs: Sequence[Order], first_shards: Sequence[int], window: int) -> Order:
+        if self._unknown:
+            raise OptionError(
+                f"{self.text}: how many tokens documents of {self._unknown[0]} have is known once they are read, in "
+                "the lanes of .pack(): put .pack(length) behind the mixture (and .map(), .filter() or .tokenize() "
+                "between), or say it: hr.mix(…, lengths={…}), or mix by samples"
+            )
+        self._check_not_empty()
+        assert self._weights is not None
+        lengths = map(self._lengths_at, self.names, self.labels, self.sources)
+        shares = self._shares(self._weights)
+        return TokenOrder(inputs, self._counts, [*lengths], shares, self.labels, first_shards, window)
 
     @functools.cached_property
     def layout(self) -> MixLayout:
@@ -155,9 +182,27 @@ class MixSpec(JoinedSpec):
         return MixLayout(self._counts, shares, self.until)
 
     @functools.cached_property
+    def _lengths_digest(self) -> str:
+        """What tells the lengths that were given from others; sources that know them tell them apart themselves."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name in self.names:
+            if name in self.lengths:
+                digest.update(f"{name} {len(self.lengths[name])} ".encode("utf-8", "surrogateescape"))
+                digest.update(self.lengths[name].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @functools.cached_property
     def _counts(self) -> list[int]:
         """How many samples each source has."""
         return [len(stream) for stream in self.streams]
+
+    def _lengths_at(self, name: str, label: str, source: SampleSource) -> Callable[[Places], Ints]:
+        """What gives the lengths of a source's documents at some places."""
+        given = self.lengths.get(name)
+        lengths, starts = source.lengths() if given is None else given, source.starts
+        if len(lengths) != starts[-1]:
+            raise OptionError(f"lengths= of {label}: there are {len(lengths)} of them, and {starts[-1]} documents")
+        return lambda places: lengths[starts[places.shards] + places.rows]
 
     def _shares(self, weights: Mapping[str, float] | Callable[[int], Mapping[str, float]]) -> Shares:
         """How much of each source is due when."""
@@ -173,6 +218,8 @@ class MixSpec(JoinedSpec):
     def drawn_by_tokens(self) -> tuple[MixSpec, TokenMixing] | None:
         if self.by != "tokens" or self._weights is None:
             return None
+        if self.lengths:
+            raise OptionError(f".pack() behind {self.call}(…, lengths=…): its rows count tokens; leave lengths= out")
         streams = dict(zip(self.names, self.streams, strict=True))
         spec = MixSpec(streams, self._weights, self.until, self.step, self.by, in_lanes=True)
         return spec, TokenMixing(self.names, spec._shares(self._weights))
@@ -186,6 +233,8 @@ class MixSpec(JoinedSpec):
         elif weights is not None:
             shares = ":".join(f"{weight:.12g}" for weight in self._checked(weights))
         by = ", by=tokens" if self.by == "tokens" else ""
+        if self.is_planned:
+            by += f", lengths={self._lengths_digest}"
         return f"mix({', '.join(self.names)}; weights={shares}, until={self.until}, step={self.step}{by})"
 
     def _checked(self, weights: object, when: str = "") -> list[float]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from numpy.typing import ArrayLike
+
 from headrace.datasets.base import Operators
 from headrace.datasets.inputs.forked import check_apart
 from headrace.datasets.inputs.joined import check_input, joined
 from headrace.datasets.inputs.mix_spec import MixSpec, Weights
+from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.plan.mixture import Until
+from headrace.types import Ints
 
 _STEP_SAMPLES = 1024
 _STEP_TOKENS = 2**20
@@ -24,6 +28,7 @@ def mix(
     by: str = "samples",
     until: Until | None = None,
     step: int | None = None,
+    lengths: Mapping[str, ArrayLike] | None = None,
 ) -> Stream:
     """The samples of several streams as one, by weight; those that are dicts say under `__source__` which one they are
     of.
@@ -33,7 +38,12 @@ def mix(
     Where one is used up it begins again, in another order if it is shuffled. Their shares are kept within a sample in
     all, and within some two samples in each batch.
 
-    By tokens, `.pack()` is to follow, with nothing between but what is done to each document: `.map()`, `.filter()`,
+    By tokens, lengths of all documents are known, or `.pack()` is to follow. Where they are known, which document comes
+    at which position follows from them, as it does by samples: shares are kept within half a document of each source,
+    and all may follow that does behind others, such as `.padded_batch()`. They are those of the documents as they lie:
+    what steps make of these is not counted.
+
+    Where `.pack()` follows, it does with nothing between but what is done to each document: `.map()`, `.filter()`,
     `.flat_map()`, `.tokenize()`. Each row of the global batch draws its documents from the sources by how many tokens
     it has drawn of each, so that the batches are the same on any ranks and workers, and go on anywhere. Behind many
     tokens the shares are out by about a document of each row and source. `loader.stats().tokens` says what they are.
@@ -46,8 +56,7 @@ def mix(
             it is given the step's number, from 0 in each epoch, and gives such numbers. It is asked once for each step,
             in the process of the loader, and must give the same for the same step whenever it is asked: a state
             that was saved with others is refused. It may be asked for a step behind the last one.
-        by: "samples": weights are those of samples. "tokens": they are those of tokens, of documents that `.pack()`
-            packs; see above.
+        by: "samples": weights are those of samples. "tokens": they are those of tokens; see above.
         until: "first": the epoch ends before the first sample that would come again. "all": it ends when each source
             has come in full. "forever": it has no end; `.epoch(samples=N)` or `.take(n)` bound it. None: "first", or
             "forever" by tokens, where nothing else can be had.
@@ -55,6 +64,9 @@ def mix(
             samples as there are sources. Shares that do not change are planned in such steps, too. By tokens it is as
             many tokens of documents, of all ranks together, and some document of each lane may be out. None: 1,024
             samples, or 1,048,576 tokens.
+        lengths: by tokens, and where no `.pack()` follows: for each source, how many tokens each of its documents has,
+            by its number in the source; an array that was saved when they were tokenized, or a column. Sources that
+            know it, as `hr.tokens(…, documents="samples")`, may be left out.
 
     Raises:
         OptionError: a source or an argument cannot be used.
@@ -67,13 +79,14 @@ def mix(
         [5, 5, 5, 5]
     """
     _check_arguments(streams, weights, by, until, step)
+    given = _checked_lengths(streams, by, lengths)
     usual: tuple[Until, int] = ("forever", _STEP_TOKENS) if by == "tokens" else ("first", _STEP_SAMPLES)
     sources = {}
     for name, stream in streams.items():
         if not isinstance(stream, Operators):
             raise OptionError(f"source {name!r} is a {type(stream).__name__}, no stream or data set of headrace's")
         sources[name] = stream._as_stream()
-    mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by)
+    mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by, given)
     check_apart(mixed.streams, mixed.call)
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
         check_input(label, pipeline, mixed.call)
@@ -91,7 +104,7 @@ def _check_arguments(streams: object, weights: object, by: object, until: object
     if by == "tokens" and until not in (None, "forever"):
         raise OptionError(
             f"by='tokens' and until={until!r}: nobody knows before documents are read how many come until then; leave "
-            "it out, and put .epoch(samples=N) behind .pack()"
+            "it out, and put .epoch(samples=N) behind .pack(), or behind the mixture where lengths are known"
         )
     if by == "tokens" and weights is None:
         raise OptionError("by='tokens' needs weights=: the share of the tokens that each source is to have")
@@ -99,6 +112,17 @@ def _check_arguments(streams: object, weights: object, by: object, until: object
         raise OptionError(f"hr.mix({streams!r:.200}): streams by their names are needed")
     if not (weights is None or isinstance(weights, Mapping) or callable(weights)):
         raise OptionError(f"weights={weights!r:.200}: a number for each name is needed, or a function of the step")
+
+
+def _checked_lengths(streams: Mapping[str, object], by: str, lengths: object) -> dict[str, Ints]:
+    """How many tokens documents have, by the sources' names."""
+    if lengths is None:
+        return {}
+    if by != "tokens":
+        raise OptionError("lengths= is about by='tokens': by samples, each counts once")
+    if not isinstance(lengths, Mapping) or not {*lengths} <= {*streams}:
+        raise OptionError(f"lengths={lengths!r:.200}: an array for each of {', '.join(streams)} is meant")
+    return {name: checked_lengths(given, f"lengths[{name!r}] of hr.mix") for name, given in lengths.items()}
 
 
 def _check_repeats(label: str, pipeline: Pipeline) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from headrace.datasets.base import Operators
+from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.methods.packing import Packing
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.packing.lanes import lane_operator
@@ -19,10 +17,8 @@ from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.tasks import Step
-from headrace.types import Ints
 
 _IDS = ("document_ids", "position_ids")
-_TOKENS_MOST = 2**60
 
 
 def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
@@ -52,12 +48,11 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
         raise OptionError(
             f".pack(pad_value={packing.pad_value!r}): a number is needed, or one for each field by its name"
         )
-    given = None if packing.lengths is None else _checked(packing.lengths)
+    given = None if packing.lengths is None else checked_lengths(packing.lengths, ".pack(lengths=…)")
     pipeline = stream.pipeline()
     if given is None and not (pipeline.source.has_lengths and pipeline.keeps_count):
         step = PackStep(length, tokens, names[1:], pads, packing.document_ids, ())
-        drawn = getattr(pipeline.source, "drawn_by_tokens", None)  # mixtures have it
-        source, mixing = drawn or (stream.source, None)
+        source, mixing = pipeline.source.drawn_by_tokens or (stream.source, None)
         return Stream(source, stream.operators)._with(lane_operator(pipeline, step, packing.method, call, mixing))
     _check(pipeline, call)
     steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
@@ -66,22 +61,6 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
     is_random = any(step.random for step in pipeline.steps)
     packed = PackDataset(PackSpec(stream, length, packing.method, given))
     return Stream(packed, (EachSample(Step("pack", "map", makes, is_random, is_implied=True)),))
-
-
-def _checked(lengths: ArrayLike) -> Ints:
-    given = np.asarray(lengths)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise OptionError(
-            f".pack(lengths=…): a whole number for each document is needed, and not an array of {given.dtype} of shape "
-            f"{given.shape}"
-        )
-    if given.size and given.min() < 0:
-        wrong = int(np.flatnonzero(given < 0)[0])
-        raise OptionError(f".pack(lengths=…): document {wrong} has {given[wrong]} tokens; 0 or more are meant")
-    if given.astype(np.float64).sum() > _TOKENS_MOST:
-        longest = int(given.argmax())
-        raise OptionError(f".pack(lengths=…): there are too many tokens; document {longest} has {given[longest]}")
-    return given.astype(np.int64)
 
 
 def _check(pipeline: Pipeline, call: str) -> None:

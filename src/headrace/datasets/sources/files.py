@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.places.entries import version_at
-from headrace.datasets.source import SampleSource, StoredSource, Traits
+from headrace.datasets.source import SampleSource, Traits
+from headrace.datasets.stored import StoredSource
 from headrace.errors import masked
 from headrace.reading import read_from
 from headrace.types import Ints

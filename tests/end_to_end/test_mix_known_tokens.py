@@ -1,0 +1,144 @@
+"""Mixtures by tokens of documents whose lengths are known: all may follow that may behind others."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from end_to_end.test_mix_tokens import document, known, sources
+from end_to_end.token_files import megatron
+
+import headrace as hr
+from headrace.errors import StateMismatchError
+from headrace.fetch.stores import memory
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
+SHARE = 0.7  # of web
+
+
+def numbers_of(batch: Any) -> list[int]:
+    """Of the documents, which their first tokens tell."""
+    return [int(row[0]) for row in batch["input_ids"]]
+
+
+def tokens_of(numbers: list[int]) -> list[int]:
+    """How many tokens of each source documents with these numbers have."""
+    counts = [0, 0]
+    for number in numbers:
+        source, which = divmod(number - 1, 1000)
+        counts[source] += len(document(source, which)["input_ids"])
+    return counts
+
+
+WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
+    "padded": lambda data: data.epoch(samples=600).padded_batch(10),
+    "bucket": lambda data: data.epoch(samples=600).bucket(
+        lambda one: len(one["input_ids"]), [30, 90], batch_tokens=400
+    ),
+    "taken": lambda data: data.take(600).padded_batch(10),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_documents_that_are_padded_or_put_into_buckets_have_their_shares_of_tokens(way: str, workers: int) -> None:
+    with hr.DataLoader(WAYS[way](known()), batch_size=None, num_workers=workers) as loader:
+        numbers = [number for batch in loader for number in numbers_of(batch)]
+    assert len(numbers) == 600
+    web, books = tokens_of(numbers)
+    assert abs(web - SHARE * (web + books)) < 200  # half of the longest document, of each
+
+
+def test_global_batches_are_the_same_on_any_ranks_and_a_state_goes_on_on_others() -> None:
+    def steps(ranks: int, count: int, state: Any = None) -> tuple[list[list[int]], Any]:
+        stream = known().epoch(samples=240).map(plain)
+        loaders = [hr.DataLoader(stream, global_batch_size=12, rank=k, world_size=ranks) for k in range(ranks)]
+        try:
+            for loader in loaders:
+                if state is not None:
+                    loader.load_state_dict(state)
+            iterators = [iter(loader) for loader in loaders]
+            got = [[n for one in iterators for n in next(one).tolist()] for _ in range(count)]
+            return got, json.loads(json.dumps(loaders[0].state_dict()))
+        finally:
+            for loader in loaders:
+                loader.close()
+
+    whole, _ = steps(1, 20)
+    begun, state = steps(3, 7)
+    gone_on, state = steps(2, 6, state)
+    ended, _ = steps(4, 7, state)
+    assert begun + gone_on + ended == whole
+    assert len(json.dumps(state)) < 2000
+
+
+def plain(sample: dict[str, Any]) -> int:
+    return int(sample["input_ids"][0])
+
+
+def test_files_of_tokens_that_know_their_lengths_need_nobody_to_say_them() -> None:
+    random, files, folder = np.random.default_rng(0), {}, uuid.uuid4().hex
+    for k, (name, longest) in enumerate((("web", 40), ("books", 400))):
+        lengths = random.integers(1, longest, 120)
+        documents = [[np.full(length, 1 + k)] for length in lengths]
+        for ending, body in zip((".bin", ".idx"), megatron(documents), strict=True):
+            memory.put(f"memory://{folder}/{name}{ending}", body)
+        files[name] = hr.tokens(f"memory://{folder}/{name}.bin", documents="samples").shuffle()
+    mixed = hr.mix(files, {"web": SHARE, "books": 1 - SHARE}, by="tokens").epoch(samples=3000)
+    come = [0, 0]
+    with hr.DataLoader(mixed, batch_size=None) as loader:
+        for sample in loader:
+            come[int(sample["tokens"][0]) - 1] += len(sample["tokens"])
+    assert abs(come[0] - SHARE * sum(come)) < 400
+    assert sum(come) > 50_000
+
+
+def test_weights_that_change_go_by_tokens() -> None:
+    mixed = known(lambda step: {"web": 1, "books": 0} if step < 3 else {"web": 0, "books": 1}, step=1000)
+    numbers = [plain(sample) for sample in mixed.take(330)]
+    ends = np.cumsum([sum(tokens_of([number])) for number in numbers])
+    assert all(number < 1000 for number, end in zip(numbers, ends.tolist(), strict=True) if end < 2900)
+    assert all(number > 1000 for number, end in zip(numbers, ends.tolist(), strict=True) if end > 3400)
+
+
+def test_samples_are_the_same_where_the_stream_was_pickled() -> None:
+    documents = {name: hr.from_map([(name, n) for n in range(30)]) for name in ("a", "b")}
+    lengths = {"a": range(30), "b": range(30, 60)}
+    stream = hr.mix(documents, {"a": 3, "b": 1}, by="tokens", lengths=lengths).take(50)
+    assert list(pickle.loads(pickle.dumps(stream))) == list(stream)
+    assert stream.describe().splitlines()[0] == "mix(a, b, by=tokens)"
+
+
+def test_state_is_refused_where_lengths_are_others() -> None:
+    def stream(first: int) -> hr.Stream:
+        lengths = {"web": [first] + [9] * 299, "books": [90] * 40}
+        return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", lengths=lengths).map(plain)
+
+    with hr.DataLoader(stream(9), batch_size=4) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    with hr.DataLoader(stream(8), batch_size=4) as loader, pytest.raises(StateMismatchError, match="lengths="):
+        loader.load_state_dict(state)
+
+
+def test_state_is_refused_where_weights_of_the_past_are_others() -> None:
+    late = 100
+
+    def weights(step: int) -> dict[str, float]:
+        return {"web": 1 + (step < late), "books": 1}
+
+    with hr.DataLoader(known(weights, step=100).map(plain), batch_size=20) as loader:
+        batches = iter(loader)
+        for _ in range(9):
+            next(batches)
+        state = loader.state_dict()
+    late = 1
+    with hr.DataLoader(known(weights, step=100).map(plain), batch_size=20) as loader:
+        with pytest.raises(StateMismatchError, match="not those of this loader's order"):
+            loader.load_state_dict(state)
