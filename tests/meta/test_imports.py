@@ -41,3 +41,12 @@ def test_loaders_import_no_format_before_one_is_needed() -> None:
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=50)
     formats = {f"headrace.formats.{name}" for name in ("registry", "parquet", "mds", "litdata", "zip", "mp4", "arrow")}
     assert formats.isdisjoint(done.stdout.split())
+
+
+def test_what_works_on_streams_in_workers_imports_no_torch() -> None:
+    names = "processes.child, processes.inheritance, work.worker, torch_compat.errors, torch_compat.collate_by_torch"
+    imports = "; ".join(f"import headrace.{name.strip()}" for name in names.split(","))
+    probe = f"import sys; {imports}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=50)
+    assert "headrace.work.maker" in done.stdout.split()
+    assert "torch" not in done.stdout.split()

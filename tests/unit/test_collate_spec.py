@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate
 
-from headrace.torch_compat.leaves import Mismatch
+from headrace.torch_compat.leaves import Mismatch, name_of
 from headrace.torch_compat.spec import Spec
 
 
@@ -305,3 +305,17 @@ def test_nothing_is_written_outside_of_ones_own_slots() -> None:
     assert (slab[120:128] == 0xA5).all()
     assert (slab[128:144] == 0xA5).all()
     assert slab[144:160].view(np.int64).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("order", ["=", "<", ">"])
+@pytest.mark.parametrize("code", [*np.typecodes["All"], "S3", "U2", "V5"])
+def test_dtypes_have_torchs_names_where_torch_takes_their_arrays(code: str, order: str) -> None:
+    dtype = np.dtype(code).newbyteorder(order)
+    try:
+        expected = str(torch.from_numpy(np.empty(0, dtype)).dtype).removeprefix("torch.")
+    except (TypeError, ValueError):
+        with pytest.raises(Mismatch):
+            name_of(dtype)
+    else:
+        assert name_of(dtype) == expected
+        assert getattr(torch, expected).itemsize == dtype.itemsize

@@ -32,7 +32,7 @@ from headrace.scheduler.skips import SkipMeters, Skips
 from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
 from headrace.torch_compat import serialize
-from headrace.torch_compat.collate import default_collate
+from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
 from headrace.work.maker import stage_key
 from headrace.work.task_runner import open_part
 
@@ -206,12 +206,8 @@ def _stages(
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
     columns = pipeline.columns if last and settings.use_slots else None
-    skips = settings.skips is not None
-    chains = {
-        _FINAL: Chain(
-            last, settings.collate, pipeline.after, settings.init, columns, skips, unchanged=settings.unchanged
-        )
-    }
+    skips, collate = settings.skips is not None, for_workers(settings.collate)
+    chains = {_FINAL: Chain(last, collate, pipeline.after, settings.init, columns, skips, unchanged=settings.unchanged)}
     inner: list[InnerStage] = []
 
     def add(groups: Sequence[tuple[bool, tuple[Step, ...]]]) -> None:
@@ -240,7 +236,7 @@ def _stages(
             have_measured(grouping.measure)
         groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)
         first = groups.pop(0)[1] if groups and not groups[0][0] else ()
-        chains[number] = Chain((), grouping.collate or default_collate, first, settings.init, skips=skips)
+        chains[number] = Chain((), for_workers(grouping.collate) or collate_by_torch, first, settings.init, skips=skips)
         is_measured = grouping.measure is not None
         inner.append(GroupStage(number, grouping.batcher, grouping.text, is_measured, grouping.max_wait_s))
         add(groups)

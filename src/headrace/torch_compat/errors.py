@@ -9,8 +9,6 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from torch._utils import KeyErrorMessage
-
 from headrace.errors import WorkerDiedError
 from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.torch_compat import serialize
@@ -98,6 +96,8 @@ def _retold(original: BaseException, text: str) -> BaseException:
     kind: Any = type(original)
     if isinstance(original, StopIteration | StopAsyncIteration):  # else the loop would end as if nothing had happened
         return RuntimeError(text)
+    from torch._utils import KeyErrorMessage
+
     argument = KeyErrorMessage(text) if issubclass(kind, KeyError) else text  # else its lines would be one
     has_message = bool(getattr(kind, "message", None))
     with contextlib.suppress(Exception):

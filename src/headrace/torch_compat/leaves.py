@@ -7,10 +7,14 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+from headrace.lately import is_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["ArrayLeaf", "ColumnLeaf", "Leaf", "Mismatch", "NumberLeaf", "Taker", "leaf_of"]
 
@@ -29,17 +33,28 @@ class Leaf(abc.ABC):
     """One value of a sample.
 
     Attributes:
-        dtype: of what a batch has of it; None where a batch has a list of such values, and they have no slots.
+        dtype: torch's name for that of what a batch has of it; None where a batch has a list of such values,
+            and they have no slots.
         shape: of one value.
     """
 
-    dtype: torch.dtype | None = None
+    dtype: str | None = None
     shape: tuple[int, ...] = ()
 
     @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of one sample's value in the slab."""
-        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+        return 0 if self.dtype is None else math.prod(self.shape) * self.itemsize
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of one of its numbers."""
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself, where there are slots. It is not kept: a worker's leaves travel without torch."""
+        return _torch_dtype(self.dtype or "")
 
     @abc.abstractmethod
     def taker(self) -> Taker:
@@ -64,13 +79,27 @@ class Leaf(abc.ABC):
         """What `write` wrote; arrays and tensors are views of the slots."""
 
 
+@functools.cache
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 class TensorLeaf(Leaf):
     """A tensor in the host's memory."""
 
-    dtype: torch.dtype
+    dtype: str
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        return self.torch_dtype.itemsize
 
     def taker(self) -> Taker:
-        dtype, shape = self.dtype, self.shape
+        import torch
+
+        dtype, shape = self.torch_dtype, self.shape
 
         def take(value: object, out: list[object]) -> None:
             if type(value) is not torch.Tensor or value.dtype is not dtype or value.shape != shape:
@@ -82,7 +111,9 @@ class TensorLeaf(Leaf):
         return take
 
     def write(self, values: list[Any], here: memoryview) -> None:
-        target = torch.frombuffer(here, dtype=torch.uint8).view(self.dtype).view(len(values), *self.shape)
+        import torch
+
+        target = torch.frombuffer(here, dtype=torch.uint8).view(self.torch_dtype).view(len(values), *self.shape)
         if self.nbytes >= _SLOT_BYTES:
             for row, tensor in zip(target, values, strict=True):
                 row.copy_(tensor)
@@ -90,9 +121,11 @@ class TensorLeaf(Leaf):
             torch.stack(values, out=target)
 
     def values(self, here: memoryview, count: int) -> list[torch.Tensor]:
+        import torch
+
         if not here.nbytes:
-            return [torch.empty(self.shape, dtype=self.dtype) for _ in range(count)]
-        return list(torch.frombuffer(here, dtype=torch.uint8).view(self.dtype).view(count, *self.shape))
+            return [torch.empty(self.shape, dtype=self.torch_dtype) for _ in range(count)]
+        return list(torch.frombuffer(here, dtype=torch.uint8).view(self.torch_dtype).view(count, *self.shape))
 
 
 @dataclass(frozen=True)
@@ -104,6 +137,10 @@ class ArrayLeaf(TensorLeaf):
     """
 
     exact: np.dtype[np.generic] | None = None
+
+    @functools.cached_property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
 
     def taker(self) -> Taker:
         shape, exact = self.shape, self.exact
@@ -184,28 +221,43 @@ class ColumnLeaf(_ExactLeaf):
 
 
 def _tensor_leaf(value: torch.Tensor) -> Leaf:
+    import torch
+
     if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
         raise Mismatch
     if value.is_nested:
         raise Mismatch
-    return TensorLeaf(value.dtype, tuple(value.shape))
+    return TensorLeaf(str(value.dtype).removeprefix("torch."), tuple(value.shape))
 
 
 def _array_leaf(value: np.ndarray[Any, np.dtype[np.generic]]) -> Leaf:
-    return ArrayLeaf(_torch_dtype(value.dtype), value.shape, value.dtype)
+    return ArrayLeaf(name_of(value.dtype), value.shape, value.dtype)
 
 
-def _torch_dtype(dtype: np.dtype[np.generic]) -> torch.dtype:
-    try:
-        return torch.from_numpy(np.empty(0, dtype)).dtype
-    except (TypeError, ValueError):
-        raise Mismatch from None
+def name_of(dtype: np.dtype[np.generic]) -> str:
+    """Torch's name for the dtype of the tensor that `torch.from_numpy` makes of an array of this one.
+
+    Raises:
+        Mismatch: it makes none.
+    """
+    if dtype.name not in _COMMON or not dtype.isnative:
+        raise Mismatch
+    if dtype.kind == "u" and dtype.char != np.dtype(dtype.name).char:  # C's unsigned long long
+        raise Mismatch
+    return dtype.name
+
+
+_COMMON = frozenset({
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+})  # fmt: skip
+"""The names of the dtypes that numpy and torch have in common."""
 
 
 _LEAVES_OF_TYPES: dict[type, Leaf] = {
-    float: NumberLeaf(torch.float64, exact=float),
-    bool: NumberLeaf(torch.bool, exact=bool),
-    int: NumberLeaf(torch.int64, exact=int),
+    float: NumberLeaf("float64", exact=float),
+    bool: NumberLeaf("bool", exact=bool),
+    int: NumberLeaf("int64", exact=int),
     str: ColumnLeaf(exact=str),
     bytes: ColumnLeaf(exact=bytes),
 }
@@ -221,10 +273,10 @@ def leaf_of(value: object) -> Leaf:
     kind = type(value)
     if kind in _LEAVES_OF_TYPES:
         return _LEAVES_OF_TYPES[kind]
-    if type(value) is torch.Tensor:
+    if is_tensor(value):
         return _tensor_leaf(value)
     if type(value) is np.ndarray:
         return _array_leaf(value)
     if isinstance(value, np.generic) and value.dtype.kind in "fiub":
-        return ScalarLeaf(_torch_dtype(value.dtype), exact=kind)
+        return ScalarLeaf(name_of(value.dtype), exact=kind)
     raise Mismatch

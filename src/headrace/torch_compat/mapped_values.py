@@ -11,15 +11,17 @@ import functools
 import mmap
 from collections.abc import Callable, Sequence
 from multiprocessing.shared_memory import SharedMemory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from headrace.lately import torch_is_loaded
 from headrace.torch_compat.mappings import Mappings, address_of
 from headrace.torch_compat.received import mapping, shared_storage
-from headrace.torch_compat.reducers import typed_storage
 from headrace.torch_compat.views import extent
+
+if TYPE_CHECKING:
+    import torch
 
 _CData = ctypes.c_char.__mro__[-2]  # what all of ctypes' values are
 _Form = tuple[object, ...]
@@ -33,6 +35,8 @@ def form_of(value: object, mappings: Mappings) -> _Form | None:
     Raises:
         CannotCarryError: its memory is shared, and there is no way to share it with a worker.
     """
+    if torch_is_loaded():
+        _know_torchs()
     kind = type(value)
     return (_FORMS_OF_EXACTLY.get(kind) or _form_of_kind.dispatch(kind))(value, mappings)
 
@@ -45,6 +49,14 @@ def _form_of_kind(value: object, mappings: Mappings) -> _Form | None:
 
 
 # Tensors.
+
+
+@functools.cache
+def _know_torchs() -> None:
+    import torch
+
+    _form_of_kind.register(torch.UntypedStorage)(_form_of_storage)
+    _form_of_kind.register(torch.storage.TypedStorage)(_form_of_typed_storage)
 
 
 def form_of_tensor(tensor: torch.Tensor, mappings: Mappings) -> _Form | None:
@@ -70,11 +82,12 @@ def _tensor(
     stride: tuple[int, ...],
     requires_grad: bool,
 ) -> torch.Tensor:
+    import torch
+
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
     return tensor.requires_grad_(requires_grad)
 
 
-@_form_of_kind.register(torch.UntypedStorage)
 def _form_of_storage(storage: torch.UntypedStorage, mappings: Mappings) -> _Form | None:
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
@@ -89,13 +102,16 @@ def _form_of_storage(storage: torch.UntypedStorage, mappings: Mappings) -> _Form
 
 
 def _storage(memory: memoryview) -> torch.UntypedStorage:
+    import torch
+
     if memory.readonly:  # torch warns of what it has no word for, and the trainer's tensor is no better
         memory = extent(address_of(memory), len(memory), memory).raw()
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
-@_form_of_kind.register(torch.storage.TypedStorage)
 def _form_of_typed_storage(storage: torch.storage.TypedStorage, mappings: Mappings) -> _Form | None:
+    from headrace.torch_compat.storages import typed_storage
+
     untyped = storage._untyped_storage
     return None if _form_of_storage(untyped, mappings) is None else (typed_storage, (untyped, storage.dtype))
 

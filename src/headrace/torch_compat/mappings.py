@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from headrace.errors import CannotCarryError
+from headrace.lately import torch_is_loaded
 from headrace.types import Buffer
 
 _MAPS, _PAGES, _MAP_FILES, _OPEN = "/proc/self/maps", "/proc/self/pagemap", "/proc/self/map_files", "/proc/self/fd"
@@ -304,7 +304,11 @@ def _is_of_a_device(region: _Region, address: int) -> bool:
     status = _status(region.path)
     if not region.path.startswith("/") or (status is not None and not stat.S_ISREG(status.st_mode)):
         return True
-    if region.path != _OF_NOBODY or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if region.path != _OF_NOBODY or not torch_is_loaded():
+        return False
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     there = (ctypes.c_char * 1).from_address(address)
     return torch.frombuffer(there, dtype=torch.uint8).is_pinned()

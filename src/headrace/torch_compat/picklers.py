@@ -11,12 +11,12 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
-import torch
 
+from headrace.lately import is_tensor, tensor_types
 from headrace.torch_compat import mapped_values, reducers, spawning, views, without_maps
 from headrace.torch_compat.by_value import (
     Cells,
@@ -31,9 +31,10 @@ from headrace.torch_compat.by_value import (
 from headrace.torch_compat.mappings import Mappings
 from headrace.types import Buffer
 
+if TYPE_CHECKING:
+    import torch
+
 _CARRIED_DEVICES = ("cpu", "meta")
-_ARRAYS = (np.ndarray, torch.Tensor)
-_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
@@ -49,14 +50,10 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
             raise TypeError("an open file cannot be pickled")  # cloudpickle would carry a copy of all that it reads
-        if isinstance(obj, torch.Tensor):
+        if isinstance(obj, tensor_types()):
             self._check_tensor(obj)
-        if type(obj) is torch.Tensor and _is_plain(obj):
-            order = _order(obj)
-            laid = obj.detach() if order is None else obj.detach().permute(order)
-            flat = laid.contiguous().view(-1).view(torch.uint8) if obj.numel() else _NOTHING
-            memory: Any = flat.numpy()
-            return tensor_of, (pickle.PickleBuffer(memory), obj.dtype, tuple(laid.shape), obj.requires_grad, order)
+        if is_tensor(obj) and _is_plain(obj):
+            return _form_of_tensor(obj)
         if isinstance(obj, type):
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
@@ -119,7 +116,7 @@ class OutwardPacker(Packer):
             return NotImplemented
         if isinstance(obj, ModuleType):
             self.modules.add(obj.__name__)
-        elif kind not in _ARRAYS and _has_a_home(obj):
+        elif kind is not np.ndarray and kind not in tensor_types() and _has_a_home(obj):
             self.modules.add(obj.__module__)
             if obj.__module__ in self._by_value and _has_its_name(obj):
                 self.named.append(obj)
@@ -130,11 +127,11 @@ class OutwardPacker(Packer):
             found = super().reducer_override(obj)
             if found is NotImplemented and reducers.is_ordinary(kind):
                 self._ordinary.add(kind)
-        return reducers.with_attributes(obj, found) if type(obj) is torch.Tensor else found
+        return reducers.with_attributes(obj, found) if is_tensor(obj) else found
 
     def _form_of_memory(self, obj: object) -> reducers.Reduced | None:
         mappings = self._mappings
-        if type(obj) is torch.Tensor:
+        if is_tensor(obj):
             if not _is_plain(obj):
                 return None
             if mappings is not None:
@@ -201,7 +198,19 @@ def _has_its_name(what: Any) -> bool:
     return is_named and vars(sys.modules[what.__module__]).get(what.__name__) is what
 
 
+def _form_of_tensor(tensor: torch.Tensor) -> tuple[object, ...]:
+    import torch
+
+    order = _order(tensor)
+    laid = tensor.detach() if order is None else tensor.detach().permute(order)
+    flat = laid.contiguous().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    memory: Any = flat.numpy()
+    return tensor_of, (pickle.PickleBuffer(memory), tensor.dtype, tuple(laid.shape), tensor.requires_grad, order)
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
+    import torch
+
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
@@ -230,6 +239,8 @@ def tensor_of(
     order: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """A tensor over a buffer, which lies there in the order of its dimensions that is given."""
+    import torch
+
     data = np.frombuffer(buffer, np.uint8)
     flat = torch.from_numpy(data) if data.flags.writeable else torch.from_numpy(data.copy())
     tensor = flat.view(dtype).view(shape)

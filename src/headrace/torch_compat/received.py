@@ -7,11 +7,12 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from headrace.torch_compat.mappings import Mapped, Named
+
+if TYPE_CHECKING:
+    import torch
 
 _now = threading.local()
 
@@ -88,6 +89,8 @@ def mapping(mapped: Mapped, position: int) -> mmap.mmap:
 
 def shared_storage(source: int | Named, size: int) -> torch.UntypedStorage:
     """Memory that torch knows to be shared."""
+    import torch
+
     received: Received = _now.received
     new: Any = torch.UntypedStorage
     with received.opened(source, needs_writing=True) as fd:

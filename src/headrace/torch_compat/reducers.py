@@ -13,13 +13,15 @@ import weakref
 from collections.abc import Callable
 from contextvars import Context, ContextVar
 from types import FunctionType, MappingProxyType, MethodType
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
-import torch
-from torch.utils.data.datapipes.datapipe import _DataPipeSerializationWrapper
 
+from headrace.lately import torch_is_loaded
 from headrace.torch_compat.by_value import modules_by_value
+
+if TYPE_CHECKING:
+    import torch
 
 Reduced = tuple[object, ...]
 """What `__reduce_ex__` gives: a function, its arguments, a state, items, entries, and what sets the state."""
@@ -35,6 +37,8 @@ def reduced(obj: object, is_by_name: Callable[[Callable[..., object]], bool]) ->
     Args:
         is_by_name: whether workers find a function or class where it is defined.
     """
+    if torch_is_loaded():
+        _know_torchs()
     kind = type(obj)
     if type(obj) is functools._lru_cache_wrapper:
         return None if is_by_name(obj) else _of_cache(obj)
@@ -185,41 +189,18 @@ class Unpickling:
 # torch's.
 
 
-def _of_storage(storage: torch.UntypedStorage) -> Reduced | None:
-    if storage.device.type != "cpu":
-        return None
-    return _storage, (torch.empty(0, dtype=torch.uint8).set_(storage),)
+@functools.cache
+def _know_torchs() -> None:
+    from headrace.torch_compat import storages
+
+    _REDUCERS.update(storages.REDUCERS)
+    _of_kind.register(storages.WrappedPipe)(storages.of_wrapped_pipe)
 
 
 def with_attributes(tensor: torch.Tensor, plainly: Reduced) -> Reduced:
     """A tensor with what was made an attribute of it."""
     attributes = vars(tensor)
     return (*plainly[:2], attributes, None, None, _set_attributes) if attributes and len(plainly) == 2 else plainly
-
-
-def _storage(flat: torch.Tensor) -> torch.UntypedStorage:
-    found = flat.untyped_storage()
-    return found if found.nbytes() == flat.numel() else flat.clone().untyped_storage()
-
-
-def _of_typed_storage(storage: torch.TypedStorage) -> Reduced:
-    return typed_storage, (storage._untyped_storage, storage.dtype)
-
-
-def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.storage.TypedStorage:
-    """A typed storage over the same memory."""
-    kind: Any = torch.TypedStorage
-    made: torch.storage.TypedStorage = kind(wrap_storage=storage, dtype=dtype, _internal=True)
-    return made
-
-
-def _of_limits(found: torch.finfo | torch.iinfo) -> Reduced:
-    return type(found), (getattr(torch, found.dtype),)
-
-
-@_of_kind.register(_DataPipeSerializationWrapper)
-def _of_wrapped_pipe(wrapper: Any) -> Reduced:
-    return type(wrapper), (wrapper._datapipe,)  # which it would pickle by itself, and without what cloudpickle can do
 
 
 # Python's.
@@ -376,17 +357,12 @@ def _as_pickle_does(_: object) -> None:
 
 
 _REDUCERS: dict[type, Callable[[Any], Reduced | None]] = {
-    torch.Tensor: _as_pickle_does,
     np.ndarray: _as_pickle_does,
     weakref.ReferenceType: _of_reference,
     weakref.WeakMethod: _of_weak_method,
     weakref.WeakSet: _of_weak_set,
     weakref.WeakValueDictionary: _of_weak_values,
     weakref.WeakKeyDictionary: _of_weak_keys,
-    torch.UntypedStorage: _of_storage,
-    torch.TypedStorage: _of_typed_storage,
-    torch.finfo: _of_limits,
-    torch.iinfo: _of_limits,
     MappingProxyType: _of_proxy,
     ContextVar: _of_context_variable,
 }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import torch
-
 from headrace.formats.columns import Column, ColumnBodies, Columns
 from headrace.torch_compat.leaves import ArrayLeaf, ColumnLeaf, Leaf, Mismatch, NumberLeaf
 from headrace.torch_compat.spec import Spec, aligned
@@ -102,5 +100,5 @@ def _holds(leaf: Leaf, column: Column | Sequence[str]) -> bool:
     if not isinstance(column, Column):
         return leaf == ColumnLeaf(exact=str)
     if column.is_number:
-        return leaf == NumberLeaf(torch.int64, column.shape, int)
+        return leaf == NumberLeaf("int64", column.shape, int)
     return leaf == ArrayLeaf(leaf.dtype, column.shape, column.dtype)

@@ -15,7 +15,6 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.torch_compat.by_value import dumped
@@ -268,6 +267,8 @@ class Spec:
             copy: make copies of all.
             holes: those slots among them that hold no sample.
         """
+        import torch
+
         values: list[object] = []
         offset, column = 0, iter(columns)
         missing = set(holes)
@@ -278,9 +279,9 @@ class Spec:
                 continue
             size = leaf.nbytes * count
             if not size:
-                values.append(torch.empty((count - len(holes), *leaf.shape), dtype=leaf.dtype))
+                values.append(torch.empty((count - len(holes), *leaf.shape), dtype=leaf.torch_dtype))
                 continue
-            tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.dtype).view(count, *leaf.shape)
+            tensor = torch.from_numpy(slab[offset : offset + size]).view(leaf.torch_dtype).view(count, *leaf.shape)
             offset += aligned(leaf.nbytes * capacity)
             if holes:
                 values.append(tensor[kept])

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, TypeGuard
 
-import torch
-
 from headrace.errors import StateMismatchError
 from headrace.failures import PackedError
+from headrace.lately import torch_is_loaded
 from headrace.torch_compat import serialize
 
 _NESTED_MOST = 8
@@ -34,12 +33,19 @@ States = dict[str, object]
 
 def is_stateful(thing: object) -> TypeGuard[Stateful]:
     """Whether an object can say its state, and take it back. The parameters of a module are none."""
-    if isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict:
+    if torch_is_loaded() and _is_module(thing):
         return False
     try:
         return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
     except Exception:  # a property that cannot be had
         return False
+
+
+def _is_module(thing: object) -> bool:
+    """Whether its state is a module's parameters."""
+    import torch
+
+    return isinstance(thing, torch.nn.Module) and type(thing).state_dict is torch.nn.Module.state_dict
 
 
 def load(thing: object, states: States | None, name: str) -> None:

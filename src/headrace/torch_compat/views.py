@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pickle import PickleBuffer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
 from headrace.torch_compat.mappings import Mapped, Mappings, address_of
 from headrace.types import Buffer
+
+if TYPE_CHECKING:
+    import torch
 
 _Form = tuple[object, ...]
 _Numbers = tuple[int, ...]
@@ -131,6 +133,8 @@ def form_of_tensor(tensor: torch.Tensor, gaps: Gaps) -> _Form:
 def _tensor(
     memory: memoryview, dtype: torch.dtype, shape: _Numbers, stride: _Numbers, requires_grad: bool
 ) -> torch.Tensor:
+    import torch
+
     flat = torch.frombuffer(memory, dtype=dtype)
     whole = sum(_reach(shape, stride, 1))
     tensor = flat.view(shape) if len(flat) < whole else flat.as_strided(shape, stride)

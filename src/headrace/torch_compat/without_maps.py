@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
+from headrace.lately import torch_is_loaded
 from headrace.torch_compat.received import shared_storage
 
 _Memmap = np.memmap[tuple[int, ...], np.dtype[np.generic]]
@@ -23,6 +23,10 @@ def form_of(value: object, descriptors: list[int]) -> tuple[object, ...] | None:
     """
     if type(value) is np.memmap:
         return _form_of_mapped_file(value)
+    if not torch_is_loaded():
+        return None
+    import torch
+
     if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu" and value.is_shared():
         descriptors.append(os.dup(value._share_fd_cpu_()[0]))
         return shared_storage, (len(descriptors) - 1, value.nbytes())

@@ -9,7 +9,7 @@ from headrace.errors import CollateError, StageError, masked
 from headrace.failures import Origin, shown
 from headrace.positions import divided
 from headrace.tasks import Step
-from headrace.torch_compat import collate
+from headrace.torch_compat.collate_by_torch import collate_by_torch
 
 
 def note_origin(
@@ -32,7 +32,7 @@ def note_origin(
 def collate_error(error: BaseException, function: object, samples: Sequence[object], batch: int) -> BaseException:
     """What torch's own function raises is made to say which batch; the user's function keeps its exception."""
     keys = [key for key in (key_of(s) for s in samples[:1]) if key is not None]
-    if function is collate.default_collate:
+    if function is collate_by_torch:
         forms = sorted({_form(sample) for sample in samples})[:4]
         made = CollateError(
             f"the samples of batch {batch} do not make a batch: {error}. Their forms: {'; '.join(forms)}. "

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.lately import torch_is_loaded
 from headrace.work.randomness import EVERY_GENERATOR, rng
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: not one of C's static types
@@ -266,9 +267,13 @@ def _global(name: str, function: Any) -> Any:
     raise _NotUnderstoodError  # it may be there when it is called
 
 
-@functools.cache
 def _bases() -> tuple[type, ...]:
     """Classes that hold nothing of their own, and whose methods are harmless."""
+    return _bases_with_torchs() if torch_is_loaded() else (object, typing.Generic)
+
+
+@functools.cache
+def _bases_with_torchs() -> tuple[type, ...]:
     from torch.utils.data import Dataset
 
     return object, typing.Generic, Dataset
@@ -280,10 +285,14 @@ def _is_ours(kind: type) -> bool:
     return module is not None and vars(module).get(kind.__name__) is kind
 
 
-@functools.cache
 def _harmless() -> dict[int, object]:
     """By their ids, functions and types of which all is known that matters here."""
-    found: list[object] = [rng, functools.partial, functools.reduce, *_bases()]
+    return _harmless_beside(_bases())
+
+
+@functools.cache
+def _harmless_beside(bases: tuple[type, ...]) -> dict[int, object]:
+    found: list[object] = [rng, functools.partial, functools.reduce, *bases]
     for name, denied in _HARMLESS_MODULES.items():
         names = vars(importlib.import_module(name))
         found += [value for n, value in names.items() if n[0] != "_" and n not in denied.split() and callable(value)]
