@@ -212,8 +212,9 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float = 
     Args:
         timed: how probable it is that time cuts its batches.
     """
-    rng, of_many, of_one, of_inputs, of_numbers, of_packs, of_time = (
-        random.Random(f"{what} {number}") for what in ("case", "many", "one", "inputs", "numbers", "packs", "time")
+    rng, of_many, of_one, of_inputs, of_numbers, of_packs, of_time, of_functions = (
+        random.Random(f"{what} {number}")
+        for what in ("case", "many", "one", "inputs", "numbers", "packs", "time", "functions")
     )
     while True:
         kind = rng.choice(KINDS)
@@ -247,6 +248,9 @@ def drawn(number: int, places: Places, workers: tuple[int, ...], timed: float = 
             which, operators = f"{which}, enumerate", [shuffle, choose, step, sources.numbered]
         elif of_numbers.random() < 0.2:
             which, operators = f"{which}, fork", [*operators, sources.branched]
+        if not bad and of_functions.random() < 0.15:  # it would end with the first sample that fails
+            options["in_order"] = True
+            which, operators = f"{which}, apply", [*operators, sources.applied]
         if of_many.random() < 0.4:
             options["in_order"] = True
             many, gives_many = regrouped(
