@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -151,6 +152,45 @@ def test_ranks_make_as_many_steps_of_batches_that_need_not_be_as_large() -> None
         list(loader)
     with pytest.raises(hr.OptionError, match=r"say how many an epoch has, by \.epoch\(samples=N\)"):
         next(iter(hr.DataLoader(Ten().batch(2, max_wait_s=1), rank=0, world_size=2)))
+
+
+def batches_of(stream: hr.Stream, ranks: int, steps: int | None, state: Any) -> tuple[list[list[int]], Any]:
+    """(what ranks get in so many steps or all, one state of all of them)."""
+    loaders = [hr.DataLoader(stream, rank=rank, world_size=ranks, batch_size=None, timeout=60) for rank in range(ranks)]
+    try:
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+        came = [
+            [sample.reshape(-1).tolist() for sample in itertools.islice(map(torch.as_tensor, loader), steps)]
+            for loader in loaders
+        ]
+        return [*itertools.chain(*came)], json.loads(
+            json.dumps(hr.merge_states([loader.state_dict() for loader in loaders]))
+        )
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2), (3, 2), (2, 3)])
+@pytest.mark.parametrize("wait_s", [LONG_S, 1e-6, None])
+def test_merged_states_go_on_with_other_ranks_and_no_sample_comes_twice(
+    before: int, after: int, wait_s: float | None
+) -> None:
+    """As of samples that are counted as they come and given one by one, for which nothing waits."""
+    data = hr.from_map(range(72)).shuffle()
+    if wait_s is None:
+        stream = data.filter(lambda n: n < 60).epoch(samples=48)
+    else:
+        stream = data.batch(4, max_wait_s=wait_s).epoch(samples=12)
+    first, state = batches_of(stream, before, 2, None)
+    rest, _ = batches_of(stream, after, None, state)
+    numbers = [n for batch in first + rest for n in batch]
+    assert len(first) + len(rest) == (48 if wait_s is None else 12)
+    assert len(numbers) == len(set(numbers))
+    if wait_s == LONG_S:
+        assert len(numbers) == 48
 
 
 def test_samples_that_fail_are_left_out_and_no_batch_is_empty() -> None:

@@ -325,7 +325,9 @@ class NextEpoch:
             StateMismatchError: it is of one of several other ranks, or of another global batch.
         """
         settings, keeps_count = self._settings, self.stream.pipeline().keeps_count
-        if settings.global_batch_size is None and settings.batch_size == begin.batch_size:
+        # Where samples are counted as they come, what is given one by one has no global batch that could stay.
+        is_kept = settings.global_batch_size is None and not (settings.is_single and not is_shared)
+        if is_kept and settings.batch_size == begin.batch_size:
             size = self._kept_step = begin.step_now  # on other ranks: the global batch stays, in later epochs too
         if begin.rank is not None:
             is_mine = (begin.rank, begin.world) == (ranks.rank, ranks.world)
@@ -344,7 +346,7 @@ class NextEpoch:
                     field="parts",
                 )
             begin = replace(begin, cursor=merged([begin]), done=(), rank=None)
-        if settings.global_batch_size is None and size != begin.step_now and ranks.world != begin.world:
+        if is_kept and size != begin.step_now and ranks.world != begin.world:
             raise StateMismatchError(
                 f"the state is of global batches of {begin.step_now} samples, and batch_size={settings.batch_size} on "
                 f"{ranks.world} ranks makes {size}: global_batch_size= says which of them is meant",
