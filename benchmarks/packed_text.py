@@ -118,9 +118,7 @@ def headrace(url: str, place: Path, method: Any = "concat") -> Iterator[Batch]:
     endpoint = {"endpoint": url, "allow_http": True, "skip_signature": True, "region": "us-east-1"}
     shards = [f"s3://{name}" for name in shards_of(place)]
     data = hr.stream(shards, index=str(place / INDEX), storage_options=endpoint)
-    documents = json.loads((place / "known.json").read_text())["documents"]
-    data = data.sample(range(documents))  # in their order: a compressed shard that is read in order has no numbers
-    data = data.tokenize(functools.partial(ids_of, tokenizer_of(place)), field="text", dtype="int32")
+    data = data.tokenize(tokenizer_of(place), field="text", dtype="int32")
     loader: Any = hr.DataLoader(data.pack(LENGTH, method=method), batch_size=BATCH, num_workers=WORKERS)
     with loader:
         for batch in loader:

@@ -15,9 +15,11 @@ import zstandard
 from end_to_end.tars import index_file, numbered_samples, tar
 
 import headrace as hr
+from headrace.datasets.sources import bodies
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.limits import Limits
 from headrace.indexes.one_shard import build_shard
 from headrace.testing import FaultServer
 
@@ -87,10 +89,10 @@ def seekable(data: bytes, piece: int = 2000) -> bytes:
     return b"".join(frames) + struct.pack("<II", 0x184D2A5E, len(table)) + table
 
 
-def serve(server: FaultServer, *faults: str) -> tuple[hr.Stream, ShardIndex, str]:
+def serve(server: FaultServer, *faults: str, piece: int = 2000) -> tuple[hr.Stream, ShardIndex, str]:
     """A stream of a seekable shard with these faults, its index and its name."""
     name = f"{uuid.uuid4().hex}.tar.zst"
-    packed = seekable(tar(numbered_samples(0, 20)))
+    packed = seekable(tar(numbered_samples(0, 20)), piece)
     url = server.add(name, packed)
     index = built_index(url)
     place = f"memory://compressed/{name}.hri"
@@ -132,3 +134,24 @@ def test_frames_that_are_wrong_for_good_are_an_error_of_their_sample(server: Fau
         data[0]
     assert caught.value.key == "000000"
     assert data[19]["cls"] == b"19"
+
+
+def test_frames_are_unpacked_once_for_the_samples_that_lie_in_them(
+    server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, index, _ = serve(server, piece=20_000)
+    unpacked: list[int] = []
+    unpack = bodies.unpack_frame
+
+    def counted(data: bytes, size: int, limits: Limits) -> bytes:
+        unpacked.append(size)
+        return unpack(data, size, limits)
+
+    monkeypatch.setattr(bodies, "unpack_frame", counted)
+    assert index.frames is not None
+    count = len(index.rows)
+    with hr.DataLoader(stream.sample(range(count)), batch_size=None, collate_fn=lambda sample: sample) as loader:
+        keys = [sample["__key__"] for sample in loader]
+    assert keys == [key.decode() for key in index.rows.keys]
+    frames = len(index.frames.packed) - 1
+    assert len(unpacked) <= 3 * (frames - 1) + 1 < count  # two more where a sample lies in two of them

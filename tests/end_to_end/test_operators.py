@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -65,6 +66,35 @@ def test_tokens_come_in_the_place_of_their_text(kind: str, workers: int, dtype: 
     assert [sample["input_ids"].tolist() for sample in samples] == expected
     assert {sample["input_ids"].dtype for sample in samples} == {np.dtype(dtype)}
     assert [sorted(sample) for sample in samples] == [["input_ids", "n"]] * len(TEXTS)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_tokenizers_own_rules_hold(is_cut: bool) -> None:
+    tokenizer = by_tokenizers()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", tokenizer.token_to_id("<end>"))]
+    )
+    if is_cut:
+        tokenizer.enable_truncation(2)
+        tokenizer.enable_padding(length=4, pad_id=9)
+    expected = [tokenizer.encode(text).ids for text in TEXTS]
+    assert [sample["input_ids"].tolist() for sample in texts().tokenize(tokenizer)] == expected
+    assert (expected[0] == [1, 4, 9, 9]) is is_cut
+
+
+def test_tokenizers_have_no_threads_of_their_own_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_environment(sample: Any) -> Any:
+        return {"input_ids": sample["input_ids"], "is_parallel": os.environ.get("TOKENIZERS_PARALLELISM", "unset")}
+
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    stream = texts().tokenize(by_tokenizers()).map(with_environment)
+    for told in ("unset", "true"):
+        if told != "unset":
+            monkeypatch.setenv("TOKENIZERS_PARALLELISM", told)
+        with hr.DataLoader(stream, batch_size=None, num_workers=1) as loader:
+            assert {sample["is_parallel"] for sample in loader} == {"false" if told == "unset" else told}
+        assert os.environ.get("TOKENIZERS_PARALLELISM", "unset") == told
 
 
 def as_it_is(sample: Any) -> Any:

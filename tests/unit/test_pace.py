@@ -38,7 +38,7 @@ def test_samples_that_are_many_bytes_are_made_alone() -> None:
 
 def test_task_has_as_many_samples_as_are_worth_its_time_and_its_bytes() -> None:
     pace = grown()
-    pace.learn(10, 10 * 5e-4, 10)
+    pace.learn(10, 10 * 2e-3, 10)
     assert pace.size == 10
     pace = grown()
     pace.learn(4, 1e-9, 4 * 2**15)
@@ -47,9 +47,19 @@ def test_task_has_as_many_samples_as_are_worth_its_time_and_its_bytes() -> None:
 
 def test_what_is_more_counts_at_once_and_what_is_less_by_and_by() -> None:
     pace = grown()
-    pace.learn(1, 1e-3, 10)
+    pace.learn(1, 4e-3, 10)
     assert pace.size == 5
     pace.learn(1, 0.0, 10)
     assert pace.size == 10
-    pace.learn(1, 5e-3, 10)
+    pace.learn(1, 20e-3, 10)
     assert pace.size == 1
+
+
+def test_task_whose_first_sample_is_waited_for_is_a_quarter_of_others() -> None:
+    sizes_of = []
+    for is_awaited in (False, True):
+        pace = Pace(64, is_awaited=is_awaited)
+        sizes(pace, 10)
+        pace.learn(1, 1e-3, 10)
+        sizes_of.append(pace.size)
+    assert sizes_of == [20, 5]

@@ -146,7 +146,7 @@ class Level:
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
         works = all(type(stage) is WorkStage for stage in self._stages)  # the loop's steps are waited for together
         most = spec.batches.together if not spec.batches.has_groups else spec.batches.gathered(1)
-        self._pace = Pace(most) if works and most > 1 else None
+        self._pace = Pace(most, is_awaited=not spec.batches.has_groups) if works and most > 1 else None
         self.group: TaskGroup | None = None
 
     @property
@@ -176,7 +176,9 @@ class Level:
         """
         while self._has_waiting:
             assert self.group is not None
-            most = max(_INNER_TASKS * self._batches.workers, self._batches.look_ahead // self._chunk)
+            most = _INNER_TASKS * self._batches.workers
+            if self._pace is None:  # else what waits becomes larger tasks, once it is known that these are small
+                most = max(most, self._batches.look_ahead // self._chunk)
             is_enough = self.under_way >= most or (self.under_way and self._budget.is_full)
             if is_enough and not self._host.is_awaited(self, self._first_waiting):
                 return

@@ -39,7 +39,7 @@ class OneByOne:
         self._sender, self._meters = outlet.sender, resources.meters
         self._moved, self._finished = outlet.moved, outlet.finished
         self._position_map, self._skips = spec.position_map, spec.skips
-        self._pace = Pace(spec.batches.together)
+        self._pace = Pace(spec.batches.together, is_awaited=True)
         self._pile = Pile()  # samples that are in no chunk yet
         self._chunks: deque[_Chunk] = deque()  # those that were not sent, one behind the other
         self._chunked = 0  # the samples before this one are in chunks, or were sent

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_WORTH_S = 5e-3  # of work: what a task costs besides is a small part of it
+_WORTH_S = 20e-3  # of work: what a task costs besides is a small part of it
+_WORTH_AT_ONCE_S = 5e-3  # the same, where somebody waits for the first of them
 _WORTH_BYTES = 2**18
 _LARGE_BYTES = 2**16  # a sample of more is not copied out of its place, which it has for itself
 
@@ -12,10 +13,12 @@ class Pace:
 
     Args:
         most: samples in a task.
+        is_awaited: whether what comes of them goes to the trainer as it is, and not on to further tasks.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, is_awaited: bool = False) -> None:
         self._most, self._grown, self._begun = most, 1, 0
+        self._worth_s = _WORTH_AT_ONCE_S if is_awaited else _WORTH_S
         self._sample_s = self._sample_bytes = 0.0
 
     @property
@@ -25,7 +28,7 @@ class Pace:
             return 1
         size = self._grown
         if self._sample_s:
-            size = min(size, int(_WORTH_S / self._sample_s))
+            size = min(size, int(self._worth_s / self._sample_s))
         if self._sample_bytes:
             size = min(size, int(_WORTH_BYTES / self._sample_bytes))
         return max(1, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,25 @@ class Tokenize:
         return tokens.astype(self._dtype, copy=False)
 
 
+class _Encoded:
+    """The numbers of a text's tokens, by a tokenizer of `tokenizers`: a fifth cheaper than with their places in it.
+
+    Args:
+        tokenizer: one that can do so.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> Any:
+        (encoded,) = self._tokenizer.encode_batch_fast([text])
+        return encoded
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in a worker: others have the other cores
+
+
 def ids_by(tokenizer: Any) -> Callable[[str], Any]:
     """What gives a text's tokens.
 
@@ -61,6 +81,8 @@ def ids_by(tokenizer: Any) -> Callable[[str], Any]:
     """
     if hasattr(tokenizer, "encode_to_numpy"):  # tiktoken's: it refuses special tokens unless one says otherwise
         return functools.partial(tokenizer.encode_to_numpy, disallowed_special=())
+    if hasattr(tokenizer, "encode_batch_fast"):
+        return _Encoded(tokenizer)
     gives: Any = tokenizer if callable(tokenizer) else getattr(tokenizer, "encode", None)
     if not callable(gives) or is_async(gives):
         raise OptionError(f".tokenize({tokenizer!r:.200}): a tokenizer is needed, or a plain function of a text")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import anyio.to_thread
 import numpy as np
 
 from headrace.checksums import crc32c_of
+from headrace.datasets.sources.unpacked import unpacked_by
 from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
 from headrace.formats.compression.decompressor import unpack_frame
 from headrace.formats.compression.seekable import Frames
@@ -80,24 +80,35 @@ async def _unpacked_bodies(
     first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1
     stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
     packed, unpacked = frames.packed[first : stop + 1].tolist(), frames.unpacked[first : stop + 1].tolist()
-    some = Frames(np.array(packed), np.array(unpacked))
+    some, version = Frames(np.array(packed), np.array(unpacked)), version_of(shard)
+    kept, name = unpacked_by(reader), (url, version, packed[0], packed[-1])
 
-    def bodies_of(data: Buffer) -> list[bytes] | None:
-        """The members, if they are right."""
+    def unpack(data: Buffer) -> bytes | None:
+        """What comes out, if it is whole."""
         try:
-            whole = _unpack(data, some, where.limits)
+            return _unpack(data, some, where.limits)
         except LimitError:
             raise
         except FormatError:
+            return None
+
+    def bodies_of(whole: bytes | None) -> list[bytes] | None:
+        """The members, if they are right."""
+        if whole is None:
             return None
         bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
         is_right = all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True))
         return bodies if is_right else None
 
-    read = partial(reader.read, url, packed[0], packed[-1], version=version_of(shard))
-    bodies = await anyio.to_thread.run_sync(bodies_of, await read())
+    async def read() -> bytes | None:
+        return await anyio.to_thread.run_sync(unpack, await reader.read(url, packed[0], packed[-1], version=version))
+
+    bodies = bodies_of(await kept.get(name, read))
     if bodies is None:
-        bodies = bodies_of(await read(check=lambda data: bodies_of(data) is not None))
+        kept.drop(name)
+        is_right = lambda data: bodies_of(unpack(data)) is not None
+        data = await reader.read(url, packed[0], packed[-1], check=is_right, version=version)
+        bodies = bodies_of(unpack(data))
     assert bodies is not None
     return bodies
 
