@@ -121,6 +121,14 @@ def test_an_epoch_without_end_leaves_steps_out() -> None:
         assert numbers_of([loader], 2) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]  # position 5 * 2**40 is sample 0
 
 
+def test_a_number_that_no_sample_has_is_refused() -> None:
+    with loader_of(hr.from_map(range(5)).take(3), 1, exclude=hr.Exclude(samples=[4, 2])) as loader:
+        assert numbers_of([loader]) == [[0], [1]]
+    with loader_of(hr.from_map(range(5)), 1, exclude=hr.Exclude(samples=[1, 5])) as loader:
+        with pytest.raises(hr.OptionError, match=r"exclude= of sample 5: FromMap has 5, counted from 0"):
+            next(iter(loader))
+
+
 def test_all_of_an_epoch_can_be_left_out() -> None:
     with loader_of(hr.from_map(ALL), 4, exclude=hr.Exclude(steps=[(0, 99)])) as loader:
         assert [numbers_of([loader]), len(numbers_of([loader]))] == [[], 10]

@@ -178,3 +178,8 @@ def test_objects_in_a_mixture_within_a_mixture_are_read_with_their_options() -> 
     assert hr.mix({"shards": shards, "inner": inner}).source.storage_options == {"region": "here"}
     with pytest.raises(hr.OptionError, match="different storage_options"):
         hr.mix({"inner": inner, "files": files(region="there")})
+
+
+def test_mixture_without_end_says_so() -> None:
+    mixed = hr.mix({"a": numbers(5), "b": numbers(3)}, {"a": 1, "b": 1}, until="forever")
+    assert mixed.describe().splitlines()[1] == "  samples: without end"

@@ -112,7 +112,8 @@ class Stream(Operators["Stream"]):
         source = self.source.__sample_source__()
         lines = [repr(Stream(self.source)), *(f"  {of}: {what}" for of, what in source.facts)]
         try:
-            lines += [f"  samples: {source.count():,}"] if source.has_count else []
+            if source.has_count:
+                lines.append(f"  samples: {f'{count:,}' if (count := source.count()) < ENDLESS else 'without end'}")
         except (HeadraceError, TypeError, OSError) as error:
             lines.append(f"  samples: not known: {error}")
         for number, (name, stream) in enumerate(source.inputs, 1):

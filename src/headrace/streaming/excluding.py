@@ -74,7 +74,10 @@ class Excluding:
     @cached_property
     def _samples(self) -> Ints:
         """The numbers of the samples, ascending."""
-        named = numbers_in(self._exclude.files, self.planning.fingerprint)
+        source, named = self.planning.pipeline.source, numbers_in(self._exclude.files, self.planning.fingerprint)
+        last = max(self._exclude.samples, default=-1)
+        if source.keeps_numbers and last >= source.starts[-1]:
+            raise OptionError(f"exclude= of sample {last}: {source.name} has {source.starts[-1]}, counted from 0")
         return np.unique(np.concatenate([np.asarray([*self._exclude.samples], np.int64), named]))
 
     def _ranges_of_samples(self, epoch: int, order: Order) -> Ints:

@@ -14,6 +14,7 @@ from headrace.datasets.operators.choosing import SelectIndices, Stretch, Weighte
 from headrace.datasets.operators.delivering import OnEveryRank
 from headrace.datasets.operators.order import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
+from headrace.numbers import is_whole
 
 S = TypeVar("S")  # a stream
 
@@ -60,14 +61,14 @@ class OrderMethods(AddsOperators[S]):
 
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> S:
         """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
-        if start < 0 or (stop is not None and stop < start) or step < 1:
-            raise OptionError(f".slice({start}, {stop}, {step}): 0 <= start <= stop and step >= 1 must hold")
+        if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
+            raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
     def skip(self, n: int) -> S:
         """All samples but the first `n`, of data sets with numbers."""
-        if n < 0:
-            raise OptionError(f".skip({n}): 0 or more")
+        if not is_whole(n):
+            raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
 
     def shard(self, index: int, count: int) -> S:
@@ -80,8 +81,8 @@ class OrderMethods(AddsOperators[S]):
             index: which part, from 0.
             count: how many parts there are.
         """
-        if not 0 <= index < count:
-            raise OptionError(f".shard({index}, {count}): 0 <= index < count must hold")
+        if not is_whole(index) or not is_whole(count) or index >= count:
+            raise OptionError(f".shard({index!r}, {count!r}): 0 <= index < count, whole numbers")
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
     def on_every_rank(self) -> S:
@@ -150,8 +151,8 @@ class OrderMethods(AddsOperators[S]):
 
     def take(self, n: int) -> S:
         """The first `n` samples (or batches, behind `batch`) of each epoch."""
-        if n < 0:
-            raise OptionError(f".take({n}): 0 or more")
+        if not is_whole(n):
+            raise OptionError(f".take({n!r}): 0 or more, a whole number")
         return self._with(Take(n))
 
 
