@@ -252,10 +252,14 @@ def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str)
     assert abs(progress.tokens[0] / sum(progress.tokens) - 0.7) < 0.001
 
 
-def test_state_of_1024_rows_of_two_inputs_is_short() -> None:
-    progress = mixed("best_fit", 1024, [0.7, 0.3], [600, 200], 16_000_000)
+@pytest.mark.parametrize(
+    ("shares", "medians", "most"), [([70, 30], [600, 200], 10_240), ([50, 30, 15, 5], [600, 200, 3000, 1000], 16_384)]
+)
+def test_state_of_1024_rows_of_several_inputs_is_short(shares: list[int], medians: list[int], most: int) -> None:
+    """16 KB is what was asked for."""
+    progress = mixed("best_fit", 1024, shares, medians, 16_000_000)
     packed = json.dumps(pack_lanes(progress))
-    assert len(packed) < 12_288
+    assert len(packed) < most
     assert unpack_lanes(json.loads(packed)) == progress
 
 

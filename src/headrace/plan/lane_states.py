@@ -14,14 +14,16 @@ from headrace.lanes import InputCursor, LaneCursor, LaneProgress
 
 _LANES_MOST = 2**20
 _BYTES_MOST = 2**27  # unpacked
-_WIDTHS = (1, 2, 4, 8)
+_WIDTH_MOST = 8  # bytes of a number
 _PLAIN_MOST = 512  # bytes that are not worth being compressed, so that all libraries write the same of them
 
 
 def pack_lanes(progress: LaneProgress) -> dict[str, object]:
     """How far lanes are, as JSON: `unpack_lanes` makes it again.
 
-    Numbers lie in columns, each of so many bytes as its greatest number needs: they are small, and few of them differ.
+    Numbers lie in columns, of each first the lowest bytes of all rows, then the next ones, as far as the greatest
+    number has some. Each of these is compressed by itself: the lowest bytes of a count of tokens are as good as
+    random, and the ones above them are nearly always the same.
     """
     cursors = progress.cursors
     lowest = min(cursor.round for cursor in cursors)
@@ -46,13 +48,13 @@ def pack_lanes(progress: LaneProgress) -> dict[str, object]:
             for column, lows in zip(inputs, least, strict=True)
             for some, low in zip(column, lows, strict=True)
         ]
-    data = b"".join([*map(_packed, columns), *taken])
+    data = [part for column in columns for part in _packed(column)]
     return {
         "turn": progress.turn,
         "lanes": len(cursors),
         "round": lowest,
         **mixed,
-        "cursors": base64.b64encode(zlib.compress(data, 9 if len(data) > _PLAIN_MOST else 0)).decode(),
+        "cursors": base64.b85encode(_compressed([*data, b"".join(taken)])).decode(),
     }
 
 
@@ -67,7 +69,7 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
         raise ValueError("lanes must be some, and not be before the begin")
     try:
         unzip = zlib.decompressobj()
-        data = unzip.decompress(base64.b64decode(packed["cursors"], validate=True), _BYTES_MOST)
+        data = unzip.decompress(base64.b85decode(packed["cursors"]), _BYTES_MOST)
     except zlib.error as error:
         raise ValueError(f"lanes cannot be unpacked: {error}") from error
     least = [tuple(map(int, lows)) for lows in packed.get("inputs", ())]
@@ -77,9 +79,11 @@ def unpack_lanes(packed: Mapping[str, Any]) -> LaneProgress:
     columns = list[Sequence[int]]()
     for _ in range(5 + 2 * len(least)):
         width = data[0] if data else 0
-        if width not in _WIDTHS or len(data) < 1 + width * count:
+        if not 1 <= width <= _WIDTH_MOST or len(data) < 1 + width * count:
             raise ValueError("lanes are cut off")
-        columns.append(np.frombuffer(data, f"<u{width}", count, 1).tolist())
+        numbers = np.zeros((count, _WIDTH_MOST), np.uint8)
+        numbers[:, :width] = np.frombuffer(data, np.uint8, width * count, 1).reshape(width, count).T
+        columns.append(numbers.view("<u8")[:, 0].tolist())
         data = data[1 + width * count :]
     sizes, more = columns[3], columns[5:]
     if len(data) != sum(sizes) or not unzip.eof:
@@ -130,8 +134,18 @@ def part_of(progress: LaneProgress, lanes: range) -> LaneProgress:
     return LaneProgress(step * len(lanes), progress.cursors[lanes.start : lanes.stop], tokens)
 
 
-def _packed(column: Iterable[int]) -> bytes:
-    """How many bytes each number has, and the numbers."""
-    numbers = np.array(list(column), np.uint64)
-    width = next(width for width in _WIDTHS if int(numbers.max()) < 256**width)
-    return bytes([width]) + numbers.astype(f"<u{width}").tobytes()
+def _packed(column: Iterable[int]) -> list[bytes]:
+    """How many bytes each number has, and the lowest ones of all; the next ones; and so on."""
+    numbers = np.array(list(column), "<u8")
+    width = max(1, -(-int(numbers.max()).bit_length() // 8))
+    first, *more = (part.tobytes() for part in numbers.view(np.uint8).reshape(-1, _WIDTH_MOST)[:, :width].T)
+    return [bytes([width]) + first, *more]
+
+
+def _compressed(parts: Sequence[bytes]) -> bytes:
+    """A zlib stream, where each part has codes of its own."""
+    if sum(map(len, parts)) <= _PLAIN_MOST:
+        return zlib.compress(b"".join(parts), 0)
+    deflate = zlib.compressobj(9, strategy=zlib.Z_RLE)  # what repeats itself further away is chance
+    packed = [deflate.compress(part) + deflate.flush(zlib.Z_BLOCK) for part in parts]
+    return b"".join([*packed, deflate.flush()])
