@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from peers.contestants import HEADRACE, PEERS
+from peers.contestants import HEADRACE, PACKED, PEERS
 from peers.resume import SCENARIOS, Course, Verdict, compared
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # each scenario starts up to six processes
@@ -29,9 +29,12 @@ def course_of(tmp_path_factory: pytest.TempPathFactory) -> Courses:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", HEADRACE)
+@pytest.mark.parametrize("name", [*HEADRACE, *PACKED])
 def test_resume_is_exact(name: str, scenario: str, course_of: Courses) -> None:
     verdict = course_of(name).verdict(scenario)
+    if (name, scenario) == ("headrace_mixed", "batch_size"):  # each row of the global batch has documents of its own
+        assert verdict.failure == "raises StateMismatchError"
+        return
     # Within a global batch the order belongs to its size; two batches of 8 have what one of 16 has.
     allowed = (Verdict(), Verdict(order="batches")) if scenario == "batch_size" else (Verdict(),)
     assert verdict in allowed, verdict.message

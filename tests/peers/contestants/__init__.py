@@ -127,6 +127,10 @@ HEADRACE = {
     "headrace": Entry("headrace, tar shards with an index", "headrace:Shards", ("headrace",)),
     "headrace_keys": Entry("headrace, AsyncDataset", "headrace:Keys", ("headrace",)),
 }
+PACKED = {  # what is counted are tokens
+    "headrace_packed": Entry("headrace, .pack with known lengths", "headrace:Packed", ("headrace",)),
+    "headrace_mixed": Entry("headrace, mix by tokens, filter, .pack", "headrace:MixedByTokens", ("headrace",)),
+}
 PEERS = {
     "torch": Entry("torch DataLoader", "torch_dl:Plain"),
     "torchdata": Entry("torchdata StatefulDataLoader", "torch_dl:Stateful", ("torchdata",)),
@@ -134,8 +138,9 @@ PEERS = {
     "datasets_in_order": Entry("datasets, no shuffle", "datasets:InOrder", ("datasets", "torchdata")),
     "grain": Entry("Grain DataLoader", "grain:Loader", ("grain",)),
     "grain_elastic": Entry("Grain ElasticIterator", "grain:Elastic", ("grain",)),
+    "grain_packed": Entry("Grain FirstFitPackIterDataset", "grain:Packed", ("grain",)),
     "litdata": Entry("LitData", "litdata:Streaming", ("litdata",)),
     "mosaic": Entry("MosaicML Streaming", "mosaic:Streaming", ("mosaicml-streaming",)),
     "webdataset": Entry("WebDataset", "wds:Shards", ("webdataset",)),
 }
-ALL = HEADRACE | PEERS
+ALL = HEADRACE | PACKED | PEERS

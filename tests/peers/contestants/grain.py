@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import grain
-from grain.experimental import ElasticIterator
+import numpy as np
+from grain.experimental import ElasticIterator, FirstFitPackIterDataset
 from peers.contestants import SEED, Contestant, Reads, Setting
 
 
@@ -87,6 +88,52 @@ class Elastic(Loader):
         workers = grain.multiprocessing.MultiprocessingOptions(setting.num_workers) if setting.num_workers else None
         shard = grain.sharding.ShardOptions(setting.rank, setting.world)
         return iter(ElasticIterator(data, setting.global_batch_size, shard, multiprocessing_options=workers))
+
+    def _set_state(self, state: Any) -> None:
+        self.iterator.set_state(state)
+
+
+class Documents(grain.sources.RandomAccessDataSource):
+    """Document n has 1 to 4 tokens, each of which is n."""
+
+    def __init__(self, samples: int, count: Reads) -> None:
+        self.samples, self.count = samples, count
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = int(self.count(index))
+        return {"ids": np.full(1 + number * 7 % 4, number)}
+
+    def __repr__(self) -> str:
+        return f"Documents({self.samples})"
+
+
+class Packed(Loader):
+    """FirstFitPackIterDataset: each worker packs documents of its own; what is counted are tokens."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.data = Documents(setting.samples, self.count)
+
+    def _iterator(self, number: int) -> Any:
+        setting = self.setting
+        documents = grain.MapDataset.source(self.data).shuffle(seed=SEED + number)[setting.rank :: setting.world]
+        packed = FirstFitPackIterDataset(documents.to_iter_dataset(), length_struct={"ids": 4}, num_packing_bins=8)
+        batches = packed.batch(setting.batch_size)
+        if setting.num_workers:
+            batches = batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(setting.num_workers))
+        return iter(batches)
+
+    def epoch(self, number: int) -> Iterator[list[int]]:
+        self.iterator, self.at = self._iterator(number), number
+        if self.resumed is not None and self.resumed["epoch"] == number:
+            self._set_state(self.resumed["iterator"])
+        self.resumed = None
+        for batch in self.iterator:
+            filled = batch["ids_segment_ids"] > 0
+            yield batch["ids"][filled].tolist()
 
     def _set_state(self, state: Any) -> None:
         self.iterator.set_state(state)

@@ -1,4 +1,4 @@
-"""headrace over tar shards with an index, and over an AsyncDataset."""
+"""headrace over tar shards with an index, over an AsyncDataset, and over packed documents."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from peers.contestants import SEED, Contestant, Reads, Setting
 from peers.shards import write_tars
 
@@ -42,11 +43,14 @@ class Shards(Contestant):
         return data.shuffle().decode().to_tuple("cls").map(self.count)
 
     def epoch(self, number: int) -> Iterator[list[int]]:
+        for (batch,) in self._batches(number):
+            yield batch.tolist()
+
+    def _batches(self, number: int) -> Iterator[Any]:
         if not self.is_resumed:
             self.loader.set_epoch(number)
         self.is_resumed = False
-        for (batch,) in self.loader:
-            yield batch.tolist()
+        return iter(self.loader)
 
     def state(self) -> Any:
         return self.loader.state_dict()
@@ -78,3 +82,56 @@ class Keys(Shards):
 
     def _data(self) -> Any:
         return Numbers(self.setting.samples, self.count).shuffle()
+
+
+LENGTH = 4  # of a sequence; documents have 1 to 4 tokens, each of which is the document's number
+
+
+def tokens_of(number: int) -> int:
+    """How many tokens a document has."""
+    return 1 + number * 7 % 4
+
+
+class Document:
+    """The document with a number."""
+
+    def __init__(self, count: Reads) -> None:
+        self.count = count
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        return {"input_ids": np.full(tokens_of(self.count(number)), number)}
+
+
+class Packed(Keys):
+    """Documents whose lengths are known, as sequences; what is counted are tokens."""
+
+    def _data(self) -> Any:
+        lengths = [tokens_of(number) for number in range(self.setting.samples)]
+        documents = hr.from_map(range(self.setting.samples)).shuffle().map(Document(self.count))
+        return documents.pack(LENGTH, lengths=lengths, pad_value=-1).map(_ids)
+
+    def epoch(self, number: int) -> Iterator[list[int]]:
+        for (batch,) in self._batches(number):
+            yield batch[batch >= 0].tolist()
+
+
+class MixedByTokens(Packed):
+    """Documents of two sources whose lengths nobody knows, mixed by tokens, filtered, and packed in lanes."""
+
+    def _data(self) -> Any:
+        half = self.setting.samples // 2
+        halves = {"a": range(half), "b": range(half, 2 * half)}
+        sources = {name: hr.from_map(some).shuffle().map(Document(self.count)) for name, some in halves.items()}
+        mixed = hr.mix(sources, {"a": 1, "b": 1}, by="tokens").filter(_most)
+        return mixed.pack(LENGTH, pad_value=-1).map(_ids).epoch(samples=self.setting.samples // 2)
+
+    def load(self, states: list[Any]) -> None:
+        super().load([hr.merge_states(states)])  # of filtered documents each rank has a state of its own
+
+
+def _ids(sequence: dict[str, Any]) -> tuple[Any]:
+    return (sequence["input_ids"],)
+
+
+def _most(document: dict[str, Any]) -> bool:
+    return bool(document["input_ids"][0] % 10 != 3)
