@@ -216,4 +216,33 @@ def test_each_value_comes_back_from_among_others() -> None:
 
 @pytest.mark.parametrize("value", [object(), {"a": {1, 2}}, [np.float64(1)], {(1,): 1}, [[[[[[1]]]]]], True.__class__])
 def test_what_is_more_than_data_is_not_taken_for_it(value: Any) -> None:
+    assert not is_data(value, has_arrays=True)
+
+
+class Shape:
+    """Of the script: only cloudpickle packs it so that another process has it."""
+
+
+@pytest.mark.parametrize(
+    ("value", "is_alike"),
+    [
+        (np.arange(6).reshape(2, 3).T, True),
+        ({"a": [np.zeros(0, np.uint16), 1]}, True),
+        (np.array(["a", "bc"]), True),
+        (np.zeros(3)[::2], True),
+        (np.array([Shape()], object), False),
+        (np.zeros(2, [("a", "O"), ("b", "<i4")]), False),
+        (np.ma.masked_array([1, 2], [True, False]), False),
+        (np.zeros(2).view(np.recarray), False),
+    ],
+)
+def test_arrays_of_numbers_and_texts_are_data_where_they_may_be(value: Any, is_alike: bool) -> None:
+    assert is_data(value, has_arrays=True) is is_alike
     assert not is_data(value)
+    if is_alike:
+        packed = PackedEach.of([value])
+        target = bytearray(packed_size(packed.parts))
+        write(packed.parts, memoryview(target))
+        (back,) = (opened() for opened in unpack_each(bytes(target), packed.sizes))
+        assert repr(back) == repr(value)
+        assert not isinstance(value, np.ndarray) or (back.dtype == value.dtype and back.flags.writeable)

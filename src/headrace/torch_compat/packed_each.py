@@ -7,10 +7,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from headrace.torch_compat.serialize import Pickled, PickledPart, aligned, pack
 from headrace.types import Buffer
 
 _LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
+_ALIKE = frozenset("biufcmMSU")  # the kinds of arrays that any pickler packs alike: of numbers, times and texts
 _NESTED_AT_MOST = 4
 
 
@@ -38,13 +41,15 @@ class PackedEach:
 
     def add(self, value: object) -> None:
         """One more; where it cannot be packed, it is as if it had not been given."""
-        if is_data(value):
-            parts: list[PickledPart] = [pickle.dumps(value, protocol=5)]
+        parts: list[PickledPart]
+        if is_data(value, has_arrays=True):
+            buffers: list[pickle.PickleBuffer] = []
+            parts = [pickle.dumps(value, protocol=5, buffer_callback=buffers.append), *(b.raw() for b in buffers)]
         else:
             parts = pack(value)
-        first, *buffers = parts
+        first, *behind = parts
         self._pickles += first.pieces if isinstance(first, Pickled) else [first]
-        self._buffers += buffers
+        self._buffers += behind
         self.sizes.append(tuple(map(len, parts)))
         self.nbytes += sum(self.sizes[-1])
 
@@ -102,16 +107,33 @@ def _unpacked(data: memoryview, buffers: list[memoryview]) -> Any:
     return pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
 
 
-def is_data(value: object, containers: Container[type] = (dict, list, tuple), depth: int = _NESTED_AT_MOST) -> bool:
-    """Whether a value is of text, bytes and Python's own numbers alone, in few containers: any pickler does for it."""
+def is_data(
+    value: object,
+    containers: Container[type] = (dict, list, tuple),
+    depth: int = _NESTED_AT_MOST,
+    *,
+    has_arrays: bool = False,
+) -> bool:
+    """Whether a value is of text, bytes and Python's own numbers alone, in few containers: any pickler does for it.
+
+    Args:
+        value: whatever.
+        containers: of these kinds.
+        depth: how many containers there may be in one another.
+        has_arrays: whether NumPy's arrays of such may be in them, too.
+    """
     kind = type(value)
     if kind in _LEAVES:
         return True
+    parts: Any = value
+    if has_arrays and kind is np.ndarray:
+        return parts.dtype.kind in _ALIKE
     if kind not in containers or not depth:
         return False
-    parts: Any = value
     if kind is dict:
         if not _LEAVES.issuperset(map(type, parts)):
             return False
         parts = parts.values()
-    return _LEAVES.issuperset(map(type, parts)) or all(is_data(part, containers, depth - 1) for part in parts)
+    return _LEAVES.issuperset(map(type, parts)) or all(
+        is_data(part, containers, depth - 1, has_arrays=has_arrays) for part in parts
+    )
