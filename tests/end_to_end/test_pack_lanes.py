@@ -470,3 +470,57 @@ def test_error_of_a_document_that_cannot_be_packed_says_which_one_it_is() -> Non
     with pytest.raises(TypeError, match="whole numbers in one dimension are needed") as caught:
         list(data.pack(2))
     assert any("stage: measure; sample 7 of the epoch" in note for note in caught.value.__notes__)
+
+
+class Counted(hr.AsyncDataset):
+    """Documents; it counts those that were read."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 100_000
+
+    async def aget(self, key: int) -> dict[str, Any]:
+        self.read += 1
+        return {"input_ids": np.full(5, key)}
+
+
+def damaged(document: dict[str, Any]) -> dict[str, Any]:
+    if int(document["input_ids"][0]) >= 24:
+        raise ValueError("damaged")
+    return document
+
+
+TOGETHER: dict[str, Callable[[hr.Stream], hr.Stream]] = {
+    "concat": lambda data: data.pack(LENGTH),
+    "best_fit": lambda data: data.pack(LENGTH, method="best_fit"),
+    "bucket of a size": lambda data: data.bucket("input_ids", [4, 8], batch_size=2),
+    "bucket of tokens": lambda data: data.bucket("input_ids", [4, 8], batch_tokens=10),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_error_is_told_at_once_though_what_it_would_be_in_is_never_whole(name: str, workers: int) -> None:
+    data, got = Counted(), 0
+    stream = TOGETHER[name](data.map(damaged))
+    size = None if name.startswith("bucket") else 2
+    with hr.DataLoader(stream, batch_size=size, num_workers=workers) as loader, pytest.raises(ValueError, match="dam"):
+        for _ in loader:
+            got += 1
+    assert got == {"bucket of a size": 12, "bucket of tokens": 11, "concat": 3, "best_fit": 0}[name]
+    assert data.read < 10_000
+
+
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+def test_documents_that_all_fail_and_are_left_out_end_the_run(method: Any) -> None:
+    data = hr.from_map(list(range(50))).map(with_all_bad).shuffle("global", seed=1).repeat().pack(LENGTH, method=method)
+    options: dict[str, Any] = {"on_error": "skip", "max_skips": None}
+    with hr.DataLoader(data, batch_size=4, **options) as loader:
+        with pytest.raises(OptionError, match="documents one after the other had no tokens, or failed"):
+            next(iter(loader))
+
+
+def with_all_bad(number: int) -> dict[str, Any]:
+    raise ValueError(f"document {number} is damaged")

@@ -130,7 +130,7 @@ def test_groups_fail_with_their_samples_and_with_their_functions_in_their_places
     assert got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[1:] == [[14, 21], [28, 35]]
     assert "sample 7 is damaged" in got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[0]
     hr.register_operator("unmeasured", lambda: hr.BatchOp(batcher=lambda: Budget(0), measure=unmeasured))
-    assert "stage: measure; sample 4 of the epoch" in got(data.apply_op("unmeasured"))[-1]
+    assert "stage: measure; sample 4 of the epoch" in got(data.apply_op("unmeasured"))[0]
     hr.register_operator("no_number", lambda: hr.BatchOp(batcher=lambda: Budget(2), measure=str))
     assert "'str' object cannot be interpreted as an integer" in got(data.apply_op("no_number"))[0]
     told = got(data.apply_op("budget", 4, collate=never))

@@ -73,12 +73,29 @@ class Lane(ABC):
     def _chosen(self) -> tuple[Sequence[int], int | None] | None:
         """What the next sequence has: see `_use`. None: documents must come first."""
 
-    def take(self) -> list[PackedPiece] | None:
-        """The next sequence, which is used up then; empty where there is no more, None: documents must come first."""
+    def take(self, *, to_fail: bool = False) -> list[PackedPiece] | None:
+        """The next sequence, which is used up then; empty where there is no more, None: documents must come first.
+
+        Args:
+            to_fail: whether a document that has failed fails its sequence, for which no others must come then.
+        """
         if self._come <= self._begin.taken.bit_length() and not self.is_over:
             return None  # those that are used up already must have come: what follows is told by their places
         chosen = self._chosen()
+        if chosen is None and to_fail:
+            chosen = self._failing()
         return None if chosen is None else self._use(*chosen)
+
+    def _failing(self) -> tuple[Sequence[int], int | None] | None:
+        """What has come of the next sequence, if one that has failed is in it whatever comes; it has no tokens."""
+        tokens = -self._offset
+        for k, document in enumerate(self._coming()):
+            if document.has_failed:
+                return range(k + 1), None
+            tokens += document.tokens
+            if tokens >= self._length:
+                return None
+        return None
 
     @property
     def cursor(self) -> LaneCursor:

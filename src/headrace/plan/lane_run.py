@@ -125,12 +125,16 @@ class LaneRun:
         """The names of documents that were to be kept, and turned out to be used up already."""
         return ()
 
-    def take(self) -> PackedSequence | None:
-        """The next sequence; None: there is no more, or documents must come first."""
+    def take(self, *, to_fail: bool = False) -> PackedSequence | None:
+        """The next sequence; None: there is no more, or documents must come first.
+
+        Args:
+            to_fail: whether a document that has failed fails its sequence, for which no others must come then.
+        """
         for _ in self._lanes:
             step, number = divmod(self._turn, self.batch)
             lane = self._lanes[number]
-            pieces = lane.take()
+            pieces = lane.take(to_fail=to_fail)
             if pieces is None:
                 return None
             self._turn += 1

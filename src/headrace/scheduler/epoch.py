@@ -76,7 +76,7 @@ class Epoch:
                 for level in self._levels:
                     level.group = self._group
                     if level.left == 0:
-                        self.filled(level)
+                        self.filled(level.number)
                 self._group.start_soon(self._feed)
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
@@ -317,9 +317,9 @@ class Epoch:
             return
         self._levels[level.number + 1].put(outcome, level.frontier)
 
-    def filled(self, level: Level) -> None:
+    def filled(self, number: int) -> None:
         """Nothing more is read, nor made of what was, but behind this level."""
-        self._filled = level.number + 1
+        self._filled = number + 1
         for filled in self._levels[: self._filled]:
             filled.end()
         if self._feeding is not None:
@@ -345,7 +345,7 @@ class Epoch:
         )
         self._position_map.arrived(len(self._levels) - 1, [max(0, self._levels[-1].frontier - 1)])
         self._arrive(self._cut, ListPart([self.failure(error)]))
-        self.filled(self._levels[-1])
+        self.filled(len(self._levels) - 1)
 
     def moved(self) -> None:
         self._budget.changed()  # the next one is urgent now

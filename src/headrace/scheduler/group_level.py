@@ -15,6 +15,7 @@ from headrace.parts import ApartPart, ListPart, Part
 from headrace.scheduler.grouping import FoundGroup, GroupFinder
 from headrace.scheduler.inner import Level, Outcome, Units
 from headrace.scheduler.recipe import GroupStage, InnerStage
+from headrace.scheduler.wiring import EpochSpec
 
 
 class TogetherLevel(Level):
@@ -55,11 +56,12 @@ class TogetherLevel(Level):
 class GroupLevel(TogetherLevel):
     """Samples that are put together: a group of them is a unit. Its first stage says which ones, and does it."""
 
-    def __init__(self, number: int, stages: Sequence[InnerStage], *args: Any) -> None:
-        super().__init__(number, stages, *args)
+    def __init__(self, number: int, stages: Sequence[InnerStage], spec: EpochSpec, *args: Any) -> None:
+        super().__init__(number, stages, spec, *args)
         (stage,) = (stage for stage in stages if isinstance(stage, GroupStage))
         assert stage.batcher is not None
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
+        self._to_fail = stage.is_measured and spec.skips is None  # what has failed has no measure: its group never came
         self._clock = _Clock(stage.max_wait_s)
         self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
         self._begun_with = deque(self._origins.begun_with)
@@ -71,13 +73,16 @@ class GroupLevel(TogetherLevel):
             return
         part, positions = outcome.part, outcome.positions
         measures = outcome.measures or itertools.repeat(0 if self._is_measured else 1)
-        shared = SharedPart(part, self._put)
-        for position, measure in zip(positions, measures, strict=False):
+        shared, failed = SharedPart(part, self._put), set(part.failed) if self._to_fail else ()
+        for place, (position, measure) in enumerate(zip(positions, measures, strict=False)):
             number = self._put
             self._put += 1
             if self._is_begun_with(number):
                 continue
             self._waiting[number] = _Waiting(shared.share(), position)
+            if place in failed:
+                self._close(FoundGroup([number]))
+                continue
             for group in self._finder.offer(number, measure):
                 self._close(group)
         shared.end()

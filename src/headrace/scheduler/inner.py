@@ -92,8 +92,8 @@ class InnerHost(Protocol):
         """The next samples of a level; the last ones of those that are of these units."""
         ...
 
-    def filled(self, level: Level) -> None:
-        """A level has given as many samples as it may."""
+    def filled(self, number: int) -> None:
+        """The level of this number has given as many samples as are wanted."""
         ...
 
     def passed(self, level: Level, unit: int, *, is_of_use: bool) -> None:
@@ -308,7 +308,7 @@ class Level:
                 self.left -= outcome.part.count
             self._host.left(self, outcome)
             if self.left == 0:
-                self._host.filled(self)
+                self._host.filled(self.number)
             else:
                 self._host.passed(self, self.frontier - 1, is_of_use=is_of_use)
 

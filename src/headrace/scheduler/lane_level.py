@@ -28,6 +28,7 @@ class LaneLevel(TogetherLevel):
         self._held: dict[int, SharedPart] = {}  # documents that are not used up, by their names
         self._come = 0  # units of the level before that have given their documents
         self._has_failed = False  # no more are made
+        self._to_fail = spec.skips is None  # a document that has failed is an error, and is not left out
         self._in_vain = 0  # units of the level before, one after the other, that gave no tokens
         self._in_vain_most = None if spec.pass_count is None else max(2 * spec.pass_count, LEFT_OUT_LEAST)
 
@@ -48,7 +49,7 @@ class LaneLevel(TogetherLevel):
                     end += 1
                 has_failed = [k in failed for k in range(begin, end)]
                 kept = self._lanes.came(self._put, measures[begin:end], has_failed)
-                self._in_vain = 0 if any(measures[begin:end]) or any(has_failed) else self._in_vain + 1
+                self._in_vain = 0 if any(measures[begin:end]) else self._in_vain + 1
                 for name, is_kept in enumerate(kept, self._put):
                     if is_kept:
                         self._held[name] = shared.share()
@@ -62,10 +63,11 @@ class LaneLevel(TogetherLevel):
         self._make()
         if self._in_vain_most is not None and self._in_vain > self._in_vain_most and not self._has_failed:
             why = (
-                f".pack(): {self._in_vain} documents one after the other had no tokens, and a row of the batch lacks "
-                "some; without .shuffle() before .pack() a row may get the same documents in each pass"
+                f".pack(): {self._in_vain} documents one after the other had no tokens, or failed, and a row of the "
+                "batch lacks some; without .shuffle() before .pack() a row may get the same documents in each pass"
             )
             self._fail(ListPart([self._host.failure(OptionError(why))]))
+            self._host.filled(self.number - 1)  # rows that lack sequences get none: the error's batch is not waited for
         self.begin()
 
     def flush(self) -> None:
@@ -86,7 +88,7 @@ class LaneLevel(TogetherLevel):
 
     def _make(self) -> None:
         """The sequences that can be made now."""
-        while not self._has_failed and (sequence := self._lanes.take()) is not None:
+        while not self._has_failed and (sequence := self._lanes.take(to_fail=self._to_fail)) is not None:
             notes = [_note(piece) for piece in sequence.pieces]
             self._add_unit(self._parts(sequence), [sequence.position], notes)
 
