@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,21 @@ def test_no_address_is_an_error(urls: Any) -> None:
 def test_a_step_of_zero_is_an_error() -> None:
     with pytest.raises(OptionError, match="step of 0"):
         expand("{0..5..0}")
+
+
+class Numbered:
+    """A data set whose samples are asked for by number, and of which Python makes an iterator without an end."""
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def samples() -> Iterator[int]:
+    yield 1
+    raise AssertionError("more of them were asked for")
+
+
+@pytest.mark.parametrize("urls", [Numbered(), samples(), [b"a"], b"a", 3, None, ["a", 3]])
+def test_what_is_no_address_is_refused_before_more_is_asked_for(urls: Any) -> None:
+    with pytest.raises(OptionError, match=r"is no address; .*from_map"):
+        expand(urls)

@@ -18,19 +18,33 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> t
     `{000..012}` counts (the width is kept, a third number is the step), `{train,test}` are alternatives.
 
     Raises:
-        OptionError: there is none.
+        OptionError: there is none, or it is none.
 
     Examples:
         >>> expand("s3://bucket/train-{08..10}.tar")
         ('s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar')
     """
-    patterns = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
-    found = tuple(url for pattern in patterns for url in _expanded(os.fspath(pattern)))
+    is_some = not isinstance(urls, str | os.PathLike) and hasattr(type(urls), "__iter__")
+    patterns: Iterable[object] = urls if is_some else [urls]  # type: ignore[assignment]  # as it has __iter__
+    found = tuple(url for pattern in patterns for url in _expanded(_as_text(pattern)))
     if not found or not all(found):
         raise OptionError(
             f"urls={urls!r} names no object; give an address, a pattern like 'a-{{000..012}}.tar', or a list"
         )
     return found
+
+
+def _as_text(url: object) -> str:
+    try:
+        text = os.fspath(url)  # type: ignore[call-overload]  # what is none raises
+    except TypeError:
+        text = None
+    if type(text) is bytes or text is None:
+        raise OptionError(
+            f"{url!r:.200} is no address; samples that a data set of this program has are a stream by "
+            "hr.from_map(dataset) or hr.from_iterable(iterable)"
+        )
+    return str(text)
 
 
 def _expanded(pattern: str) -> Iterator[str]:
