@@ -76,3 +76,16 @@ def test_list_is_kept_until_the_last_of_several_threads_has_packed(plugin: Modul
     may_end.set()
     thread.join()
     assert "plugin_of_a_user" not in cloudpickle.list_registry_pickle_by_value()
+
+
+def test_code_says_which_file_it_is_of_when_it_goes_by_value(plugin: ModuleType) -> None:
+    def outer() -> object:
+        return lambda: None
+
+    sent(plugin.twice)
+    for function in (plugin.twice, outer):
+        came = serialize.unpack_bytes(serialize.pack_bytes(function))
+        assert came is not function
+        assert came.__code__ == function.__code__
+        assert came.__code__.co_filename == function.__code__.co_filename
+    assert came().__code__.co_filename == __file__

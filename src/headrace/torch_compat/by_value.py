@@ -22,6 +22,8 @@ _State = tuple[dict[str, object], dict[str, object], dict[str, dict[str, object]
 
 _SetState = Callable[[type, _State], None]
 
+_FILE = 10  # where the name of the file stands among what a code object is made of
+
 
 _modules: set[str] = set()  # that workers could not import
 _lock = threading.Lock()
@@ -101,6 +103,15 @@ def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -
     make, (*arguments, _), *rest = reduced
     empty = tuple(cells.setdefault(id(cell), (cell, types.CellType()))[1] for cell in function.__closure__)
     return make, (*arguments, empty), *rest
+
+
+def reduced_code(code: types.CodeType) -> object:
+    """Code says which file it is of, as where it comes from: tracebacks, warnings and debuggers show its lines.
+
+    cloudpickle leaves the file out since 3.1.3.
+    """
+    make, arguments = internals.Pickler.dispatch_table[types.CodeType](code)
+    return make, (*arguments[:_FILE], code.co_filename, *arguments[_FILE + 1 :])
 
 
 def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:

@@ -9,9 +9,10 @@ import functools
 import io
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import numpy as np
@@ -26,6 +27,7 @@ from headrace.torch_compat.by_value import (
     modules_by_value,
     packing,
     reduced_class,
+    reduced_code,
     reduced_function,
 )
 from headrace.torch_compat.mappings import Mappings
@@ -39,6 +41,7 @@ _CARRIED_DEVICES = ("cpu", "meta")
 
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     lets_go_of_graphs = is_outward = False
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: reduced_code}, cloudpickle.Pickler.dispatch_table)
 
     def dump(self, obj: object) -> None:
         if not has_modules():

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -169,7 +168,7 @@ def reduced_for_workers(value: object) -> Any:
             found = packer.reducer_override(value)
             if found is not NotImplemented:
                 return found
-            reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
+            reduce = packer.dispatch_table.get(type(value))
             return reduce(value) if reduce else value.__reduce_ex__(5)
     finally:
         close_all(descriptors)
