@@ -1,6 +1,7 @@
 """What `cache_dir=` costs in a first epoch and saves in a second one: W3, with and without a folder: `cache.py`.
 
-Both epochs are of one loader in a fresh process; the folder is new in each, under $TMPDIR.
+Both epochs are of one loader in a fresh process; the folder is new in each, under $TMPDIR. "half" has room for half of
+the objects' bytes. "bytes" are those that the server was asked for, of those that the objects have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EPOCHS = ("first", "second")
 def main() -> None:
     """Measure, then print the table."""
     parser = rounds.parser(__doc__)
-    parser.add_argument("--cache", nargs="+", choices=["none", "folder"], default=["none", "folder"])
+    parser.add_argument("--cache", nargs="+", choices=["none", "folder", "half"], default=["none", "folder"])
     parser.add_argument("--workers", nargs="+", type=int, default=[0, 2])
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of samples in an epoch")
     options = rounds.parse(parser, two_epochs)
@@ -41,13 +42,21 @@ def two_epochs(job: Row) -> Iterator[Row]:
     parameters = {"num_workers": job["workers"]}
     headrace.prepare(work, parameters)
     row: Row = {}
+    whole = _asked_bytes()
+    if job["cache"] == "half":
+        with headrace.run(work, parameters) as loader:
+            for _ in loader:
+                pass
+    whole = _asked_bytes() - whole
     with tempfile.TemporaryDirectory(prefix="headrace-cache-") as folder:
         if job["cache"] == "folder":
             parameters["fetch"] = hr.FetchOptions(cache_dir=folder)
+        elif job["cache"] == "half":
+            parameters["fetch"] = hr.FetchOptions(cache_dir=folder, cache_bytes=whole // 2)
         yield {}
         with headrace.run(work, parameters) as loader:
             for epoch in EPOCHS:
-                before = read_stats(os.environ["HEADRACE_BENCH_SERVER"])["requests"]
+                before, asked = read_stats(os.environ["HEADRACE_BENCH_SERVER"])["requests"], _asked_bytes()
                 label_sum = 0
                 start, cpu = time.perf_counter(), time.process_time()
                 for _, labels in loader:
@@ -55,9 +64,17 @@ def two_epochs(job: Row) -> Iterator[Row]:
                 row[f"{epoch}_rate"] = work.samples / (time.perf_counter() - start)
                 row[f"{epoch}_us"] = 1e6 * (time.process_time() - cpu) / work.samples
                 row[f"{epoch}_requests"] = read_stats(os.environ["HEADRACE_BENCH_SERVER"])["requests"] - before
+                asked = _asked_bytes() - asked
+                whole = whole or asked  # without a folder, and in the first epoch, all of it
+                row[f"{epoch}_bytes"] = asked / whole
                 if label_sum != work.label_sum():
                     raise SystemExit(f"a wrong epoch: the sum of its labels is {label_sum}, not {work.label_sum()}")
         yield row
+
+
+def _asked_bytes() -> int:
+    asked: int = read_stats(os.environ["HEADRACE_BENCH_SERVER"])["asked_bytes"]
+    return asked
 
 
 def report(rows: list[Row]) -> str:
@@ -73,10 +90,11 @@ def report(rows: list[Row]) -> str:
             cells.append(tables.spread(ratios, 2))
             cells.append(tables.spread(row[f"{epoch}_us"] for row in good))
             cells.append(tables.spread(row[f"{epoch}_requests"] for row in good))
+            cells.append(tables.spread((row[f"{epoch}_bytes"] for row in good), 2))
         lines.append(cells)
     columns = ["num_workers", "cache_dir", "runs"]
     for epoch in EPOCHS:
-        columns += [f"{epoch} epoch, samples/s", "of that without", "trainer's CPU, µs/sample", "requests"]
+        columns += [f"{epoch} epoch, samples/s", "of that without", "trainer's CPU, µs/sample", "requests", "bytes"]
     return tables.markdown(columns, lines)
 
 

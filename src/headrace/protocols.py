@@ -6,17 +6,52 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from headrace.errors import BadResponseError, ObjectChangedError
 from headrace.types import Buffer
 
 
+class Told(NamedTuple):
+    """What an answer says of the object's version.
+
+    Attributes:
+        etag: its ETag.
+        modified: when it was last modified, as the server writes it.
+    """
+
+    etag: str | None = None
+    modified: str | None = None
+
+    def check(self, later: Told, url: str) -> None:
+        """Whether a later answer, whose bytes are to stand beside this one's, is of the same version.
+
+        Raises:
+            ObjectChangedError: it is of another one.
+            BadResponseError: it does not say what the one before did, so that nobody knows: another time it may.
+        """
+        if self.etag is not None and later.etag is not None:
+            if self.etag != later.etag:
+                raise ObjectChangedError(f"the object changed: its ETag was {self.etag}, now {later.etag}", url=url)
+        elif self.modified is not None and later.modified is not None:
+            if self.modified != later.modified:
+                reason = f"the object changed: it was last modified {self.modified}, now {later.modified}"
+                raise ObjectChangedError(reason, url=url)
+        elif self != later:
+            what = "an ETag" if (self.etag is None) != (later.etag is None) else "when it was modified"
+            raise BadResponseError(f"of two answers one says of the object's version {what}, the other not", url=url)
+
+
 class Span(NamedTuple):
-    """What a ranged read got: bytes [start, stop) of an object of `size` bytes; `in_order` as `Answer` has it."""
+    """What a ranged read got: bytes [start, stop) of an object of `size` bytes; `in_order` as `Answer` has it.
+
+    `told` is what the answer said of its version; None where it is not known, as of what was kept.
+    """
 
     start: int
     stop: int
     size: int
     etag: str | None
     in_order: bool = False
+    told: Told | None = None
 
 
 Check = Callable[[Buffer], bool]
@@ -185,7 +220,7 @@ class Receiver(Protocol):
         ...
 
     def fileno(self) -> int:
-        """What to wait on, until it is readable: something has come."""
+        """What to wait on, once `receive_nowait` would block, until it is readable: something has come."""
         ...
 
     def close(self) -> Sequence[object]:

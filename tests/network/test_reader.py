@@ -30,7 +30,6 @@ from headrace.errors import (
 from headrace.fetch import Meter, Reader
 from headrace.fetch.stores import memory
 from headrace.options import FetchOptions
-from headrace.protocols import Span
 from headrace.reading import read
 from headrace.running import running_reader
 from headrace.testing import FaultServer
@@ -246,7 +245,7 @@ async def test_other_version_than_the_one_asked_for_is_an_error(server: FaultSer
     target = memoryview(bytearray(100))
     async with reader_with() as reader:
         span = await reader.read_into(url, 0, target)
-        assert await reader.read_into(url, 100, target, etag=span.etag) == Span(100, 200, len(SMALL), span.etag)
+        assert (await reader.read_into(url, 100, target, etag=span.etag))[:4] == (100, 200, len(SMALL), span.etag)
         server.add("versions", SMALL[::-1])
         with pytest.raises(ObjectChangedError):
             await reader.read_into(url, 200, target, etag=span.etag)

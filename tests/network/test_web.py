@@ -618,6 +618,11 @@ def test_public_server_leads_to_no_private_one(
         *((private, False) for private in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "100.100.100.200", "0.0.0.0")),
         *((private, False) for private in ("::1", "::", "fe80::1%eth0", "fd00:ec2::254", "ff02::1", "224.0.0.1")),
         *((private, False) for private in ("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::1")),
+        *(
+            (private, False)
+            for private in ("168.63.129.16", "192.0.0.192", "::ffff:168.63.129.16", "64:ff9b::a9fe:a9fe")
+        ),
+        *((private, False) for private in ("fec0::1", "::127.0.0.1", "64:ff9b:1::808:808")),
     ],
 )
 def test_public_addresses_are_those_of_the_public_network(address: str, expected: bool) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -159,3 +161,22 @@ async def test_cancelled_read_writes_no_more_into_the_readers_memory(tmp_path: P
     both = threading.Barrier(2)  # both threads are free again
     await asyncio.gather(*(threads.call(both.wait, 10) for _ in range(2)))
     assert not any(target)
+
+
+@pytest.mark.asyncio
+async def test_what_is_no_file_is_refused_and_holds_up_no_thread(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(LONG)
+    names = [f"fifo{n}" for n in range(20)]
+    for name in names:
+        os.mkfifo(tmp_path / name)
+    store = LocalStore()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for path in (*(str(tmp_path / name) for name in names), "/dev/null"):
+            with pytest.raises(ObjectMissingError, match="a pipe, a socket or a device"):
+                await store.get(path, 0, 10)
+        with pytest.raises((ObjectMissingError, OSError)):
+            await store.get(str(tmp_path / "socket"), 0, 10)
+    answer = await store.get(str(tmp_path / "file"), 5, 10)
+    assert await anext(answer.chunks) == LONG[5:10]
+    await store.aclose()

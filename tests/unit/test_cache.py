@@ -17,34 +17,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from unit.cache_use import BLOCK, LARGE, LIMIT, URL, blocks, entries, has, keep
 
 from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
 from headrace.protocols import Span
-from headrace.types import Buffer
-
-URL = "https://host/shard.tar"
-BLOCK = 4096
-LIMIT = 100 * BLOCK
-LARGE = 2**30
-
-
-async def keep(cache: Cache, url: str, data: Buffer, start: int | None = None, etag: str | None = None) -> None:
-    """Put it, and wait until it is written."""
-    await cache.put(url, start, None, Span(start or 0, (start or 0) + len(data), 10**6, etag), data)
-    await cache.flush()
-
-
-async def has(cache: Cache, url: str, etag: str | None = None) -> bool:
-    return await cache.get(url, None, None, etag) is not None
-
-
-def entries(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*.range"))
-
-
-def blocks(folder: Path) -> int:
-    return sum(-(-path.stat().st_size // BLOCK) for path in entries(folder))
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -64,10 +41,9 @@ def test_another_process_gets_what_was_put(
         assert found is not None
         assert (found.data, found.span) == (data, span)
         assert await second.get(URL, 3, stop) is None
-        assert await second.get(URL, start, 999) is None
         await second.aclose()
         assert (first.hits, first.misses, first.written) == (0, 1, 1)
-        assert (second.hits, second.misses, second.written) == (1, 2, 0)
+        assert (second.hits, second.misses, second.written) == (1, 1, 0)
 
     asyncio.run(run())
 
@@ -199,6 +175,24 @@ def test_folder_holds_no_secret_and_is_the_users_alone(tmp_path: Path) -> None:
         assert "hush" not in str(path)
         assert b"hush" not in path.read_bytes()
         assert path.stat().st_mode & 0o077 == 0
+
+
+def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
+    async def run() -> None:
+        cache = Cache(tmp_path / "above" / "cache", LARGE, data_set="one")
+        await keep(cache, URL, b"abc")
+        assert await cache.get_or_begin(f"{URL}/2", None, None) == (None, True)
+        cache.end(f"{URL}/2", None, None)
+        await cache.aclose()
+
+    before = os.umask(0)
+    try:
+        asyncio.run(run())
+    finally:
+        os.umask(before)
+    made = [tmp_path / "above" / "cache", *(tmp_path / "above" / "cache").rglob("*")]
+    assert len(made) > 5
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
 def test_folder_stays_within_its_limit_and_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
@@ -487,3 +481,27 @@ class DamageModel(RuleBasedStateMachine):
 
 TestDamage = DamageModel.TestCase
 TestDamage.settings = settings(max_examples=60, stateful_step_count=20)
+
+
+def test_what_goes_to_an_objects_end_is_found_by_whoever_asks_for_more_or_for_less(tmp_path: Path) -> None:
+    data = random.Random(0).randbytes(100)
+
+    async def run() -> None:
+        cache = Cache(tmp_path, LARGE)
+        await cache.put(URL, 20, 5000, Span(20, 100, 100, None), data[20:])
+        await cache.put(f"{URL}/2", 20, 60, Span(20, 60, 100, None), data[20:60])
+        await cache.flush()
+        for stop, last in ((None, 100), (5000, 100), (100, 100), (99, 99), (21, 21)):
+            found = await cache.get(URL, 20, stop)
+            assert found is not None
+            assert (found.data, found.span) == (data[20:last], Span(20, last, 100, None))
+        assert await cache.get(URL, 19, 5000) is None
+        assert [await cache.get(f"{URL}/2", 20, stop) is None for stop in (None, 61, 60, 59)] == [
+            True,
+            True,
+            False,
+            True,
+        ]
+        await cache.aclose()
+
+    asyncio.run(run())

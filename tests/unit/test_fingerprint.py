@@ -114,6 +114,38 @@ CHANGES = {
         "import torch\nK = torch.tensor([1.0])\ndef f(x): return x + K",
         "import torch\nK = torch.tensor([2.0])\ndef f(x): return x + K",
     ),
+    "mask": (
+        "import numpy as np\nK = np.ma.array([1, 2], mask=[0, 1])\ndef f(x): return x + K",
+        "import numpy as np\nK = np.ma.array([1, 2], mask=[1, 0])\ndef f(x): return x + K",
+    ),
+    "method of an array's class": (
+        "import numpy\nclass A(numpy.ndarray):\n def g(s): return 1\nK = numpy.ones(2).view(A)\nf = lambda x: K.g()",
+        "import numpy\nclass A(numpy.ndarray):\n def g(s): return 2\nK = numpy.ones(2).view(A)\nf = lambda x: K.g()",
+    ),
+    "attribute of an array": (
+        "import numpy as np\nclass A(np.ndarray): pass\nK = np.zeros(2).view(A)\nK.unit = 'm'\ndef f(x): return K",
+        "import numpy as np\nclass A(np.ndarray): pass\nK = np.zeros(2).view(A)\nK.unit = 's'\ndef f(x): return K",
+    ),
+    "method of a tensor's class": (
+        "import torch\nclass A(torch.Tensor):\n def g(s): return 1\nK = A(torch.ones(2))\nf = lambda x: K.g()",
+        "import torch\nclass A(torch.Tensor):\n def g(s): return 2\nK = A(torch.ones(2))\nf = lambda x: K.g()",
+    ),
+    "attribute of a tensor": (
+        "import torch\nK = torch.zeros(2)\nK.unit = 'm'\ndef f(x): return K.unit",
+        "import torch\nK = torch.zeros(2)\nK.unit = 's'\ndef f(x): return K.unit",
+    ),
+    "private method of an enumeration": (
+        "import enum\nclass E(enum.Enum):\n A = 1\n def _g(self): return 1\ndef f(x): return E.A._g()",
+        "import enum\nclass E(enum.Enum):\n A = 1\n def _g(self): return 2\ndef f(x): return E.A._g()",
+    ),
+    "text of an enumeration": (
+        "import enum\nclass E(enum.Enum):\n A = 1\n def __str__(self): return 'a'\ndef f(x): return str(E.A)",
+        "import enum\nclass E(enum.Enum):\n A = 1\n def __str__(self): return 'b'\ndef f(x): return str(E.A)",
+    ),
+    "attribute of a member": (
+        "import enum\nclass E(enum.Enum):\n A = 1\nE.A.unit = 'm'\ndef f(x): return E.A.unit",
+        "import enum\nclass E(enum.Enum):\n A = 1\nE.A.unit = 's'\ndef f(x): return E.A.unit",
+    ),
     "order of a dict": ("K = {1: 2, 3: 4}\ndef f(x): return K", "K = {3: 4, 1: 2}\ndef f(x): return K"),
     "order of arguments": ("def f(x, y): return x - y", "def f(y, x): return x - y"),
     "what a library's name is": (
@@ -196,6 +228,37 @@ def test_module_of_ones_own_is_told_by_what_is_used_of_it(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
+    "import_it",
+    ["from own_package import helpers", "import own_package.helpers as helpers", "import own_package.helpers"],
+)
+def test_module_of_ones_own_that_a_function_imports_is_refused(
+    import_it: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").touch()
+    (tmp_path / "own_package" / "helpers.py").write_text("K = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotKnownError, match="import it at the top of its file"):
+        digest(made(f"def f(x):\n {import_it}\n return x"))
+    for name in ("own_package", "own_package.helpers"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_module_that_has_the_name_of_one_of_python_is_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "chunk.py").write_text("def helper(x): return x + 1\n")
+    script = tmp_path / "script.py"
+    lines = ["import chunk", "from headrace.kept.fingerprint import ValueDigest", "def f(x): return chunk.helper(x)"]
+    lines += ["found = ValueDigest()", "found.add(f)", "print(found.digest().hex())"]
+    script.write_text("\n".join(lines))
+    said = set()
+    for number in (1, 2):
+        (tmp_path / "chunk.py").write_text(f"def helper(x): return x + {number}\n")
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        said.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
     "value",
     [threading.Lock(), (n for n in ()), memoryview(b"")],
     ids=lambda value: type(value).__name__,
@@ -203,6 +266,21 @@ def test_module_of_ones_own_is_told_by_what_is_used_of_it(tmp_path: Path, monkey
 def test_what_cannot_be_told_is_refused(value: object) -> None:
     with pytest.raises(NotKnownError):
         digest(lambda: value)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        "globals()['K']",
+        "eval('K')",
+        "__import__('script').K",
+        "sys.modules['script'].K",
+        "importlib.import_module('script').K",
+    ],
+)
+def test_what_is_found_by_its_name_as_a_text_is_refused(found: str) -> None:
+    with pytest.raises(NotKnownError, match="as texts"):
+        digest(made(f"import importlib, sys\nK = 1\ndef f(x): return x + {found}"))
 
 
 @pytest.mark.parametrize(
@@ -220,6 +298,8 @@ def test_what_cannot_be_told_is_refused(value: object) -> None:
         hr.rng,
         functools.partial(np.random.default_rng(1).permuted, axis=0),
         made("def f(x):\n from random import gauss\n return gauss(x, 1)"),
+        made("def f(x):\n from numpy import random\n return random.normal(x)"),
+        made("def f(x):\n import numpy.random as draws\n return draws.normal(x)"),
         made("from numpy.random import rand\ndef g(x): return rand()\ndef f(x): return g(x)"),
         made(
             "import random\nclass A:\n def __init__(self): self.r = random.Random(1)\n"

@@ -4,6 +4,10 @@ An entry is written to a temporary name and renamed, so reading and writing need
 damaged. Only how much the folder holds must be known to all: it is the length of the file `tally`, to which a process
 appends a byte for each block that it adds; whoever holds the lock of that file counts anew, and removes what was used
 longest ago. An entry's time of change is the time of its last use.
+
+Each data set has a folder of its own below, which is locked as long as a process uses it: from such nothing is removed.
+An epoch asks for all samples equally often, so to exchange one for another saves nothing; exchanged by their last use,
+those would go that are asked for next.
 """
 
 from __future__ import annotations
@@ -11,24 +15,33 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shutil
 import struct
 import tempfile
+import threading
+import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 
+from headrace.fetch.claims import Claims
 from headrace.protocols import Span
 from headrace.types import Buffer
 
 _BLOCK_BYTES = 4096
 _TOUCH_S, _ABANDONED_S = 60.0, 3600.0
 _ENTRY, _PART = ".range", ".part"
+_IN_USE, _CLAIMS = "in_use", "claims"
+_DATA_SET = re.compile("[0-9a-f]{16}")
+_LOOK_S = 60.0  # how often it is seen which other data sets there are
+_FULL_S, _PATIENCE = 60.0, 20  # how long a full folder is taken to be so; at least so many times what it takes to look
 _MAGIC = b"HRcache1"
 _PREFIX = struct.Struct("<8sII")  # magic and version; length of the head; CRC of the entry's name and the head
 
@@ -51,22 +64,108 @@ class DamagedError(Exception):
 
 
 class CacheFolder:
-    """What is on the disk. `read` may be called by several threads at once, `write` by one."""
+    """What is on the disk. `read` and `claim` may be called by several threads at once, `write` by one.
 
-    def __init__(self, path: Path, limit_bytes: int, clock: Callable[[], float]) -> None:
+    Args:
+        path: the folder.
+        limit_bytes: what all entries may take.
+        clock: seconds of the day.
+        data_set: letters and digits that name the data set which is read; "": none, and entries go by their last use.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int, clock: Callable[[], float], data_set: str = "") -> None:
         self.path = path
         self._limit = limit_bytes // _BLOCK_BYTES  # in blocks
         self._clock = clock
+        self._own = path / data_set
+        self._others: tuple[float, Sequence[Path]] = 0.0, ()  # when other data sets were looked for, and their folders
+        self._lock = threading.Lock()
+        self._use: int | None = None  # the descriptor by which the own one is locked
+        self._is_tried = self._is_closed = False
+        self._claims = Claims(path / _CLAIMS)
         self._tidied = False
+        self._full_until = 0.0
 
-    def read(self, name: str) -> Cached | None:
-        """The entry, if there is one, and note that it was used.
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing can be written for some time: all that is there is in use."""
+        return self._clock() < self._full_until
+
+    def read(self, names: Sequence[str], *, claims: bool = False) -> tuple[Cached | None, bool]:
+        """The first of these entries that there is, and note that it was used; and whether one is claimed now.
+
+        Args:
+            claims: where there is none, claim the first, unless somebody else has. Of processes that want the same
+                entry one reads it from the store, and the others wait.
 
         Raises:
             DamagedError: it is not what was written; it is gone now.
             OSError: the disk is out of order or not to be read.
         """
-        path = self._place(name)
+        found = self._found(names)
+        if found is not None or not claims or not self._claims.take(names[0]):
+            return found, False
+        try:
+            found = self._found(names)  # it may have been written just now
+        except BaseException:
+            self._claims.give_back(names[0])
+            raise
+        if found is not None:
+            self._claims.give_back(names[0])
+        return found, found is None
+
+    def unclaim(self, name: str) -> None:
+        """Let others write it."""
+        self._claims.give_back(name)
+
+    def write(self, name: str, span: Span, data: Buffer) -> bool:
+        """Put an entry in place of any that is there; gives whether there is room for it.
+
+        Raises:
+            OSError: the disk is full, out of order or not to be written to.
+        """
+        head = json.dumps((span.start, span.stop, span.size, span.etag, zlib.crc32(data))).encode()
+        head = _PREFIX.pack(_MAGIC, len(head), _check(name, head)) + head
+        blocks = _blocks(len(head) + len(data))
+        path = _place(self._own, name)
+        self._make(path.parent)
+        try:
+            self._hold()
+            with self._tally() as tally:
+                if not self._make_room(tally, blocks):
+                    return False
+                os.write(tally, bytes(blocks))  # first: who is killed in between has counted too much, not too little
+                self._add(path, head, data)
+        except FileNotFoundError:  # somebody empties the folder at this moment
+            return False
+        return True
+
+    def close(self) -> None:
+        """Have the data set be no longer in use by this process."""
+        self._claims.close()
+        with self._lock:
+            self._is_closed = True
+            if self._use is not None:
+                os.close(self._use)
+                self._use = None
+
+    def _found(self, names: Sequence[str]) -> Cached | None:
+        for folder in (self._own, *self._other_folders()):
+            for name in names:
+                found = self._read_in(folder, name)
+                if found is None:
+                    continue
+                if folder != self._own:
+                    self._adopt(folder, name)
+                elif not self._is_tried:
+                    self._is_tried = True
+                    with suppress(OSError):  # a folder that is only read keeps what it has
+                        self._hold()
+                return found
+        return None
+
+    def _read_in(self, folder: Path, name: str) -> Cached | None:
+        path = _place(folder, name)
         try:
             with path.open("rb", buffering=0) as file:
                 status = os.fstat(file.fileno())
@@ -83,29 +182,49 @@ class CacheFolder:
                 os.utime(path, (now, now))
         return found
 
-    def write(self, name: str, span: Span, data: Buffer) -> bool:
-        """Put an entry in place of any that is there; gives whether there is room for it.
+    def _other_folders(self) -> Sequence[Path]:
+        """Of other data sets: two may have objects in common, or be one whose list of objects has changed."""
+        looked_s, found = self._others
+        if self._own != self.path and not 0 <= self._clock() - looked_s < _LOOK_S:
+            found = [folder for folder in self._data_sets() if folder != self._own]
+            self._others = self._clock(), found
+        return found
 
-        Raises:
-            OSError: the disk is full, out of order or not to be written to.
-        """
-        head = json.dumps((span.start, span.stop, span.size, span.etag, zlib.crc32(data))).encode()
-        head = _PREFIX.pack(_MAGIC, len(head), _check(name, head)) + head
-        blocks = _blocks(len(head) + len(data))
-        path = self._place(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with self._tally() as tally:
-                if not self._make_room(tally, blocks):
-                    return False
-                os.write(tally, bytes(blocks))  # first: who is killed in between has counted too much, not too little
-                self._add(path, head, data)
-        except FileNotFoundError:  # somebody empties the folder at this moment
-            return False
-        return True
+    def _data_sets(self) -> list[Path]:
+        """The folders of all data sets; entries that are in none are in the folder itself."""
+        with suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            return [self.path, *(Path(entry) for entry in entries if _DATA_SET.fullmatch(entry.name))]
+        return []
 
-    def _place(self, name: str) -> Path:
-        return self.path / name[:2] / f"{name[2:]}{_ENTRY}"
+    def _adopt(self, other: Path, name: str) -> None:
+        """Have an entry be of the own data set, where that is not taken from one that is in use."""
+        place = _place(self._own, name)
+        with suppress(OSError):
+            self._make(place.parent)
+            self._hold()  # before the other one is locked: two processes may do this to each other's
+            with _unused(other, self.path) as is_unused:
+                if is_unused:
+                    _place(other, name).rename(place)
+
+    def _hold(self) -> None:
+        """Have the own data set be in use, until this is closed."""
+        with self._lock:
+            while self._use is None and self._own != self.path and not self._is_closed:
+                path = self._own / _IN_USE
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH)  # whoever removes what is in it has it for a moment
+                    if os.path.samestat(os.fstat(descriptor), path.stat()):  # and not the whole folder
+                        self._use, descriptor = descriptor, -1
+                finally:
+                    if descriptor >= 0:
+                        os.close(descriptor)
+
+    def _make(self, part: Path) -> None:
+        """Have a folder of the own data set be there, for this user alone whatever the umask is."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self._own, part):
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     @staticmethod
     def _add(path: Path, head: bytes, data: Buffer) -> None:
@@ -134,60 +253,99 @@ class CacheFolder:
             return False
         if self._tidied and self._has_room(tally, blocks):
             return True
+        if self.is_full:
+            return False
         self._tidied = True
         try:
             fcntl.flock(tally, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:  # another process is at it
             return self._has_room(tally, blocks)
+        began = time.perf_counter()
         try:
             self._tidy(tally, blocks)
         finally:
             fcntl.flock(tally, fcntl.LOCK_UN)  # closing is not enough if a child was forked meanwhile
-        return self._has_room(tally, blocks)
+        has_room = self._has_room(tally, blocks)
+        if not has_room:  # to look through all entries takes seconds where there are millions
+            self._full_until = self._clock() + max(_FULL_S, _PATIENCE * (time.perf_counter() - began))
+        return has_room
 
     def _has_room(self, tally: int, blocks: int) -> bool:
         return os.fstat(tally).st_size + blocks <= self._limit
 
     def _tidy(self, tally: int, blocks: int) -> None:
-        """Count what is there; if `blocks` more are too many, remove down to nine tenths of the limit."""
+        """Count what is there; if `blocks` more are too many, remove what is not in use: down to nine tenths."""
         before = os.fstat(tally).st_size
         abandoned = self._clock() - _ABANDONED_S
-        times, sizes = array("d"), array("q")  # numbers only: there may be millions
-        for file, status in self._files():
-            if file.name.endswith(_ENTRY):
-                times.append(status.st_mtime)
-                sizes.append(_blocks(status.st_size))
-            elif file.name.endswith(_PART) and status.st_mtime < abandoned:
-                Path(file).unlink(missing_ok=True)
-        total = sum(sizes)
-        if total + blocks > self._limit:
-            excess = total - min(self._limit * 9 // 10, self._limit - blocks)
-            order = np.argsort(times)
-            last = order[np.searchsorted(np.cumsum(np.asarray(sizes)[order]), excess)]
-            total -= self._remove(excess, times[last])
+        total, times, sizes = 0, array("d"), array("q")  # numbers only: there may be millions
+        with ExitStack() as locks:
+            unused = [folder for folder in self._data_sets() if locks.enter_context(_unused(folder, self.path))]
+            for folder in self._data_sets():
+                for file, status in _files(folder):
+                    if file.name.endswith(_ENTRY):
+                        total += _blocks(status.st_size)
+                        if folder in unused:
+                            times.append(status.st_mtime)
+                            sizes.append(_blocks(status.st_size))
+                    elif file.name.endswith(_PART) and status.st_mtime < abandoned:
+                        Path(file).unlink(missing_ok=True)
+            if total + blocks > self._limit and sizes:
+                excess = total - min(self._limit * 9 // 10, self._limit - blocks)
+                order = np.argsort(times)
+                sums = np.cumsum(np.asarray(sizes)[order])
+                last = int(order[min(int(np.searchsorted(sums, excess)), len(order) - 1)])
+                total -= _remove(unused, excess, times[last])
+            for folder in unused:
+                if folder != self.path and not any(_files(folder)):
+                    shutil.rmtree(folder, ignore_errors=True)
         # What others have added meanwhile may be counted twice, until the next time.
         os.ftruncate(tally, total + max(0, os.fstat(tally).st_size - before))
 
-    def _remove(self, excess: int, until: float) -> int:
-        """Remove entries not used after `until`, of `excess` blocks if there are as many; gives how many."""
-        removed = 0
-        for file, status in self._files():
+
+@contextmanager
+def _unused(folder: Path, root: Path) -> Iterator[bool]:
+    """Whether no process uses the data set in this folder; then none begins to, within."""
+    if folder == root:  # entries of none
+        yield True
+        return
+    descriptor, is_unused = -1, False
+    with suppress(OSError):  # locked, another user's, or just gone
+        descriptor = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_unused = True
+    try:
+        yield is_unused
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _remove(folders: Sequence[Path], excess: int, until: float) -> int:
+    """Remove entries not used after `until`, of `excess` blocks if there are as many; gives how many."""
+    removed = 0
+    for folder in folders:
+        for file, status in _files(folder):
             if removed >= excess:
-                break
+                return removed
             if file.name.endswith(_ENTRY) and status.st_mtime <= until:
                 Path(file).unlink(missing_ok=True)
                 removed += _blocks(status.st_size)
-        return removed
+    return removed
 
-    def _files(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        for folder in sorted(self.path.glob("[0-9a-f][0-9a-f]")):
-            with os.scandir(folder) as files:
-                for file in files:
-                    try:
-                        status = file.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    yield file, status
+
+def _files(folder: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    for part in sorted(folder.glob("[0-9a-f][0-9a-f]")):
+        with os.scandir(part) as files:
+            for file in files:
+                try:
+                    status = file.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                yield file, status
+
+
+def _place(folder: Path, name: str) -> Path:
+    return folder / name[:2] / f"{name[2:]}{_ENTRY}"
 
 
 def _checked(file: FileIO, name: str, size: int) -> Cached:

@@ -146,7 +146,7 @@ class Coalescer:
         async def fill_parts() -> None:
             for start, stop in todo:
                 begin, end = first.position + start, first.position + stop
-                request = RangeRequest(first.url, begin, end, target=room[start:stop], etag=first.etag)
+                request = RangeRequest(first.url, begin, end, target=room[start:stop], etag=first.etag, told=first.told)
                 await self._fetch(request)
                 if request.size != first.size:
                     reason = f"the object changed: its size was {first.size}, now {request.size}"

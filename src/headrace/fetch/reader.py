@@ -31,7 +31,7 @@ from headrace.fetch.stores.addresses import Stores, split
 from headrace.fetch.stores.registry import gives_ends, host_of, is_local
 from headrace.options import FetchOptions
 from headrace.protocols import Check, Span, Version
-from headrace.running import running_charge
+from headrace.running import Charges, running_charge
 from headrace.types import Listed, Lists, Pins
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Reader:
         options: time-outs and attempts.
         concurrency: requests under way at once.
         storage_options: settings for the stores; obstore's names for S3, GCS, Azure and HTTP, fsspec's otherwise.
+        data_set: tells the data set that is read from others, where what is read is kept.
         meter: where to count.
         clock: monotonic seconds; decides when a range's time is over.
         rng: draws the waits between attempts.
@@ -68,6 +69,7 @@ class Reader:
         *,
         concurrency: int,
         storage_options: Mapping[str, object] | None = None,
+        data_set: str = "",
         meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -81,7 +83,7 @@ class Reader:
         self._stores = stores or Stores(self.options, storage_options)
         self._attempts = Attempts(self.options, concurrency, self.meter, clock, rng or random.Random())
         self._gather = Coalescer(self._fetch, self.options, self.meter)
-        self._cache = _cache(self.options, storage_options)
+        self._cache = _cache(self.options, storage_options, data_set)
         self._without_ends: set[str | int] = set()  # hosts that know ranges, and not by the end
         self._closed = False
 
@@ -119,12 +121,31 @@ class Reader:
         version = version or _ANY_VERSION
         cache = self._cache_for(url)
         charge = running_charge.get()
-        found = None if cache is None else await self._kept(cache, url, start, stop, version.etag, check)
-        if found is not None:
-            admitted = None if charge is None else charge(len(found.data))
-            if admitted is not None:
-                await admitted
-            return bytes(found.data)
+        if cache is None:
+            return await self._read(url, start, stop, charge, check, version)
+        found, is_begun = await self._kept(cache, url, start, stop, version.etag, check)
+        try:
+            if found is None:
+                return await self._read(url, start, stop, charge, check, version, cache)
+        finally:
+            if is_begun:
+                cache.end(url, start, stop)
+        admitted = None if charge is None else charge(len(found.data))
+        if admitted is not None:
+            await admitted
+        return bytes(found.data)
+
+    async def _read(
+        self,
+        url: str,
+        start: int | None,
+        stop: int | None,
+        charge: Charges | None,
+        check: Check | None,
+        version: Version,
+        cache: Cache | None = None,
+    ) -> bytes:
+        """`read` from the store, into the cache."""
         for _ in range(1 if check is None else 2):
             try:
                 data, span = await self._gather.read(url, start, stop, charge, version.etag)
@@ -171,10 +192,30 @@ class Reader:
             raise OptionError(f"start={start} and a target of {target.nbytes} bytes: both must be in range")
         stop = start + target.nbytes if start >= 0 else None
         cache = self._cache_for(url)
-        found = None if cache is None else await self._kept(cache, url, start, stop, etag, check)
-        if found is not None:
-            np.frombuffer(target, np.uint8)[: len(found.data)] = np.frombuffer(found.data, np.uint8)
-            return found.span
+        if cache is None:
+            return await self._read_into(url, start, stop, target, etag, check, rest)
+        found, is_begun = await self._kept(cache, url, start, stop, etag, check)
+        try:
+            if found is None:
+                return await self._read_into(url, start, stop, target, etag, check, rest, cache)
+        finally:
+            if is_begun:
+                cache.end(url, start, stop)
+        np.frombuffer(target, np.uint8)[: len(found.data)] = np.frombuffer(found.data, np.uint8)
+        return found.span
+
+    async def _read_into(
+        self,
+        url: str,
+        start: int,
+        stop: int | None,
+        target: memoryview,
+        etag: str | None,
+        check: Check | None,
+        rest: Rest | None,
+        cache: Cache | None = None,
+    ) -> Span:
+        """`read_into` from the store, into the cache."""
         for _ in range(1 if check is None else 2):
             request = RangeRequest(url, start, stop, target=target, etag=etag, rest=rest)
             if start < 0 and (begins := await self._fetch_end(request)) is not None:
@@ -244,13 +285,13 @@ class Reader:
 
     async def _kept(
         self, cache: Cache, url: str, start: int | None, stop: int | None, etag: str | None, check: Check | None
-    ) -> Cached | None:
-        """What the cache has of it, where that is right."""
-        found = await cache.get(url, start, stop, etag)
+    ) -> tuple[Cached | None, bool]:
+        """What the cache has of it, where that is right; and whether it is to be told of the end of what is read."""
+        found, is_begun = await cache.get_or_begin(url, start, stop, etag)
         if found is None or (check is not None and not check(found.data)):
-            return None
+            return None, is_begun
         self.meter.cached += 1
-        return found
+        return found, is_begun
 
     def _fetch(self, request: RangeRequest) -> Awaitable[None]:
         store, path = self._stores.of(request.url)
@@ -286,12 +327,12 @@ class Reader:
         return None if self._cache is None or is_local(self._stores.of(url)[0]) else self._cache
 
 
-def _cache(options: FetchOptions, storage_options: Mapping[str, object] | None) -> Cache | None:
+def _cache(options: FetchOptions, storage_options: Mapping[str, object] | None, data_set: str) -> Cache | None:
     if options.cache_dir is None:
         return None
     from headrace.fetch.cache import Cache
 
-    return Cache(options.cache_dir, options.cache_bytes, storage_options)
+    return Cache(options.cache_dir, options.cache_bytes, storage_options, data_set=data_set)
 
 
 def _wrong_bytes(url: str, start: int | None, stop: int | None) -> ChecksumError:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.errors import BadResponseError, ObjectChangedError
+from headrace.errors import BadResponseError
 from headrace.fetch.web.body import Body
+from headrace.protocols import Told
 from headrace.types import Answer, Buffer
 
 _SKIPPED_BYTES = 256 * 1024
@@ -20,8 +21,7 @@ class Rest:
         self._body: Body | None = None
         self._at = 0
         self._size: int | None = None
-        self._etag: str | None = None
-        self._modified: str | None = None
+        self._told: Told | None = None  # of its version, by the first answer
 
     def go_on(self, start: int, stop: int, name: str) -> Answer | None:
         """Bytes [start, stop) of the answer that is open; None: there is none, or it is beyond them already."""
@@ -33,18 +33,16 @@ class Rest:
             return None
         return self._part(body, start, stop, name)
 
-    def begin(
-        self, body: Body, start: int, stop: int, name: str, *, size: int | None, etag: str | None, modified: str | None
-    ) -> Answer:
-        """Bytes [start, stop) of an answer that has come anew; `modified` is its version where it has no ETag.
+    def begin(self, body: Body, start: int, stop: int, name: str, *, size: int | None, told: Told) -> Answer:
+        """Bytes [start, stop) of an answer that has come anew, and what it says of its version.
 
         Raises:
             ObjectChangedError: the answer before was another version.
+            BadResponseError: nobody knows whether it was.
         """
-        if self._modified not in (None, modified):
-            reason = f"the object changed: it was last modified {self._modified}, now {modified}"
-            raise ObjectChangedError(reason, url=name)
-        self._at, self._size, self._etag, self._modified = 0, size, etag, modified
+        if self._told is not None:
+            self._told.check(told, name)
+        self._at, self._size, self._told = 0, size, told
         return self._part(body, start, stop, name)
 
     def keep(self, body: Body, at: int) -> None:
@@ -62,7 +60,8 @@ class Rest:
     def _part(self, body: Body, start: int, stop: int, name: str) -> Answer:
         end = stop if self._size is None else min(stop, self._size)
         part = _Part(self, body, start - self._at, start, end, name)
-        return Answer(start, None if self._size is None else end, self._size, self._etag, part, in_order=True)
+        known, (etag, modified) = None if self._size is None else end, self._told or Told()
+        return Answer(start, known, self._size, etag, part, in_order=True, modified=modified)
 
 
 class _Part:

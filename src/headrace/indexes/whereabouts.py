@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace.errors import masked
+from headrace.errors import OptionError, masked
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.formats.format import Format
@@ -48,7 +50,7 @@ def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, fo
             return None  # most have none, and very many addresses
         place = cache_path(urls, storage_options, form)
         return place if place.exists() else None
-    except PermissionError:  # the home of somebody else
+    except (OptionError, PermissionError):  # there is no place, or it is in the home of somebody else
         return None
 
 
@@ -57,8 +59,26 @@ def _folder() -> Path:
     try:
         root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     except RuntimeError:  # whoever we are has no home
-        root = Path(tempfile.gettempdir())
+        root = _own_temporary()
     return root / "headrace" / "indexes"
+
+
+def _own_temporary() -> Path:
+    """A folder among the temporary ones, where everybody may put things: made by this user, and for no other.
+
+    Raises:
+        OptionError: there is another one in its place.
+    """
+    path = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise OptionError(
+            f"this user has no home to keep indexes in, and {path} is not its own, or others may write to it: set "
+            "XDG_CACHE_HOME to a folder that is"
+        )
+    return path
 
 
 def beside(url: str) -> str:

@@ -81,16 +81,5 @@ def _outside(code: CodeType) -> Iterator[Outside]:
                 attributes.append(following.argval)
             yield Outside(found.argval, tuple(attributes))
         elif found.opname == "IMPORT_NAME":
-            names = next(_imported(instructions[k + 1 :]))
-            level = instructions[k - 2].argval if k >= 2 else 0
-            yield Outside(found.argval, imported=names, level=level if type(level) is int else 0)
-
-
-def _imported(following: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
-    names = []
-    for found in following:
-        if found.opname == "IMPORT_FROM":
-            names.append(found.argval)
-        elif not found.opname.startswith("STORE_"):
-            break
-    yield tuple(names)
+            level, names = (before.argval for before in instructions[k - 2 : k])  # what it takes from the stack
+            yield Outside(found.argval, imported=names or (), level=level)

@@ -17,6 +17,7 @@ import marshal
 import sys
 import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ _OF_CLASSES = {
     *("__annotations_cache__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl"),
     *("__orig_bases__", "__parameters__", "__dataclass_fields__", "__dataclass_params__", "__match_args__"),
     *("__slots__", "__slotnames__", "__type_params__", "__classcell__"),
+}
+_LOOKING_UP = {
+    *(("builtins", name) for name in ("__import__", "eval", "exec", "globals")),
+    *(("importlib", "import_module"), ("sys", "modules")),
 }
 _LARGE_BYTES = 2**16
 _LONG = 1000
@@ -184,20 +189,22 @@ class ValueDigest:
         except ImportError:
             self._put("no module", name.encode())
             return
-        for attribute in outside.imported or ():
-            value = getattr(module, attribute, NotImplemented)
-            if isinstance(value, types.ModuleType) or version_of(name) is not None:
+        for attribute in outside.imported or ("",):
+            value = _imported(module, attribute) if attribute else module
+            if isinstance(value, types.ModuleType):
+                if version_of(value.__name__) is None:
+                    what = f"{name_of(function)} imports {value.__name__} when it is called"
+                    raise NotKnownError(f"{what}; import it at the top of its file")
+                self._add_name(value.__name__, "")
+            elif version_of(name) is not None:
                 self._add_name(name, attribute)
             else:
                 self.add(value)
-        if not outside.imported:
-            if version_of(name) is None:
-                why = f"{name_of(function)} imports {name} when it is called; import it at the top of its file"
-                raise NotKnownError(why)
-            self._add_name(name, "")
 
     def _add_name(self, module: str, name: str) -> None:
         """What a library has under a name; the library itself without one."""
+        if (module, name) in _LOOKING_UP:
+            raise NotKnownError(f"what is found by {name} of {module}, which takes the names of what is used as texts")
         self._put("of a library", module.encode(), name.encode(), (version_of(module) or "").encode())
         if is_drawn_from(module, name) or (not name and module in ("random", "numpy.random", "secrets")):
             self._draw(f"{module}.{name}".rstrip("."))
@@ -239,10 +246,12 @@ class ValueDigest:
         self._each("bases", kind.__bases__)
         self.add(type(kind))
         if issubclass(kind, enum.Enum):
-            self.add([(name, member.value) for name, member in kind.__members__.items()])
+            for name, member in kind.__members__.items():
+                own = {name: value for name, value in vars(member).items() if not name.startswith("_")}
+                self.add((name, member.value, own))
         members = {name: value for name, value in vars(kind).items() if name not in _OF_CLASSES}
         for name, value in sorted(members.items()):
-            if issubclass(kind, enum.Enum) and (name in kind.__members__ or name.startswith("_")):
+            if issubclass(kind, enum.Enum) and (name in kind.__members__ or _is_of_enums(name, value)):
                 continue
             self._put("member", name.encode())
             if type(value) is not types.MemberDescriptorType:
@@ -257,6 +266,10 @@ class ValueDigest:
 
     def _add_array(self, array: np.ndarray[Any, Any]) -> None:
         self._put(type(array).__qualname__, repr(array.dtype).encode(), repr(array.shape).encode())
+        if isinstance(array, np.ma.MaskedArray):
+            self.add((np.ma.getmaskarray(array), array.fill_value))
+        elif version_of(type(array).__module__) is None:
+            self.add((type(array), getattr(array, "__dict__", None)))
         if array.dtype.hasobject:
             self._add_list(array.ravel().tolist())
         elif self._quickly and array.nbytes > _LARGE_BYTES:
@@ -266,6 +279,7 @@ class ValueDigest:
 
     def _add_tensor(self, tensor: Any) -> None:
         self._put("tensor", repr((tensor.dtype, tuple(tensor.shape), str(tensor.layout))).encode())
+        self.add((type(tensor), vars(tensor)))
         if self._quickly and tensor.nbytes > _LARGE_BYTES:
             self._put("at", b"%d" % id(tensor))
             return
@@ -299,6 +313,20 @@ class ValueDigest:
         self._put("object")
         for part in (kind, made, arguments, state, list(items or ()), [one for pair in pairs or () for one in pair]):
             self.add(part)
+
+
+def _imported(module: types.ModuleType, name: str) -> Any:
+    """What `from module import name` gives: a module in it need not have been imported yet."""
+    if not hasattr(module, name):
+        with suppress(ImportError):
+            return importlib.import_module(f"{module.__name__}.{name}")
+    return getattr(module, name, NotImplemented)
+
+
+def _is_of_enums(name: str, value: object) -> bool:
+    """Whether it is what enumerations have for themselves: not what follows from the members, and not a function."""
+    functions = types.FunctionType, classmethod, staticmethod
+    return name.startswith("_") and name.endswith("_") and name[1] != "_" and not isinstance(value, functions)
 
 
 _KINDS: dict[type, Callable[[ValueDigest, Any], None]] = {

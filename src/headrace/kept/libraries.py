@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
 from contextlib import suppress
@@ -19,19 +20,26 @@ def version_of(module: str) -> str | None:
     top = module.partition(".")[0]
     if top == "__main__":
         return None
-    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-        return platform.python_version()
     found = sys.modules.get(top)
     if found is None:
         places = _places(top)
     else:
         places = [getattr(found, "__file__", None) or "", *getattr(found, "__path__", ())]
+    if top in sys.builtin_module_names or (top in sys.stdlib_module_names and not _is_own(places)):
+        return platform.python_version()
     if top != "headrace" and not any(_INSTALLED.intersection(Path(place).parts) for place in places):
         return None
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(top)
     version = getattr(found, "__version__", None)
     return version if type(version) is str else _dated(places)
+
+
+def _is_own(places: list[str]) -> bool:
+    """Whether a file of the user's stands in the place of a module of Python's, which has the same name."""
+    of_python = Path(os.__file__).parent
+    files = (Path(place) for place in places if place.endswith((".py", ".pyc")))
+    return any(of_python not in (file.parent, *file.parents) for file in files)
 
 
 def _places(top: str) -> list[str]:

@@ -12,7 +12,7 @@ from headrace.fetch.meter import Meter
 from headrace.fetch.policy.deadlines import Watched
 from headrace.fetch.rest import Rest
 from headrace.options import FetchOptions
-from headrace.protocols import Span
+from headrace.protocols import Span, Told
 from headrace.running import Charges
 from headrace.types import Answer, Buffer, Fills
 
@@ -29,10 +29,12 @@ class RangeRequest(Watched):
         charge: called once, with the number of bytes that come, and awaited.
         most: of a longer object no more bytes than these are read, if the others can be asked for in ranges.
         rest: where a store may keep what follows, for the next goal.
+        told: what an answer has said of the version whose other bytes these are to stand beside.
 
     Attributes:
         asked_stop: where the range ends; that is known from the first answer on, unless the store does not say.
         size: of the object, as far as it is known.
+        told: what the answers say of its version, once there is one.
         in_order: the store sends the whole for every part.
         skipped: bytes that had to come before those that were wanted.
         is_inside: it counts among the host's requests under way.
@@ -41,7 +43,7 @@ class RangeRequest(Watched):
     __slots__ = (
         "_back", "_buffer", "_first", "_is_open", "_most", "_pieces", "_room",
         "asked_stop", "charge", "etag", "in_order", "is_inside", "ranged", "rest", "size", "skipped",
-        "start", "stop", "url",
+        "start", "stop", "told", "url",
     )  # fmt: skip
 
     def __init__(
@@ -55,12 +57,14 @@ class RangeRequest(Watched):
         charge: Charges | None = None,
         most: int | None = None,
         rest: Rest | None = None,
+        told: Told | None = None,
     ) -> None:
         super().__init__(max(start or 0, 0))
         self._back = max(-(start or 0), 0)  # how many of the last bytes are meant, until it is known which these are
         self.rest, self.in_order, self.skipped = rest, False, 0
         self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
         self._most = most
+        self.told = told
         self.ranged = start is not None or stop is not None
         self.asked_stop = stop
         self.size: int | None = None
@@ -94,6 +98,9 @@ class RangeRequest(Watched):
         size, etag = answer.size, answer.etag
         if self.etag is not None and etag is not None and etag != self.etag:
             raise ObjectChangedError(f"the object changed: its ETag was {self.etag}, now {etag}", url=self.url)
+        told = Told(etag, answer.modified)
+        if self.told is not None:
+            self.told.check(told, self.url)
         if self.size is not None and size is not None and size != self.size:
             # Of an object that changed the store would have said so, given If-Match: one of the sizes is a lie.
             kind = ObjectChangedError if self.if_match is None else BadResponseError
@@ -116,7 +123,7 @@ class RangeRequest(Watched):
             )
         if self._back:
             self.start, self._first, self._back = first, first, 0
-        self.etag, self.in_order = self.etag or etag, answer.in_order
+        self.etag, self.told, self.in_order = self.etag or etag, self.told or told, answer.in_order
         self.size = size if self.size is None else self.size
         self.position, self.asked_stop = first, answer.stop if last is None else last
         self._first = min(self._first, first)
@@ -179,7 +186,7 @@ class RangeRequest(Watched):
         """
         if self.size is None:
             raise BadResponseError("the answer does not say how long the object is", url=self.url)
-        return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order)
+        return Span(min(self.start or 0, self.size), self.position, self.size, self.etag, self.in_order, self.told)
 
     def _open_room(self) -> bool:
         """Whether there is room for a body that fills it; it is made as soon as its size is known."""

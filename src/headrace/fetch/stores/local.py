@@ -17,6 +17,8 @@ _THREADS = 8
 # A range up to this size comes with the answer, in one visit to a thread; longer ones are copied by pieces of it, which
 # the processor's cache holds.
 _PIECE_BYTES = 256 * 1024
+# To open a FIFO waits for who writes to it, and a thread with it, unless it is told not to.
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 
 OpenFile = Callable[[str | None], tuple[int, int, str]]
 """Opens a file that must be of a version, if one is given: its descriptor (for the caller to close), size, version."""
@@ -196,7 +198,7 @@ class _File:
 
 def _open(path: str) -> tuple[int, os.stat_result]:
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, _FLAGS)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ObjectMissingError(_missing(path), url=path) from error
     except PermissionError as error:
@@ -205,6 +207,10 @@ def _open(path: str) -> tuple[int, os.stat_result]:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise ObjectMissingError("this is a folder, not a file", url=path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ObjectMissingError(
+                "this is a pipe, a socket or a device, not a file; what a command prints is read by pipe:", url=path
+            )
     except BaseException:
         os.close(descriptor)
         raise

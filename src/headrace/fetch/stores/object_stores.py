@@ -216,7 +216,8 @@ class RemoteStore:
             last = size if stop is None else max(first, min(stop, size))
         chunks = self._chunks(result, path, whole, last - first)
         is_cloud = not self._root.startswith(("http://", "https://"))
-        return Answer(first, last, size, about["e_tag"], chunks, gives_ranges=is_cloud)
+        modified = str(about["last_modified"])
+        return Answer(first, last, size, about["e_tag"], chunks, gives_ranges=is_cloud, modified=modified)
 
     async def _chunks(self, result: Any, path: str, whole: int, wanted: int) -> AsyncIterator[Buffer]:
         """The first `wanted` bytes of a body that has `whole`."""

@@ -18,6 +18,7 @@ from headrace.fetch.web.connections import Connections
 from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
 from headrace.fetch.web.index_pages import list_pages
 from headrace.fetch.web.statuses import code_in, is_plain, refusal
+from headrace.protocols import Told
 from headrace.types import Answer, Buffer, Listed
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -279,7 +280,8 @@ def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
         )
     if head.length not in (None, stop - start):
         raise ValueError(f"it has {head.length} bytes, and calls them {start} to {stop}")
-    return Answer(start, stop, size, etag, Body(connection, head, wanted.name, stop - start))
+    body = Body(connection, head, wanted.name, stop - start)
+    return Answer(start, stop, size, etag, body, modified=_modified(head))
 
 
 async def _whole(
@@ -297,16 +299,17 @@ async def _whole(
         raise ValueError("nothing tells where its body ends: a cut would not be noticed")
     body = Body(connection, head, wanted.name)
     if rest is not None and wanted.stop is not None and (size is None or start < size):
-        modified = head.headers.get("last-modified")
-        return rest.begin(body, start, wanted.stop, wanted.name, size=size, etag=etag, modified=modified)
+        return rest.begin(body, start, wanted.stop, wanted.name, size=size, told=Told(etag, _modified(head)))
     if start:
         if is_beyond and size is not None and size <= start:
             body.cut(0)
-            return Answer(size, size, size, etag, body)
+            return Answer(size, size, size, etag, body, modified=_modified(head))
         # Without that word, what is too short may be something else, such as a page of a proxy's.
         if wanted.start is not None and wanted.start < 0 and start > _SKIPPED_BYTES:
             body.cut(0)
-            return Answer(size or 0, size, size, etag, body)  # a range with a begin may be given all the same
+            return Answer(
+                size or 0, size, size, etag, body, modified=_modified(head)
+            )  # a range with a begin may be given all the same
         if start > _SKIPPED_BYTES or await body.skip(start) < start or size == start:
             raise ValueError(
                 "the server ignores byte ranges, and gave the whole of something; from such a server, Python's "
@@ -315,7 +318,8 @@ async def _whole(
     if wanted.stop is not None:
         body.cut(wanted.stop - start)
     gives_ranges = head.headers.get("accept-ranges", "").lower() == "bytes"
-    return Answer(start, None if size is None else wanted.end(size), size, etag, body, gives_ranges)
+    stop = None if size is None else wanted.end(size)
+    return Answer(start, stop, size, etag, body, gives_ranges, modified=_modified(head))
 
 
 async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer | None:
@@ -326,7 +330,11 @@ async def _beyond(connection: Connection, head: Head, wanted: _WantedAnswer) -> 
     await _text(connection, head, wanted.name)
     if size is None or size > wanted.begin(size):
         return None
-    return Answer(size, size, size, head.headers.get("etag"), _nothing())
+    return Answer(size, size, size, head.headers.get("etag"), _nothing(), modified=_modified(head))
+
+
+def _modified(head: Head) -> str | None:
+    return head.headers.get("last-modified")
 
 
 def _checked(head: Head, wanted: _WantedAnswer) -> str | None:

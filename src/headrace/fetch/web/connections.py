@@ -16,7 +16,11 @@ from headrace.fetch.web.lookups import Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
 _IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: IPv4 addresses seen from an IPv6 network
+# Whose last bytes are an IPv4 address: seen from a network of IPv6 (RFC 6052), and as one was written once (RFC 4291).
+_WITH_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96")))
+# What `ipaddress` takes for public: where clouds tell machines who they are, a site's own translation to IPv4
+# (RFC 8215), and sites of before RFC 3879.
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10")))
 
 
 def is_public(address: str) -> bool:
@@ -25,9 +29,10 @@ def is_public(address: str) -> bool:
         return False  # it hung up before it could be asked who it is
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.ipv4_mapped or ip.sixtofour
+        has_ipv4 = any(ip in network for network in _WITH_IPV4)
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if has_ipv4 else ip.ipv4_mapped or ip.sixtofour
         ip = inner or ip
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
 
 
 class Connections:

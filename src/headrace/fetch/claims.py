@@ -1,0 +1,67 @@
+"""Which of several processes does a thing that one of them is enough for."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+_FLOCK = struct.Struct("hhqqi4x")  # the kernel's: kind, whence, start, length, process; of 64 bits
+_DIGITS = 15  # of a name that say which byte is meant: two names may mean the same, and one waits for the other
+
+
+class Claims:
+    """Locks by names, each of which one process of a machine has at most; they end with it. Any thread may call.
+
+    They are locks of single bytes of a file (Linux's, of open files). Where there are none, as on some file systems of
+    networks or in a folder that is only read, everybody has every claim: what one process would do, each does.
+
+    Args:
+        path: of the file, which is made when it is first needed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._is_closed = not hasattr(fcntl, "F_OFD_SETLK")
+
+    def take(self, name: str) -> bool:
+        """Whether this process has it, now or already.
+
+        Args:
+            name: a hash, in hexadecimal digits.
+        """
+        with self._lock, suppress(OSError):
+            if self._descriptor is None and not self._is_closed:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._set(fcntl.F_WRLCK, name)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def give_back(self, name: str) -> None:
+        """Let another process have it."""
+        with suppress(OSError):
+            self._set(fcntl.F_UNLCK, name)
+
+    def close(self) -> None:
+        """Give all back."""
+        with self._lock:
+            self._is_closed = True
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _set(self, kind: int, name: str) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                order = _FLOCK.pack(kind, os.SEEK_SET, int(name[:_DIGITS], 16), 1, 0)
+                fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, order)

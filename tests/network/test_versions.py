@@ -1,0 +1,136 @@
+"""Bytes of two versions of an object are never joined, by whatever a server tells one from the other."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from end_to_end.tars import numbered_samples, tar
+from network.bodies import numbered
+from network.scripted import Says, ok, part, serving
+
+import headrace as hr
+from headrace.errors import BadResponseError, ObjectChangedError, StorageError
+from headrace.fetch import Reader
+from headrace.options import FetchOptions
+from headrace.protocols import Told
+
+BODY = numbered(300_000)
+OTHER = BODY[::-1]
+HALF = 150_000
+MONDAY, TUESDAY = "Last-Modified: Mon, 01 Jan 2035 00:00:00 GMT", "Last-Modified: Tue, 02 Jan 2035 00:00:00 GMT"
+A, B = 'ETag: "a"', 'ETag: "b"'
+QUICK = FetchOptions(backoff_s=0.0, hedge_share=0, attempts=4)
+
+SAME = [((), ()), ((A,), (A,)), ((MONDAY,), (MONDAY,)), ((A, MONDAY), (MONDAY,)), ((MONDAY,), (A, MONDAY))]
+CHANGED = [((A,), (B,)), ((MONDAY,), (TUESDAY,)), ((A, MONDAY), (TUESDAY,)), ((MONDAY,), (B, TUESDAY))]
+UNTOLD = [((A,), ()), ((), (A,)), ((MONDAY,), ()), ((), (MONDAY,)), ((A,), (MONDAY,)), ((MONDAY,), (A,))]
+
+
+def outcomes() -> list[tuple[Sequence[str], Sequence[str], type[StorageError] | None]]:
+    kinds = ((SAME, None), (CHANGED, ObjectChangedError), (UNTOLD, BadResponseError))
+    return [(*fields, error) for pairs, error in kinds for fields in pairs]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("before", "after", "error"), outcomes())
+async def test_range_goes_on_behind_a_lost_connection_with_the_same_version_alone(
+    before: Sequence[str], after: Sequence[str], error: type[StorageError] | None
+) -> None:
+    whole = part(BODY, 0, len(BODY), *before)
+    cut = Says(whole[: len(whole) - HALF], "end")
+    rest = part((BODY if error is None else OTHER)[HALF:], HALF, len(BODY), *after)
+    async with serving(cut, rest) as server, Reader(QUICK, concurrency=2) as reader:
+        if error is None:
+            assert await reader.read(server.url, 0, len(BODY)) == BODY
+            return
+        with pytest.raises(error):
+            await reader.read(server.url, 0, len(BODY))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("before", "after", "error"), outcomes())
+async def test_parts_of_a_long_range_are_of_one_version(
+    before: Sequence[str], after: Sequence[str], error: type[StorageError] | None
+) -> None:
+    size = 80 * 512
+    first = part(BODY[: 2 * size], 0, 3 * size, *before)
+    last = part((BODY if error is None else OTHER)[2 * size : 3 * size], 2 * size, 3 * size, *after)
+    short = FetchOptions(range_bytes=size, backoff_s=0.0, hedge_share=0, attempts=4)
+    async with serving(first, last) as server, Reader(short, concurrency=1) as reader:
+        if error is None:
+            assert await reader.read(server.url, 0, 3 * size) == BODY[: 3 * size]
+            return
+        with pytest.raises((error, ExceptionGroup)) as raised:
+            await reader.read(server.url, 0, 3 * size)
+        assert isinstance(raised.value, error) or raised.group_contains(error)
+
+
+class WithDates(BaseHTTPRequestHandler):
+    """Ranges of a shard, without an ETag; from the third answer on it was modified on another day, if there is one."""
+
+    protocol_version = "HTTP/1.1"
+    shard = tar(numbered_samples(0, 40, size=20_000))
+    days: tuple[str, str]
+    count = 0
+
+    def do_GET(self) -> None:
+        found = re.match(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+        assert found is not None
+        first, last = int(found[1]), min(int(found[2]), len(self.shard) - 1)
+        type(self).count += 1
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.shard)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("Last-Modified", self.days[self.count > 2].partition(": ")[2])
+        self.end_headers()
+        self.wfile.write(self.shard[first : last + 1])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("days", [(MONDAY, MONDAY), (MONDAY, TUESDAY)])
+def test_ranges_of_a_shard_are_of_one_version(days: tuple[str, str]) -> None:
+    class Handler(WithDates):
+        pass
+
+    Handler.days = days
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serves = threading.Thread(target=server.serve_forever)
+        serves.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/a.tar"
+        fetch = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, hedge_share=0)
+        keys: list[str] = []
+        try:
+            data = hr.stream([url], index=None).to_tuple("__key__")
+            with hr.DataLoader(data, batch_size=1, fetch=fetch, memory_budget=2**20) as loader:
+                if days[0] == days[1]:
+                    keys += [batch[0][0] for batch in loader]
+                    assert keys == [f"{n:06d}" for n in range(40)]
+                else:
+                    with pytest.raises(ObjectChangedError, match="last modified Mon, 01 Jan 2035"):
+                        keys += [batch[0][0] for batch in loader]
+        finally:
+            server.shutdown()
+            serves.join()
+        assert Handler.count >= 3
+
+
+@pytest.mark.asyncio
+async def test_whole_that_is_sent_again_is_of_the_same_day() -> None:
+    cut = Says(ok(BODY, MONDAY)[:HALF], "end")
+    async with serving(cut, ok(OTHER, TUESDAY)) as server, Reader(QUICK, concurrency=1) as reader:
+        with pytest.raises(ObjectChangedError, match="last modified Mon, 01 Jan 2035"):
+            await reader.read(server.url)
+
+
+def test_what_is_told_of_one_answer_says_nothing_of_another_object() -> None:
+    Told().check(Told(), "a")
+    with pytest.raises(BadResponseError, match="when it was modified"):
+        Told(modified="x").check(Told(), "a")
+    with pytest.raises(BadResponseError, match="an ETag"):
+        Told(etag="x").check(Told(), "a")
