@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -136,13 +136,21 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
+class AllMade(Sequence[Any]):
+    """Samples in the place of none of which a failure stands, or anything else: they need not be looked through."""
+
+
 def failures_among(samples: Sequence[object]) -> list[tuple[int, Failure]]:
     """(where it stands, the failure) of each that stands among samples."""
-    if Failure not in map(type, samples):  # which is known in no time
+    if _are_made(samples) or Failure not in map(type, samples):  # which is known in no time
         return []
     return [(k, sample) for k, sample in enumerate(samples) if type(sample) is Failure]
 
 
-def without_failures(samples: Iterable[T]) -> list[T]:
+def without_failures(samples: Sequence[T]) -> Sequence[T]:
     """The samples in the places of which no failure stands."""
-    return [sample for sample in samples if type(sample) is not Failure]
+    return samples if _are_made(samples) else [sample for sample in samples if type(sample) is not Failure]
+
+
+def _are_made(samples: Sequence[object]) -> bool:
+    return isinstance(samples, AllMade)

@@ -268,6 +268,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self._holder = holder_of()
         if self._holder.epoch is not None and not self._behind.goes_on:
             self.set_epoch(self._holder.epoch)
+        kept: Any = self._iterator
+        if kept is not None and kept.is_over:  # its workers were closed
+            self._iterator = None
         return super().__iter__() if self.regime == "torch" else self._behind.iterate(self, None)
 
     def __aiter__(self) -> AsyncIterator[T_co]:
@@ -385,7 +388,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 def single_samples(stream: Stream, **options: Any) -> DataLoader[Any]:
     """What iterates over a stream by itself: its samples, one by one, as they are; its batches as it says."""
     group = stream.pipeline().group
-    collate = as_it_is if group is None or not group.collate else None
+    collate = as_it_is if group is None else None
     return DataLoader(stream, batch_size=None, collate_fn=collate, **options)
 
 

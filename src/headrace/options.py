@@ -40,7 +40,7 @@ class FetchOptions:
         gap_bytes: ranges of one object that are wanted at the same time are asked for as one where no more bytes than
             this lie between them; 0: only where they touch.
         cache_dir: a folder in which what was read is kept, for all processes of this machine; None: nothing is kept.
-        cache_bytes: how many bytes it may hold; what was used longest ago goes first.
+        cache_bytes: how many bytes it may hold; of what no loader has open, that which was used longest ago goes first.
         allow_pipe: whether `pipe:` addresses may run their shell commands.
     """
 

@@ -5,7 +5,6 @@ Everything here is plain: a part knows where its bytes are leased, and not what 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -15,7 +14,8 @@ import numpy as np
 from headrace.failures import Failure
 from headrace.memory import Claim, Lease, Segment
 from headrace.rows import Rows
-from headrace.sent import SentApart, SentKeys, SentObjects, SentPart, SentPickle, SentRows
+from headrace.sent import SentApart, SentKeys, SentObjects, SentPart, SentPickle, SentRows, SentTable
+from headrace.spans import member_pieces, spans_of
 from headrace.types import Ints
 
 
@@ -162,50 +162,33 @@ def sorted_spans(spans: dict[int, Lease]) -> list[tuple[int, Lease]]:
     return sorted(spans.items(), key=lambda span: span[0])
 
 
-def spans_of(rows: Rows, starts: Sequence[int]) -> Sequence[int]:
-    """Which spans, that begin at these addresses, hold members of a row table that has some."""
-    low = bisect.bisect_right(starts, int(rows.offset.min())) - 1
-    high = bisect.bisect_right(starts, int((rows.offset + np.maximum(rows.size, 1)).max()) - 1) - 1
-    return range(low, high + 1) if low >= 0 and high <= low + 1 else spans_of_each(rows, starts)
+@dataclass(slots=True)
+class _Leased:
+    """Samples that workers have made, in one lease. What they are called nobody knows before they are opened."""
 
+    lease: Lease
 
-def spans_of_each(rows: Rows, starts: Sequence[int]) -> list[int]:
-    """The same, however many spans the members are spread over."""
-    low = np.searchsorted(starts, rows.offset, side="right") - 1
-    high = np.searchsorted(starts, rows.offset + np.maximum(rows.size, 1) - 1, side="right") - 1
-    between = [np.arange(low[k] + 1, high[k]) for k in np.flatnonzero(high - low > 1).tolist()]
-    touched: list[int] = np.unique(np.concatenate([low, high, *between])).tolist()
-    return [k for k in touched if k >= 0]  # a member without bytes may lie before the first
+    blocks = ()
 
+    def release(self) -> None:
+        self.lease.release()
 
-def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size: int) -> list[tuple[int, int, int]]:
-    """Which spans hold [offset, offset + size): (span, first byte in it, one past the last)."""
-    pieces = []
-    k = bisect.bisect_right(starts, offset) - 1
-    stop = offset + size
-    while offset < stop:
-        end = min(stop, ends[k])
-        pieces.append((k, offset - starts[k], end - starts[k]))
-        offset = end
-        k += 1
-    return pieces
+    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
+        return None, None
 
 
 @dataclass(slots=True)
-class PackedPart:
+class PackedPart(_Leased):
     """Samples that lie pickled, with their buffers beside them, in one lease; `[start, stop)` of the list are meant.
 
     Attributes:
         failures: where in the list failures stand, ascending.
     """
 
-    lease: Lease
     lengths: tuple[int, ...]
     start: int
     stop: int
     failures: Sequence[int] = ()
-
-    blocks = ()
 
     @property
     def count(self) -> int:
@@ -224,21 +207,15 @@ class PackedPart:
         lease = self.lease.retain()
         return PackedPart(lease, self.lengths, self.start + start, self.start + stop, self.failures)
 
-    def release(self) -> None:
-        self.lease.release()
-
     def sent(self) -> tuple[SentPart, list[Segment]]:
         return SentPickle(address_of(self.lease), self.lengths, self.start, self.stop), [self.lease.segment]
 
     def carried(self) -> SentPart:
         return SentPickle(bytes(self.lease.view), self.lengths, self.start, self.stop)
 
-    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
-        return None, None
-
 
 @dataclass(slots=True)
-class ApartPart:
+class ApartPart(_Leased):
     """Samples of which each lies pickled by itself, with its buffers beside it, in one lease: any of them can be had.
 
     Attributes:
@@ -246,11 +223,8 @@ class ApartPart:
         failed: the indices of those that are failures, ascending.
     """
 
-    lease: Lease
     pieces: Sequence[tuple[int, ...]]
     failed: Sequence[int] = ()
-
-    blocks = ()
 
     @property
     def count(self) -> int:
@@ -270,9 +244,6 @@ class ApartPart:
         failed = [k for k, index in enumerate(chosen) if index in known] if known else ()
         return ApartPart(self.lease.retain(), [self.pieces[index] for index in chosen], failed)
 
-    def release(self) -> None:
-        self.lease.release()
-
     def sent(self) -> tuple[SentPart, list[Segment]]:
         return SentApart(address_of(self.lease), self.pieces), [self.lease.segment]
 
@@ -287,8 +258,41 @@ class ApartPart:
             moved.append(tuple(places))
         return SentApart(bytes(blob), moved)
 
-    def origin(self, index: int) -> tuple[object, str | None]:  # noqa: ARG002 (others need it)
-        return None, None
+
+@dataclass(slots=True)
+class TablePart(_Leased):
+    """Samples that lie in columns, in one lease: any of them can be had. None of them is a failure.
+
+    Attributes:
+        chosen: which ones of the table are meant.
+    """
+
+    lengths: tuple[int, ...]
+    chosen: Sequence[int]
+
+    failed = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes all samples of the table have."""
+        return sum(self.lengths)
+
+    def cut(self, start: int, stop: int) -> TablePart:
+        return TablePart(self.lease.retain(), self.lengths, self.chosen[start:stop])
+
+    def take(self, chosen: Sequence[int]) -> TablePart:
+        """The samples with the indices `chosen`, in that order, with a lease of their own."""
+        return TablePart(self.lease.retain(), self.lengths, [self.chosen[index] for index in chosen])
+
+    def sent(self) -> tuple[SentPart, list[Segment]]:
+        return SentTable(address_of(self.lease), self.lengths, self.chosen), [self.lease.segment]
+
+    def carried(self) -> SentPart:
+        return SentTable(bytes(self.lease.view), self.lengths, self.chosen)
 
 
 @dataclass(slots=True)

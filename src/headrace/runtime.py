@@ -48,15 +48,22 @@ class Runtime:
     Args:
         settings: what the loader was told.
         workers: "process" or "thread", or who starts them; without any there is a thread.
+        with_torch: whether processes have torch before they need it.
     """
 
-    def __init__(self, settings: Settings, *, workers: Literal["process", "thread"] | Executor = "process") -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        workers: Literal["process", "thread"] | Executor = "process",
+        with_torch: bool = True,
+    ) -> None:
         self._settings = settings
         self._pid = os.getpid()
         self._processes = processes = settings.num_workers if workers == "process" else 0
         descriptors.require(processes, reads=True)
         self._segments_at_most = descriptors.segments_at_most(processes)
-        self._fork_server = ForkServer.acquire() if processes else None
+        self._fork_server = ForkServer.acquire(with_torch=with_torch) if processes else None
         self._engine: Engine | None = None
         self._is_closed = False
         self._is_ready = False
@@ -81,14 +88,19 @@ class Runtime:
         self._workers = TaskQueue(max(1, settings.num_workers), self._executor, self.meters, modules)
         self._chains = self._workers.chains
 
-    def reader(self, storage_options: Mapping[str, object] | None) -> Reader:
-        """The loader's reader."""
+    def reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str] = str) -> Reader:
+        """The loader's reader.
+
+        Args:
+            data_set: tells the data set from others; asked where what is read is kept. By default nothing does.
+        """
         if self._reader is None:
             settings = self._settings
             self._reader = Reader(
                 settings.fetch,
                 concurrency=settings.fetch_concurrency,
                 storage_options=storage_options,
+                data_set="" if settings.fetch.cache_dir is None else data_set(),
                 meter=self.fetch_meter,
             )
         return self._reader
@@ -119,7 +131,8 @@ class Runtime:
         slabs = self._slabs
         ahead = ahead_of(self._settings, self._mover)
         give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
-        views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth)
+        put_back = partial(mailbox.put, slabs.returned)
+        views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth, put_back)
         resources = Resources(
             works=self._workers,
             slabs=slabs,
@@ -164,6 +177,10 @@ class Runtime:
             LoaderClosedError: the loader was closed, or the process was forked since.
         """
         self._running().mailbox.post(call, *args)
+
+    def put(self, call: Callable[..., object], *args: object) -> None:
+        """The same before the next of these calls, or before the next batch that is received: nobody waits for it."""
+        self._running().mailbox.put(call, *args)
 
     def check(self) -> None:
         """Raise LoaderClosedError where there is nothing to iterate over any more."""

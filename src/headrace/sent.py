@@ -72,6 +72,10 @@ class Memory(Protocol):
         """The same as `packed` of a string of bytes."""
         ...
 
+    def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> Sequence[object]:
+        """Some of the samples of a table."""
+        ...
+
 
 class SentPart(Protocol):
     """Some samples, as a task has them that goes to a worker."""
@@ -223,6 +227,23 @@ class SentApart(_Whole):
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.apart(self.place, self.pieces)
+
+
+@as_call
+@dataclass(slots=True)
+class SentTable(_Whole):
+    """Some of the samples of a table that lies in one place; see `headrace.parts.TablePart`."""
+
+    place: Place
+    lengths: Sequence[int]
+    chosen: Sequence[int]
+
+    @property
+    def count(self) -> int:
+        return len(self.chosen)
+
+    def open(self, memory: Memory) -> Iterator[list[object]]:
+        yield list(memory.in_table(self.place, self.lengths, self.chosen))
 
 
 @as_call

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
@@ -21,11 +19,12 @@ from headrace.plan.cursor import pack_ranges, unpack_ranges
 from headrace.plan.lane_states import joined, pack_lanes, unpack_lanes
 from headrace.plan.order import ORDER_VERSION
 from headrace.plan.ranges import united
+from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges, Tail
 
 VERSION = 1
 _OLDEST = 1
-_CHECKED_MOST = 1024
+_CHECKED_MOST, _LANES_MOST = 1024, 2**24
 _FACTS = ("seed", "data", "count", "order", "steps")
 _ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world", "skip")
 _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")
@@ -186,6 +185,8 @@ class State:
             packed["rank"] = self.rank
         if self.mark is not None:
             packed["mark"] = copy.deepcopy(self.mark)
+            if (marked := mark_check(self.mark)) is not None:
+                packed["marked"] = marked
         if any(self.skipped):
             packed["skipped"] = list(self.skipped)
         if self.skip:
@@ -226,7 +227,7 @@ class State:
             passed = [unpack_ranges(one).tolist() for one in packed.get("passed", ())]
             begins = (a for ranges in passed for a, _ in ranges)
             is_positive = min(skip, *since, *parts, *given, *number.values(), *begins) >= 0
-            if not (is_positive and 1 <= number["world"] <= number["step"] and number["lanes"] >= 1):
+            if not (is_positive and 1 <= number["world"] <= number["step"] and 1 <= number["lanes"] <= _LANES_MOST):
                 raise ValueError("numbers make no sense together")
             if packed["tail"] not in get_args(Tail) or not (rank is None or 0 <= rank < number["world"]):
                 raise ValueError("there is no such tail, or no such rank")
@@ -279,14 +280,6 @@ def check_kind(packed: Mapping[str, Any], regime: str) -> None:
             "the data set is of another kind",
             field="regime",
         )
-
-
-def check_of(packed: Mapping[str, Any], last: Ints) -> str:
-    """A hash of a state and of the numbers of the samples right before it."""
-    checked = {name: value for name, value in packed.items() if name not in ("check", "mark")}
-    digest = hashlib.blake2b(json.dumps(checked, sort_keys=True).encode(), digest_size=8)
-    digest.update(np.ascontiguousarray(last, "<i8").tobytes())
-    return digest.hexdigest()
 
 
 def last_positions(state: State) -> Ints:

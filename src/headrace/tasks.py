@@ -28,13 +28,15 @@ class Step:
         fn: the function; a coroutine function runs on the event loop, any other in a worker.
         random: whether the random number generators are set for each sample before it runs.
         is_implied: whether it follows from the source, and nobody wrote it.
-        open_many: of the first step, what does it to many samples at once. It gives what became of each, None in the
-            places of those that must go through the step, and the bytes that they were; and raises nothing.
-        open_rows: the same of the rows [start, stop) of `headrace.formats.opening.BlockRows`.
+        open_rows: of the first step, what does it to the rows [start, stop) of `headrace.formats.opening.BlockRows`
+            together. It gives what became of each, None in the places of those that must go through the step, and the
+            bytes that they were; and raises nothing.
+        open_many: the same of `headrace.formats.opening.MemberRows`.
         is_numbered: whether workers give `fn` a tuple: the sample's position in the epoch, and the sample.
         passed: the operators that a sample has passed, from its source to this one, for errors.
         is_shardable: whether ranks may each do it to samples of their own.
         is_separate: whether it runs in worker processes alone.
+        is_without_torch: whether it is known to need no torch.
     """
 
     name: str
@@ -42,12 +44,13 @@ class Step:
     fn: Callable[[Any], Any]
     random: bool = False
     is_implied: bool = False
-    open_many: Callable[[Sequence[object]], tuple[Sequence[object], int]] | None = None
     open_rows: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
+    open_many: Callable[[Any, int, int], tuple[Sequence[object], int]] | None = None
     is_numbered: bool = False
     passed: str = ""
     is_shardable: bool = True
     is_separate: bool = False
+    is_without_torch: bool = False
 
     @property
     def keeps_count(self) -> bool:
@@ -137,7 +140,7 @@ class Reply:
     Attributes:
         kind: "written"; "held" (made, but there is no place for it, or none of the size `size`); "mismatch" (the
             samples do not have the form that the slots were made for); "failed" (one exception for the whole task).
-        size: bytes needed, of "held".
+        size: bytes needed, of "held"; bytes that were written, of "written" for all but SLOTS.
         spec: the form of a sample, of "held" for Finish.SLOTS; None where slots cannot be made for it.
         lengths: of the pickle and its buffers, of "written" for BATCH and SAMPLES.
         kept: for SAMPLES of which of the task's samples those in the list are; of one there may be many, or none. For
@@ -152,6 +155,7 @@ class Reply:
         columns: values that are not written into slots: for each such leaf a list.
         value: what Finish.SCAN found.
         pieces: of SAMPLES that are packed each by itself: see `headrace.parts.ApartPart`.
+        is_table: whether SAMPLES are in a table: see `headrace.parts.TablePart`.
         sizes: for EACH of each sample the bytes of its pickle and of its buffers, none where it has failed. There may
             be fewer than the task has samples: those behind them are left, for these were many bytes, or took long.
         copies: of "written", (offset, bytes) of the task's place, where no memory is shared.
@@ -173,6 +177,7 @@ class Reply:
     value: Any = None
     sizes: Sequence[tuple[int, ...]] = ()
     pieces: Sequence[tuple[int, ...]] = ()
+    is_table: bool = False
     copies: list[tuple[int, bytes]] = field(default_factory=list)
     busy_s: dict[str, float] = field(default_factory=dict)
     made_s: float = 0.0
@@ -206,7 +211,7 @@ class Chain:
     skips: bool = False
     by_key: bool = False
     many: Callable[[list[Any]], Sequence[object]] | None = None
-    measure: Callable[[Any], int] | None = None
+    measure: Step | None = None
     begin: Callable[[int], object] | None = None
     pack_error: Callable[[BaseException, Origin, int], PackedError] | None = None
     unchanged: Callable[[object], bool] | None = None

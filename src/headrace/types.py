@@ -41,6 +41,17 @@ class Batcher(Protocol):
         ...
 
 
+@runtime_checkable
+class LastingBatcher(Batcher, Protocol):
+    """One that is asked for the next groups, too: others would be told again of all that is left, group by group.
+
+    What it has named it forgets. It finds what a new one would that is told of what is left, and names samples by how
+    many it was told of before them, those that it has named already among these.
+    """
+
+    is_lasting: Literal[True]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A store's answer to one request: which bytes of the object come, and the bytes.
@@ -54,6 +65,7 @@ class Answer:
         gives_ranges: of a whole object: the store has said that it gives parts too, and it may be told to stop here; a
             long one is then read in several parts at once.
         in_order: the store sends the whole for every part: to ask for several at once would send it as often.
+        modified: when the object was last modified, as the store writes it, where it says so.
     """
 
     start: int
@@ -63,6 +75,7 @@ class Answer:
     chunks: AsyncIterator[Buffer]
     gives_ranges: bool = False
     in_order: bool = False
+    modified: str | None = None
 
 
 @runtime_checkable

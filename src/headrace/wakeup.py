@@ -5,26 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import socket
 from collections.abc import Callable
+
+_PIPE_BYTES = 4096  # more are there only if it is set again and again before it is cleared
 
 
 class Wakeup:
     """A descriptor that becomes readable when it is set, and stays so until it is cleared.
 
-    `set` takes no lock and never blocks. Linux's eventfd; elsewhere a socket pair. The descriptor is closed when the
-    object goes, and not before: a `set` in some finalizer must never write to a descriptor that is another's by now.
+    `set` takes no lock and never blocks. It is a pipe: where all processors are busy Linux has who waits for one run
+    where it was written to, for that thread is about to wait itself. Who waits for an eventfd is run by any other, and
+    two threads of one interpreter then stop one another at each of their calls. Both ends are closed when the object
+    goes, and not before: a `set` in some finalizer must never write to a descriptor that is another's by now.
     """
 
     def __init__(self) -> None:
-        self._pair: tuple[socket.socket, socket.socket] | None = None
-        if hasattr(os, "eventfd"):
-            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        else:
-            self._pair = socket.socketpair()
-            for end in self._pair:
-                end.setblocking(False)
-            self._fd = self._pair[0].fileno()
+        self._fd, self._end = os.pipe()
+        os.set_blocking(self._fd, False)
+        os.set_blocking(self._end, False)
 
     def fileno(self) -> int:
         """What to wait on for readability."""
@@ -32,30 +30,23 @@ class Wakeup:
 
     def set(self) -> None:
         """Make the descriptor readable."""
-        with contextlib.suppress(OSError, OverflowError):
-            if self._pair is not None:
-                self._pair[1].send(b"\0")
-            else:
-                os.eventfd_write(self._fd, 1)
+        with contextlib.suppress(OSError):  # it is full
+            os.write(self._end, b"\0")
 
     def clear(self) -> None:
         """Make it wait again."""
         with contextlib.suppress(OSError):
-            if self._pair is not None:
-                self._pair[0].recv(4096)
-            else:
-                os.eventfd_read(self._fd)
+            while len(os.read(self._fd, _PIPE_BYTES)) == _PIPE_BYTES:
+                pass
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block this thread until it is set; False when `timeout_s` seconds have passed before. Ctrl-C gets through."""
         return is_readable(self._fd, timeout_s)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # when this process ends, `os` goes first
-        if self._pair is not None:
-            for end in self._pair:
-                end.close()
-        else:
-            close(self._fd)
+        for end in (getattr(self, "_fd", -1), getattr(self, "_end", -1)):
+            if end >= 0:
+                close(end)
 
 
 def is_readable(fd: int, timeout_s: float | None) -> bool:

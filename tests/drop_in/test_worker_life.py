@@ -214,6 +214,21 @@ def test_persistent_iterator_is_the_same_object_with_the_same_workers(loader_cla
     assert torch.cat(list(second)).tolist() == list(range(8))
 
 
+@pytest.mark.parametrize("options", [{}, {"economic": True}, {"workers": "thread"}])
+@pytest.mark.parametrize("taken", [0, 1, 4])
+def test_loader_of_persistent_workers_goes_on_with_others_when_its_iterator_was_closed(
+    options: dict[str, Any], taken: int
+) -> None:
+    loader = hr.DataLoader(range(8), batch_size=2, num_workers=2, persistent_workers=True, **options)
+    for _ in range(2):
+        iterator: Any = iter(loader)
+        for _ in range(taken):
+            next(iterator)
+        iterator.close()
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    loader.close()
+
+
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_half_used_epoch_is_discarded_when_persistent_workers_begin_anew(loader_class: type[Any], taken: int) -> None:
     loader = loader_class(range(12), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=2)

@@ -85,6 +85,27 @@ def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, coll
     assert len(list(loader)) == 10
 
 
+class OpensSlowly:
+    """A batch of which two have come by the time that one is opened."""
+
+    def __init__(self, samples: list[int]) -> None:
+        self.samples = samples
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(0.1)  # what opening takes: nothing is waited for
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("prefetch_factor", [1, 2])
+def test_engine_has_keys_where_two_batches_are_received_before_one_is_given(prefetch_factor: int) -> None:
+    options: dict[str, Any] = {"economic": True, "num_workers": 1, "device": "cpu", "timeout": 30}
+    loader: Any = hr.DataLoader(
+        range(40), batch_size=4, prefetch_factor=prefetch_factor, collate_fn=OpensSlowly, **options
+    )
+    assert [n for batch in loader for n in batch.samples] == list(range(40))
+    loader.close()
+
+
 @pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_memory_is_bounded_by_batches_and_not_by_workers(

@@ -245,6 +245,13 @@ def mixture() -> Any:
     return hr.mix({"rare": Numbers(), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever", step=8)
 
 
+def test_epoch_without_end_is_an_error_when_nothing_is_left_to_put_together() -> None:
+    data = hr.from_map(range(40)).filter(lambda n: n < 0).batch(4).unbatch().epoch(samples=12)
+    with hr.DataLoader(data, batch_size=4) as loader:
+        with pytest.raises(hr.OptionError, match="only 40 to begin again with"):
+            next(iter(loader))
+
+
 @pytest.mark.parametrize("ends", ["epoch", "take", "never"])
 def test_mixture_without_end_is_an_error_when_a_filter_keeps_nothing(ends: str) -> None:
     data = mixture().filter(is_none)

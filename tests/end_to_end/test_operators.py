@@ -171,6 +171,11 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
             "the length of a sample is 0.0: a whole number",
         ),
         (
+            lambda: numbers().bucket(lambda n: -n, [3], batch_size=2),
+            ValueError,
+            "the length of a sample is -1: 0 or more",
+        ),
+        (
             lambda: numbers().bucket(int, [3], batch_tokens=8),
             ValueError,
             "has the length 9, and batch_tokens=8 is less",

@@ -469,7 +469,10 @@ def test_error_of_a_document_that_cannot_be_packed_says_which_one_it_is() -> Non
     )
     with pytest.raises(TypeError, match="whole numbers in one dimension are needed") as caught:
         list(data.pack(2))
-    assert any("stage: measure; sample 7 of the epoch" in note for note in caught.value.__notes__)
+    assert any(
+        "stage: pack(2, concat); sample 7 of the epoch; operators: FromMap(…) → map(" in note
+        for note in caught.value.__notes__
+    )
 
 
 class Counted(hr.AsyncDataset):

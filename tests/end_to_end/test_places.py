@@ -120,12 +120,20 @@ def test_names_without_a_format_are_known_by_their_first_bytes(put: Any) -> None
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("x.bin", r"hr\.tokens"), ("x.h5", "h5py"), ("x.rar", "unpack"), ("x.pkl", r"hr\.files"), ("x.jpg", r"hr\.files")],
+    [
+        *(("x.bin", r"hr\.tokens"), ("x.h5", r"hr\.hdf5"), ("x.npy", r"hr\.arrays"), ("x.rar", "unpack")),
+        *(("x.pkl", r"hr\.files"), ("x.jpg", r"hr\.files")),
+    ],
 )
 def test_what_cannot_be_read_says_the_way_round(put: Any, name: str, way: str) -> None:
     put(f"odd/{name}", b"\x00\x01\x02")
     with pytest.raises(OptionError, match=way):
         hr.stream(f"memory://place/odd/{name}")
+
+
+def test_folder_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no such object or folder"):
+        hr.stream(tmp_path / "missing")
 
 
 def test_repository_without_its_scheme_is_told_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

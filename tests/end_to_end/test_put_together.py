@@ -130,7 +130,8 @@ def test_groups_fail_with_their_samples_and_with_their_functions_in_their_places
     assert got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[1:] == [[14, 21], [28, 35]]
     assert "sample 7 is damaged" in got(data.map(lambda n: 7 * n).map(broken_at_7).apply_op("pairs"))[0]
     hr.register_operator("unmeasured", lambda: hr.BatchOp(batcher=lambda: Budget(0), measure=unmeasured))
-    assert "stage: measure; sample 4 of the epoch" in got(data.apply_op("unmeasured"))[0]
+    told = got(data.map(int).apply_op("unmeasured"))[0]
+    assert "stage: unmeasured(); sample 4 of the epoch; operators: FromMap(…) → map(int) → unmeasured()" in told
     hr.register_operator("no_number", lambda: hr.BatchOp(batcher=lambda: Budget(2), measure=str))
     assert "'str' object cannot be interpreted as an integer" in got(data.apply_op("no_number"))[0]
     told = got(data.apply_op("budget", 4, collate=never))
@@ -196,6 +197,22 @@ def test_ranks_share_groups_when_an_epoch_has_a_number_of_them(resumes_at: int) 
         came.append([n for batch in whole for group in batch for n in group])
         assert [len(batch) for batch in whole] == [2] * 4
     assert not set(came[0]) & set(came[1])
+
+
+def test_sample_whose_measure_ends_workers_is_left_out_and_no_other() -> None:
+    def deadly(n: int) -> int:
+        if n == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1
+
+    data = hr.from_map(range(20)).bucket(deadly, [2], batch_size=3)
+    with hr.DataLoader(data, num_workers=2, on_error="skip", timeout=60) as loader:
+        assert sorted(n for batch in loader for n in batch.tolist()) == [n for n in range(20) if n != 7]
+    with (
+        hr.DataLoader(data, num_workers=1, timeout=60) as loader,
+        pytest.raises(hr.WorkerDiedError, match="all on sample 7 of the epoch"),
+    ):
+        list(loader)
 
 
 def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> None:

@@ -250,6 +250,10 @@ def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
     data = hr.stream(urls).map(label).batch(4).map(lambda batch: batch.sum())
     assert [int(s) for s in all_of(data)] == [sum(range(k, min(k + 4, TOTAL))) for k in range(0, TOTAL, 4)]
     assert [int(s) for s in all_of(data, batch_size=None)] == [int(s) for s in all_of(data)]
+    assert [int(s) for s in data] == [int(s) for s in all_of(data)]  # it is collated also where no loader is named
+    assert list(hr.from_map([[1, 2], [3, 4]]).batch(2).apply(lambda batches: (str(one) for one in batches))) == [
+        "[tensor([1, 3]), tensor([2, 4])]"
+    ]
     short = hr.stream(urls).map(label).batch(4, drop_last=True)
     assert numbers(all_of(short)) == list(range(24))
     assert numbers(list(short)) == list(range(24))

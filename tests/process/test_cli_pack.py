@@ -161,6 +161,29 @@ def test_inspect_tells_what_a_place_is_and_finds_damage(folder: Path, capsys: py
     assert "hr.tokens" in capsys.readouterr().err
 
 
+def test_inspect_counts_what_objects_say_of_themselves(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": row["text"], "n": row["n"]} for row in ROWS]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["pack", "rows.jsonl", "out", "--format", "parquet", "--samples-per-shard", "10", "--quiet"]) == 0
+    assert main(["inspect", "out/"]) == 0
+    assert "\n  samples: 25\n" in capsys.readouterr().out
+    damaged = next(iter(sorted((folder / "out").glob("*.parquet"))))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert main(["inspect", "out/"]) == 1
+    said = capsys.readouterr()
+    assert "format: parquet" in said.out
+    assert "000000.parquet is damaged" in said.err
+
+
+def test_inspect_ends_where_nobody_reads_what_it_says() -> None:
+    command = [sys.executable, "-m", "headrace.cli", "inspect", "rows.jsonl", "--samples", "25"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
 def test_what_terminals_obey_is_not_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "rows.jsonl").write_text(json.dumps({"a\x1b[2J": "\x1b]0;x\x07", "n": "x" * 10**6}) + "\n")
     assert main(["inspect", "rows.jsonl"]) == 0

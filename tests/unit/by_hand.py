@@ -60,9 +60,9 @@ class Worker:
         self.on_reply, self.on_lost = on_reply, on_lost
         self.sample = -1  # that it is working on
         self.dies_at: int | None = None
-        self.runner = TaskRunner(everywhere=False, progress=self._progress, number=number)
+        self.runner = TaskRunner(everywhere=False, progress=self, number=number)
 
-    def _progress(self, sample: int) -> None:
+    def __setitem__(self, at: int, sample: int) -> None:
         self.sample = sample
 
     def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:

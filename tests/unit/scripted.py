@@ -36,7 +36,7 @@ from headrace.tasks import Chain, Reply, Task
 from headrace.torch_compat import serialize
 from headrace.types import Ranges
 from headrace.work.messages import TaskMessage
-from headrace.work.task_runner import TaskRunner, untold
+from headrace.work.task_runner import TaskRunner
 
 
 class Broken(Exception):
@@ -52,7 +52,7 @@ class ScriptedWorks:
 
     def __init__(self, chains: dict[int, Chain], rng: random.Random, fails: Callable[[Task], bool]) -> None:
         self._rng, self._fails = rng, fails
-        self._runner = TaskRunner(everywhere=False, progress=untold)
+        self._runner = TaskRunner(everywhere=False, progress=[-1])
         self._numbers = itertools.count(1)
         self.tasks: dict[Task, int] = {}
         self.failed: list[Task] = []

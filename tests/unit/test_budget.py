@@ -60,6 +60,18 @@ async def test_bytes_are_let_in_up_to_the_limit() -> None:
 
 
 @on_a_loop
+async def test_there_is_room_for_what_was_made_while_reads_ahead_wait_for_theirs() -> None:
+    house = House(4 * RAMP_BYTES)
+    asked = [house.ask(k, RAMP_BYTES) for k in range(2)]
+    await settled()
+    assert house.let_in == [0]  # no more is read ahead
+    assert house.budget.has_room(3 * RAMP_BYTES)
+    assert not house.budget.has_room(3 * RAMP_BYTES + 1)
+    house.release(RAMP_BYTES)
+    await asyncio.gather(*asked)
+
+
+@on_a_loop
 async def test_the_lowest_rank_goes_first() -> None:
     house = House(10)
     await house.ask("first", 10)

@@ -71,7 +71,7 @@ def plans(draw: st.DrawFn) -> Plan:
             chains[number] = Chain()
             stages.append(WorkStage(number))
             number += 1
-        chains[number - 1] = replace(chains[number - 1], measure=weight)
+        chains[number - 1] = replace(chains[number - 1], measure=Step("weight", "map", weight))
         chains[number] = Chain(collate=list, after=(APART,))
         stages.append(GroupStage(number, KINDS[kind].begin, kind, is_measured=True))
     batch_size = draw(st.sampled_from([1, 1, 2, 3, 7]))

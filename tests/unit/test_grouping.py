@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.batchers import KINDS, Kind
 
+from headrace.datasets.operators.batchers import BucketBatcher
 from headrace.errors import OptionError
 from headrace.scheduler.grouping import FoundGroup, GroupFinder
 from headrace.scheduler.origins import GroupOrigins, NumberSet
@@ -32,7 +33,7 @@ class Nine:
 
 
 def found(finder: GroupFinder, measures: Sequence[int], numbers: Sequence[int]) -> list[FoundGroup]:
-    groups = [group for number in numbers for group in finder.offer(number, measures[number])]
+    groups = [group for number in numbers for group in finder.offer([number], [measures[number]])]
     return [*groups, *finder.end()]
 
 
@@ -59,6 +60,30 @@ def test_later_groups_are_the_same_when_samples_of_earlier_ones_are_gone(
     assert {*range(begin), *gone} == {number for group in groups[:done] for number in group.numbers}
     left = [number for number in range(begin, len(measures)) if number not in gone]
     assert found(_finder(KINDS[kind]), measures, left) == groups[done:]
+
+
+@given(measures=MEASURES, size=st.sampled_from([None, 1, 3]), drop_last=st.booleans())
+def test_batchers_that_last_are_offered_each_sample_once_and_find_what_new_ones_do(
+    measures: list[int], size: int | None, drop_last: bool
+) -> None:
+    offered = list[int]()
+
+    class Lasting(BucketBatcher):
+        def offer(self, measure: int) -> Sequence[int]:
+            offered.append(measure)
+            return super().offer(measure)
+
+    class Passing:  # as others are: each group is found by a new one
+        def __init__(self) -> None:
+            self._batcher = begin(BucketBatcher)
+            self.offer, self.end = self._batcher.offer, self._batcher.end
+
+    def begin(kind: type[BucketBatcher]) -> BucketBatcher:
+        return kind([2, 5], size, 10 if size is None else None, drop_last=drop_last)
+
+    lasting = found(GroupFinder(lambda: begin(Lasting), "bucket()"), measures, range(len(measures)))
+    assert offered == measures
+    assert lasting == found(GroupFinder(Passing, "bucket()"), measures, range(len(measures)))
 
 
 @given(ranges=st.lists(st.integers(0, 60), unique=True))

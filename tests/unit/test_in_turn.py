@@ -6,13 +6,16 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.failures import Failure
-from headrace.sent import SentObjects
+from headrace.formats.opening import MemberRows
+from headrace.rows import Rows
+from headrace.sent import SentObjects, SentPart, SentRows
 from headrace.tasks import Chain, Finish, Step
 from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.spec import Spec
@@ -45,18 +48,30 @@ class Steps:
         return sample, [int(hr.rng().integers(2**40)) for _ in range(draws)], io.BytesIO if what == "value" else None
 
 
-def opened(samples: Any) -> tuple[list[object], int]:
-    return [None if sample == 3 else sample for sample in samples], 8 * len(samples)
+class Told(list[int]):
+    """Progress of which all is kept."""
+
+    def __setitem__(self, at: Any, index: Any) -> None:
+        self.append(index)
+
+
+def lines_of(count: int) -> SentPart:
+    """So many lines, each of which has its number."""
+    one = np.arange(count)
+    texts, keys = [b"%d" % k for k in one], np.zeros(count, "S1")
+    ends = np.cumsum([0, *map(len, texts)])
+    rows = Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), ends[:-1], np.diff(ends), ("line",))
+    return SentRows(rows, 0 * one, ("memory://a",), [(0, b"".join(texts))], (0,))
 
 
 def outcome(
-    at_once: int, keys: list[object], what: list[str], chain: Callable[[Steps], Chain], **order: Any
+    at_once: int, keys: list[object], what: list[str], chain: Callable[[Steps, list[object]], Chain], **order: Any
 ) -> list[object]:
-    steps, told = Steps(what), list[int]()
-    maker = Maker(Inputs(), everywhere=False, progress=told.append, number=1)
-    of = chain(steps)
+    steps, told = Steps(what), Told()
+    maker = Maker(Inputs(), everywhere=False, progress=told, number=1)
+    of = chain(steps, keys)
     maker.begin(5, of)
-    part = SentObjects(keys, 0, len(keys))
+    part = SentObjects(keys, 0, len(keys)) if of.by_key else lines_of(len(keys))
     message = TaskMessage(1, 5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), 0, 0, None, None, {})
     made = [one for some in maker.make(of, message, {}, at_once) for one in some]
     shown = [(one.error.origin, str(hr_error(one))) if type(one) is Failure else repr(one) for one in made]
@@ -70,18 +85,22 @@ def hr_error(failure: Failure) -> BaseException:
     return unpack_error(failure.error)
 
 
-def by_key(steps: Steps) -> Chain:
+def by_key(steps: Steps, keys: list[object]) -> Chain:
     return Chain((Step("__getitem__", "map", steps, random=True),), None, by_key=True)
 
 
-def behind_lines(steps: Steps) -> Chain:
-    first = Step("open", "map", lambda sample: sample, is_implied=True, open_many=opened)
+def behind_lines(steps: Steps, keys: list[object]) -> Chain:
+    def opened(rows: MemberRows, start: int, stop: int) -> tuple[list[object], int]:
+        some = [keys[int(body)] for body in rows.bodies(start, stop)]
+        return [None if one == 3 else one for one in some], 8 * len(some)
+
+    first = Step("open", "map", lambda sample: keys[int(sample["line"])], is_implied=True, open_many=opened)
     return Chain((first, Step("map(step)", "map", steps, random=True)), None)
 
 
 @given(st.lists(st.tuples(KEYS, WHAT), max_size=12), st.integers(2, 20), st.sampled_from([by_key, behind_lines]))
 def test_samples_in_turn_are_what_they_are_one_by_one(
-    samples: list[tuple[object, str]], at_once: int, chain: Callable[[Steps], Chain]
+    samples: list[tuple[object, str]], at_once: int, chain: Callable[[Steps, list[object]], Chain]
 ) -> None:
     keys, what = [key for key, _ in samples], [what for _, what in samples]
     for positions in (None, list(range(50, 50 - len(keys), -1))):

@@ -89,3 +89,25 @@ def test_mailbox_is_readable_while_there_are_calls() -> None:
     mailbox.serve()
     assert made == [1, 2]
     assert not is_readable(mailbox.fileno(), 0)
+
+
+def test_mailbox_has_what_is_put_called_before_what_is_posted_next() -> None:
+    mailbox, made = Mailbox(), list[int]()
+    mailbox.put(made.append, 1)
+    assert not is_readable(mailbox.fileno(), 0)
+    mailbox.post(made.append, 2)
+    assert is_readable(mailbox.fileno(), 0)
+    mailbox.serve()
+    assert made == [1, 2]
+
+
+def test_mailbox_overlooks_no_call_that_is_posted_while_it_is_served() -> None:
+    mailbox, made, count = Mailbox(), list[int](), 3000
+    threads = [threading.Thread(target=lambda: [mailbox.post(made.append, k) for k in range(count)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while len(made) < 3 * count and is_readable(mailbox.fileno(), 10):
+        mailbox.serve()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 3 * count

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.formats.format import Block, Format
 from headrace.formats.limits import DEFAULTS
-from headrace.formats.opening import BLOCK, ROW, BlockRows, Opener, SharedBlock, is_kept
+from headrace.formats.opening import BLOCK, ROW, BlockRows, MemberRows, Opener, SharedBlock, is_kept
 from headrace.formats.rows_of_block import RowsOfBlock
 
 
@@ -123,26 +123,20 @@ class _Lines(Format):
         return [None if body == b"bad" else self.open_block(block, [body])[0] for body in some]
 
 
-@given(
-    st.lists(st.sampled_from([b"a", b"bb", b"a", b"bad", b"__n__", b"end"]), max_size=8),
-    st.sampled_from(["line", "line", "other"]),
-)
-def test_samples_that_are_opened_together_are_those_that_are_opened_one_by_one(bodies: list[bytes], last: str) -> None:
-    opener = Opener(_Lines(), DEFAULTS)
-    names = ["line"] * (len(bodies) - 1) + [last]
-    samples: list[dict[str, object]] = [
-        {"__key__": str(k), "__url__": "memory://a", name: body}
-        for k, (name, body) in enumerate(zip(names, bodies, strict=False))
+@given(st.lists(st.sampled_from([b"a", b"bb", b"a", b"bad", b"__n__", b"end"]), min_size=1, max_size=8), st.data())
+def test_samples_that_are_opened_together_are_those_that_are_opened_one_by_one(
+    bodies: list[bytes], data: st.DataObject
+) -> None:
+    opener, keys = Opener(_Lines(), DEFAULTS), [str(k) for k in range(len(bodies))]
+    samples = MemberRows(keys, ["memory://a"] * len(keys), "line", lambda start, stop: bodies[start:stop])
+    start = data.draw(st.integers(0, len(bodies) - 1))
+    made, nbytes = opener.open_many(samples, start, len(bodies))
+    assert nbytes == sum(map(len, bodies[start:]))
+    assert [sample is None for sample in made] == [
+        body in (b"bad", b"__n__") or b"end" in bodies[start : k + 1] for k, body in enumerate(bodies[start:], start)
     ]
-    made, nbytes = opener.open_many(samples)
-    assert len(made) == len(samples)
-    if set(names) == {"line"}:
-        assert nbytes == sum(map(len, bodies))
-        assert [sample is None for sample in made] == [
-            body in (b"bad", b"__n__") or b"end" in bodies[: k + 1] for k, body in enumerate(bodies)
-        ]
-    rest = [opened(opener, [one])[0] if sample is None else sample for one, sample in zip(samples, made, strict=True)]
-    assert rest == opened(opener, samples)
+    one_by_one = [opened(opener, [samples.sample(k)])[0] for k in range(start, len(bodies))]
+    assert [one if sample is None else sample for one, sample in zip(one_by_one, made, strict=True)] == one_by_one
 
 
 def test_many_large_rows_are_not_opened_together() -> None:

@@ -18,8 +18,8 @@ def test_tasks_grow_from_one_sample_to_as_many_as_may_be() -> None:
     assert sizes(Pace(5), 6) == [1, 1, 2, 4, 5, 5]
 
 
-def grown() -> Pace:
-    pace = Pace(64)
+def grown(*, is_awaited: bool = False) -> Pace:
+    pace = Pace(64, is_awaited=is_awaited)
     sizes(pace, 10)
     return pace
 
@@ -40,9 +40,10 @@ def test_task_has_as_many_samples_as_are_worth_its_time_and_its_bytes() -> None:
     pace = grown()
     pace.learn(10, 10 * 2e-3, 10)
     assert pace.size == 10
-    pace = grown()
-    pace.learn(4, 1e-9, 4 * 2**15)
-    assert pace.size == 8
+    for is_awaited, most in ((False, 32), (True, 8)):
+        pace = grown(is_awaited=is_awaited)
+        pace.learn(4, 1e-9, 4 * 2**15)
+        assert pace.size == most
 
 
 def test_what_is_more_counts_at_once_and_what_is_less_by_and_by() -> None:

@@ -36,6 +36,13 @@ def test_each_array_is_there_and_all_else_is_padding(shapes: list[tuple[int, ...
         assert (batch[left] == torch.tensor(pad).to(batch.dtype)).all()
 
 
+@given(shapes=SHAPES, is_even=st.booleans())
+def test_arrays_that_lie_backwards_are_padded_as_others(shapes: list[tuple[int, ...]], is_even: bool) -> None:
+    shapes = shapes[:1] * len(shapes) if is_even else shapes
+    arrays = [np.arange(int(np.prod(shape))).reshape(shape)[::-1] for shape in shapes]
+    assert torch.equal(PaddedCollate()(arrays), PaddedCollate()([array.copy() for array in arrays]))
+
+
 @given(st.lists(st.lists(st.integers(-(2**62), 2**62), max_size=5), min_size=1, max_size=5))
 def test_lists_of_numbers_are_arrays_whatever_is_empty(lists: list[list[int]]) -> None:
     batch = PaddedCollate(-1)(lists)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.memory import Arena, Lease
-from headrace.parts import ApartPart, ListPart, PackedPart, RawPart, member_pieces, spans_of, spans_of_each
+from headrace.parts import ApartPart, ListPart, PackedPart, RawPart
 from headrace.rows import Rows
 from headrace.sent import SentKeys, SentObjects, offset_in
+from headrace.spans import member_pieces, spans_of, spans_of_each
 from headrace.tasks import Finish, Task
 from headrace.torch_compat import serialize
 from headrace.torch_compat.packed_each import PackedEach

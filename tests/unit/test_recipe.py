@@ -49,9 +49,9 @@ def test_slow_samples_that_are_put_together_are_not_made_many_at_once() -> None:
         is_adaptive=True,
         depth=8,
     )
-    assert groups.gathered(1) == 64
+    assert groups.gathered(1) == groups.together_before == 64
     for sample_s, most in ((0.5, 1), (0.01, 2), (1e-3, 20), (1e-5, 64)):
-        pace = Pace(groups.gathered(1))
+        pace = Pace(groups.together_before)
         assert pace.size == 1  # not known: the first ones tell
         for _ in range(10):
             pace.begin()

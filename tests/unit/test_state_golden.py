@@ -13,7 +13,9 @@ from end_to_end.tars import numbered_samples, tar
 import headrace as hr
 from headrace.fetch.stores import memory
 
-GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("golden").joinpath("state_1.json").read_text())
+FOLDER = Path(__file__).with_name("golden")
+GOLDEN: dict[str, Any] = json.loads((FOLDER / "state_1.json").read_text())
+MARKED: dict[str, Any] = json.loads((FOLDER / "state_1_marked.json").read_text())  # since marks have a check
 
 
 class Numbers(hr.AsyncDataset):
@@ -91,9 +93,8 @@ LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOADERS)
-def test_state_of_version_1_loads_and_the_same_samples_follow(name: str) -> None:
-    golden = GOLDEN[name]
+@pytest.mark.parametrize(("name", "golden"), [*GOLDEN.items(), *MARKED.items()])
+def test_state_of_version_1_loads_and_the_same_samples_follow(name: str, golden: dict[str, Any]) -> None:
     with LOADERS[name]() as loader:
         loader.load_state_dict(golden["state"])
         assert (loader.epoch, loader.position.batch) == (golden["state"]["epoch"], golden["state"]["batches"])
@@ -103,7 +104,7 @@ def test_state_of_version_1_loads_and_the_same_samples_follow(name: str) -> None
 @pytest.mark.parametrize("name", LOADERS)
 def test_state_is_saved_as_it_was_once(name: str) -> None:
     """Another form of it would be another version."""
-    golden = GOLDEN[name]
+    golden = (GOLDEN | MARKED)[name]
     with LOADERS[name]() as loader:
         loader.load_state_dict(golden["state"])
         iterator = iter(loader)
@@ -114,6 +115,7 @@ def test_state_is_saved_as_it_was_once(name: str) -> None:
 
 def test_states_of_version_1_have_all_fields() -> None:
     """What is not in any of them nothing would keep from changing."""
-    fields = set().union(*(golden["state"] for golden in GOLDEN.values()))
+    assert GOLDEN.keys() == LOADERS.keys()
+    fields = set().union(*(golden["state"] for golden in (*GOLDEN.values(), *MARKED.values())))
     assert fields >= {"holes", "carried", "done", "rank", "mark", "check", "end", "step", "batch_size", "lanes", "tail"}
-    assert fields >= {"world", "samples", "parts", "given", "packing"}
+    assert fields >= {"world", "samples", "parts", "given", "packing", "marked"}

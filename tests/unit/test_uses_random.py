@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 import headrace as hr
 from headrace.datasets.operators.fields import FieldMap
-from headrace.work.keyed import Get
+from headrace.work.keyed import getter
 from headrace.work.randomness import EVERY_GENERATOR
 from headrace.work.uses_random import generators_of, is_plain
 
@@ -251,7 +251,7 @@ class Odd:
         lambda x: DRAW_OF_MODULE.keep(x),
         HoldsDrawn(),
         FieldMap(flip, "jpg"),
-        Get(Digits(flip)),
+        getter(Digits(flip)),
         np.sqrt,
         math.sqrt,
         "text".join,
@@ -281,7 +281,7 @@ def test_nothing_is_drawn_from_when_all_is_understood(function: Any) -> None:
         (Drawing(1).cut, "random"),
         (Compose(Compose(Drawing(1))), "random"),
         (FieldMap(Drawing(1), 0), "random"),
-        (Get(Digits(Drawing(1))), "random"),
+        (getter(Digits(Drawing(1))), "random"),
         (lambda _: Made(), "random"),
         (MakesAnother(), "random"),
         (MakesByClassMethod(), "random"),

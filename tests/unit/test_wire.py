@@ -49,6 +49,7 @@ def test_polled_wire_delivers_all_in_order_when_the_socket_is_full(
                 for number, text in receiver.receive():
                     assert (number, len(text)) == (len(got), size)
                     fd = receiver.take_descriptor()
+                    assert not os.get_inheritable(fd)
                     got.append(identity(fd))
                     os.close(fd)
         assert got == sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
@@ -11,8 +12,11 @@ from headrace.errors import HeadraceError, masked
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
-known, and what the first samples have. Nothing else is read, but with --check.
+known, and what the first samples have. Nothing else is read, but with --check. Where objects say themselves how many
+samples they have, as Parquet files do, they are asked, if there are no more than 256 of them.
 """
+
+_COUNTED = 256
 
 
 def add_to(commands: Any) -> None:
@@ -40,6 +44,8 @@ def run(given: argparse.Namespace) -> int:
     """Inspect what was asked for; gives the exit status: 1 where it is damaged."""
     try:
         return _run(given)
+    except BrokenPipeError:
+        raise
     except (HeadraceError, OSError) as error:
         say("inspect", f"error: {error}")
         return 1
@@ -56,6 +62,10 @@ def _run(given: argparse.Namespace) -> int:
     if urls and all(is_video(url) for url in urls):
         return _run_videos(given, urls, options)
     data = stream(given.urls, format=given.format, storage_options=options)
+    source = data.source.__sample_source__()
+    if source.traits.numbered and (given.check or len(source.urls) <= _COUNTED):
+        with suppress(HeadraceError, TypeError, OSError):  # what is damaged is told with the samples
+            len(data)
     print(data.describe())
     seen, samples = 0, iter(data if given.check else data.take(given.samples))
     try:

@@ -126,7 +126,7 @@ class _Compiler:
     def add_group(self, operator: GroupOperator) -> None:
         self._check_last(operator)
         self._close()
-        self._begin_level(operator, [])
+        self._begin_level(replace(operator, passed=" → ".join(self.passed)), [])
         self._is_batched, self._makes_batches = False, operator.makes_batches
 
     def add_take(self, operator: Take) -> None:

@@ -42,6 +42,7 @@ class _ChannelState:
         # The receiver's: who sends may be held by frames of the user's that wait for the garbage collector, and a
         # descriptor must not wait with them.
         self.arrived = weakref.ref(arrived)
+        self.is_awaited = True  # the receiver has found nothing, and may wait
         self.granted = self.depth = depth
         self.post = post
         self.on_credit: Callable[[], None] = lambda: None
@@ -87,6 +88,9 @@ class ThreadSender:
 
     def _push(self, message: object, end: _End | None = None) -> None:
         self._shared.messages.append((message, end))
+        if not self._shared.is_awaited and end is None:
+            return  # it finds the message without being woken
+        self._shared.is_awaited = False
         arrived = self._shared.arrived()
         if arrived is not None:
             arrived.set()
@@ -102,7 +106,10 @@ class ThreadReceiver:
     def receive_nowait(self) -> Any:
         shared = self._shared
         if not shared.messages:
-            self._arrived.clear()  # and look again: what came between is seen either way
+            self._arrived.clear()
+            shared.is_awaited = True  # and look again: what came between is seen either way
+            if shared.messages:
+                self._arrived.set()  # others who wait are to see what is not taken here
         if shared.is_closed:
             self._arrived.set()  # for all who wait, however many
             raise anyio.ClosedResourceError

@@ -192,6 +192,11 @@ class BatchIterator(Generic[B]):
         self._staged.clear()
 
     @property
+    def looks_ahead(self) -> bool:
+        """Whether several batches may be received before one is given."""
+        return self._ahead.depth > 1
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing comes any more: it was closed, or all was given."""
         return not self._end.alive

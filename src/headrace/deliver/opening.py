@@ -72,21 +72,26 @@ class BatchOpener:
         if delivery.kind == "error":
             assert delivery.error is not None
             _raise(RaisedError(delivery.error, delivery.note))
-        must_copy = self._views.must_copy
-        slab = self._views.array(delivery.segment)
         if delivery.kind == "packed":
-            copy = must_copy or sum(delivery.lengths) <= _SMALL_BYTES
-            batch = serialize.unpack(slab, delivery.lengths, copy=copy)
+            nbytes, read = sum(delivery.lengths), partial(serialize.unpack, lengths=delivery.lengths)
         else:
-            spec = self._specs.get(delivery.blob)
-            if spec is None:
-                if len(self._specs) >= _SPECS_MOST:
-                    self._specs.clear()  # each batch has another form
-                spec = self._specs[delivery.blob] = Spec.loads(delivery.blob)
-            holes, slots = delivery.holes, delivery.count + len(delivery.holes)
-            copy = must_copy or spec.nbytes(slots) <= _SMALL_BYTES
-            batch = spec.read(slab, slots, delivery.capacity, delivery.columns, copy=copy, holes=holes)
-        return batch
+            spec, holes = self._spec(delivery.blob), delivery.holes
+            slots = delivery.count + len(holes)
+            nbytes = spec.nbytes(slots)
+            read = partial(spec.read, count=slots, capacity=delivery.capacity, columns=delivery.columns, holes=holes)
+        is_small = nbytes <= _SMALL_BYTES
+        if not is_small and not self._views.must_copy:
+            return read(self._views.array(delivery.segment), copy=False)
+        with self._views.read(delivery.segment, is_small=is_small) as slab:
+            return read(slab, copy=True)
+
+    def _spec(self, blob: bytes) -> Spec:
+        spec = self._specs.get(blob)
+        if spec is None:
+            if len(self._specs) >= _SPECS_MOST:
+                self._specs.clear()  # each batch has another form
+            spec = self._specs[blob] = Spec.loads(blob)
+        return spec
 
 
 def _raise(raised: RaisedError) -> NoReturn:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,7 +45,11 @@ class ProgressSnapshot:
 
 
 class Progress:
-    """The trainer's way through one epoch; asked from any thread.
+    """The trainer's way through one epoch.
+
+    It is changed by whoever takes the next batch, one at a time, and may be asked in the middle of that: by any thread,
+    and by signal handlers, which interrupt the thread that changes it. So there is no lock, and each change is one
+    assignment behind which all is as it was said.
 
     What a state says is made when it is asked for: of samples that come one by one, that would take longer than all
     else that is done to them here.
@@ -59,17 +61,14 @@ class Progress:
 
     def __init__(self, begin: ProgressSnapshot, save: Callable[[ProgressSnapshot], dict[str, object]]) -> None:
         self._save = save
-        self._lock = threading.Lock()
-        self._last = _Stretch(begin)
-        self._stretches = deque([self._last])
+        self._stretches: tuple[_Stretch, ...] = (_Stretch(begin),)
         self._failed: Arrived | None = None
         self.is_live = True
 
     @property
     def received(self) -> ProgressSnapshot:
         """What has been received so far."""
-        with self._lock:
-            return self._last.end
+        return self._stretches[-1].end
 
     def state(self, batches: int | None = None, *, is_over: bool = False) -> dict[str, object]:
         """The state after what was received so far, or after so many batches of the epoch.
@@ -81,44 +80,39 @@ class Progress:
         Raises:
             OptionError: that is too long ago, or still to come.
         """
-        with self._lock:
-            step = self._last.end if batches is None else self._step(batches)
+        step = self._stretches[-1].end if batches is None else self._step(batches)
         return self._save(replace(step, is_over=True) if is_over else step)
 
     def receive(self, batch: Arrived) -> None:
         """A batch is given to the trainer."""
-        with self._lock:
-            last = self._last
-            if batch.after is last.after and batch.number == last.stop and batch.samples == last.samples:
-                last.stop += 1  # nothing failed before it: that would be a stretch without samples
-            else:
-                self._pass_failed()
-                self._amend(batch.late)
-                self._add(batch, batch.samples)
+        last = self._stretches[-1]
+        if batch.after is last.after and batch.number == last.stop and batch.samples == last.samples:
+            last.stop += 1  # nothing failed before it: that would be a stretch without samples
+        else:
+            self._pass_failed()
+            self._amend(batch.late)
+            self._add(batch, batch.samples)
 
     def fail(self, batch: Arrived) -> None:
         """An error is raised in the place of a batch, which is used up once the next one is asked for."""
-        with self._lock:
-            self._pass_failed()
-            self._amend(batch.late)
-            self._failed = batch
+        self._pass_failed()
+        self._amend(batch.late)
+        self._failed = batch
 
     def ask(self) -> None:
         """The next batch is asked for."""
-        if self._failed is not None:
-            with self._lock:
-                self._pass_failed()
+        self._pass_failed()
 
     def end(self) -> None:
         """The epoch is over, and the trainer was told so."""
-        with self._lock:
-            self._pass_failed()
-            self._begin(_Stretch(replace(self._last.end, is_over=True)))
+        self._pass_failed()
+        self._begin(_Stretch(replace(self._stretches[-1].end, is_over=True)))
 
     def _step(self, batches: int) -> ProgressSnapshot:
-        last = self._last.end.batches
-        first = max(self._stretches[0].before.batches, last - _REMEMBERED)
-        for stretch in reversed(self._stretches if first <= batches <= last else ()):
+        stretches = self._stretches
+        last = stretches[-1].end.batches
+        first = max(stretches[0].before.batches, last - _REMEMBERED)
+        for stretch in reversed(stretches if first <= batches <= last else ()):
             before = stretch.before
             if before.batches <= batches and not before.is_over:
                 return stretch.after_first(batches - before.batches)
@@ -131,18 +125,18 @@ class Progress:
 
     def _add(self, batch: Arrived, samples: int) -> None:
         if batch.after is not None:
-            self._begin(_Stretch(self._last.end, batch.after, batch.number, batch.number + 1, samples))
+            self._begin(_Stretch(self._stretches[-1].end, batch.after, batch.number, batch.number + 1, samples))
 
     def _amend(self, late: ProgressDelta | None) -> None:
         if late is not None:
-            self._begin(_Stretch(_with_more(self._last.end, late)))
+            self._begin(_Stretch(_with_more(self._stretches[-1].end, late)))
 
     def _begin(self, stretch: _Stretch) -> None:
-        self._last = stretch
-        self._stretches.append(stretch)
-        least = stretch.before.batches - _REMEMBERED
-        while len(self._stretches) > 1 and self._stretches[1].before.batches <= least:
-            self._stretches.popleft()
+        stretches, least = (*self._stretches, stretch), stretch.before.batches - _REMEMBERED
+        first = 0
+        while first + 1 < len(stretches) and stretches[first + 1].before.batches <= least:
+            first += 1
+        self._stretches = stretches[first:]
 
 
 @dataclass(slots=True)

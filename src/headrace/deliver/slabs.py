@@ -80,6 +80,8 @@ class Slabs:
         Raises:
             MemoryError: the machine does not have the bytes.
         """
+        if not self._waiting and (segment := self._find(size, is_urgent)) is not None:
+            return self._lease(segment)
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         entry = _SlabRequest(rank, next(self._numbers), size, is_urgent, future)
         heapq.heappush(self._waiting, entry)
@@ -127,7 +129,7 @@ class Slabs:
                 else:
                     if segment is None:
                         return
-                    entry.future.set_result(Lease(segment, 0, segment.size, self._take_back))
+                    entry.future.set_result(self._lease(segment))
             self._waiting.remove(entry)
             heapq.heapify(self._waiting)
 
@@ -158,6 +160,9 @@ class Slabs:
         self.nbytes += segment.size
         return segment
 
+    def _lease(self, segment: Segment) -> Lease:
+        return Lease(segment, 0, segment.size, self._take_back)
+
     def _take_back(self, lease: Lease) -> None:
         segment = lease.segment
         if segment.number not in self.segments:
@@ -186,6 +191,8 @@ class Views:
         retire: called with the number of a slab of which a process forked just now has views.
         lock_pages: called with the number and the memory of a slab that is about to be looked at.
         ahead: how many batches are looked at before the trainer has them.
+        put_back: called instead with the number of a small slab that was only read: nobody needs to hear of it before
+            the next batch is received. None: it is given back as the others are.
     """
 
     def __init__(
@@ -195,8 +202,10 @@ class Views:
         retire: Callable[[int], None],
         lock_pages: Callable[[int, memoryview], None] = lambda *_: None,
         ahead: int = 1,
+        put_back: Callable[[int], None] | None = None,
     ) -> None:
         self._segments, self._give_back, self._retire = segments, give_back, retire
+        self._put_back = put_back or give_back
         self._lock_pages, self._most = lock_pages, HELD_SLABS + ahead - 1
         self._out: set[int] = set()
         _views.add(self)
@@ -213,28 +222,38 @@ class Views:
 
     def copied(self, number: int, nbytes: int) -> bytes:
         """The first bytes of a slab, which goes back now."""
-        segment = self._segments.get(number)
-        view = memoryview(b"") if segment is None else segment.view
-        if not view:
-            raise LoaderClosedError("the loader was closed before this batch was taken")
+        view = self._view(number)
         try:
             return bytes(view[:nbytes])
         finally:
             self._give_back(number)
 
+    @contextlib.contextmanager
+    def read(self, number: int, *, is_small: bool) -> Iterator[NDArray[np.uint8]]:
+        """The slab as bytes, within; nothing may refer to it afterwards."""
+        view = self._view(number)
+        try:
+            yield np.frombuffer(view, np.uint8)
+        finally:
+            (self._put_back if is_small else self._give_back)(number)
+
     def array(self, number: int) -> NDArray[np.uint8]:
         """The slab as bytes; it goes back when this array and all that was made from it are gone."""
         # An array of its own for each lease: numpy gives every view the outermost array as its base, so that a
         # finalizer on a slice of a shared one would run while views of it live.
-        segment = self._segments.get(number)
-        view = memoryview(b"") if segment is None else segment.view
-        if not view:
-            raise LoaderClosedError("the loader was closed before this batch was taken")
+        view = self._view(number)
         self._lock_pages(number, view)
         root: NDArray[np.uint8] = np.frombuffer(view, np.uint8)
         self._out.add(number)
         weakref.finalize(root, _end, self._out, number, self._give_back).atexit = False
         return root
+
+    def _view(self, number: int) -> memoryview:
+        segment = self._segments.get(number)
+        view = memoryview(b"") if segment is None else segment.view
+        if not view:
+            raise LoaderClosedError("the loader was closed before this batch was taken")
+        return view
 
 
 def _end(out: set[int], number: int, give_back: Callable[[int], object]) -> None:

@@ -27,7 +27,7 @@ class LoaderCounts:
         self.step, self._workers = step, workers
         self._ended: Counter[str] = Counter()  # what crews have counted that were closed
         self._crews: weakref.WeakSet[TorchWorkerPool] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask in the middle of a change
 
     def clock(self) -> Clock:
         """Of a new iterator, or of another epoch of one."""

@@ -12,7 +12,7 @@ import heapq
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 import torch
@@ -34,7 +34,7 @@ from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
 from headrace.torch_compat.collate import is_extended, plain_collate
 from headrace.torch_compat.datapipes import with_sharding
-from headrace.work.keyed import Begin, Get, OfOne, get_many, pack_in_process, pack_in_thread
+from headrace.work.keyed import Begin, OfOne, get_many, getter, pack_in_process, pack_in_thread
 
 
 class Economy:
@@ -64,6 +64,7 @@ class Economy:
         self.in_threads = workers == "thread"
         self.seed = seed
         self.epoch = 0  # of the next run
+        self.learned = Learned(use_slots=False)  # in the newest run
         settings = Settings(
             batch_size=loader.batch_size or 1,
             drop_last=loader.drop_last,
@@ -147,6 +148,8 @@ class EconomicIterator(ResumableIterator):
         )
         use_slots = self._auto_collation and self._collate_fn is default_collate and not is_extended()
         self._source = KeyFeed(runtime.parts.of_keys)
+        # What form samples have may change from run to run, and is asked anew; how long they take is a guess anyway.
+        self._economy.learned = Learned(use_slots, self._economy.learned.sample_s)
         self._drawn, self._is_drawn = 0, False
         self._first, self._beyond = self._run.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # of the batches that the engine has, in the epoch
@@ -156,14 +159,17 @@ class EconomicIterator(ResumableIterator):
             EpochSpec(
                 source=self._source,
                 batches=batches,
-                learned=Learned(use_slots),
+                learned=self._economy.learned,
                 key=self._key(),
                 boundaries=GivenBoundaries(),
             ),
             Watcher(name="headrace.deliver"),
             opener=functools.partial(_Opener, self._opened),
         )
-        self._draw(self._economy.prefetch_factor)
+        # Where each `next` receives a batch, what is drawn for it need not wake the engine: the right to begin another
+        # one does. Where some were received before, nothing else would.
+        self._tell: Callable[..., None] = runtime.post if self._batches.looks_ahead else runtime.put
+        self._draw(self._economy.prefetch_factor, runtime.post)
 
     def _next_data(self) -> Any:
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
@@ -222,9 +228,13 @@ class EconomicIterator(ResumableIterator):
         """End this run here; its memory is free, and its workers have nothing more to do for it."""
         self._batches.close()
 
-    def _draw(self, count: int) -> None:
-        """Have the sampler asked for `count` batches in all, in this thread."""
-        post, source = self._economy.runtime.post, self._source
+    def _draw(self, count: int, tell: Callable[..., None] | None = None) -> None:
+        """Have the sampler asked for `count` batches in all, in this thread.
+
+        Args:
+            tell: has the engine called; None: at the latest with the next batch that is received.
+        """
+        tell, source = tell or self._tell, self._source
         while self._drawn < count and not self._is_drawn:
             try:
                 index = self._next_index()  # type: ignore[no-untyped-call]
@@ -233,12 +243,12 @@ class EconomicIterator(ResumableIterator):
                     index = self._next_index()  # type: ignore[no-untyped-call]
             except StopIteration:
                 self._is_drawn = True
-                post(source.add, None)
+                tell(source.add, None)
             else:
                 self._numbers[self._drawn] = self._first
                 self._first += 1
                 self._drawn += 1
-                post(source.add, list(index) if self._auto_collation else [index])
+                tell(source.add, list(index) if self._auto_collation else [index])
 
 
 def check_benefit(
@@ -314,7 +324,7 @@ def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[objec
         collate = plain_collate
     many = get_many(dataset) if iterator._auto_collation else None
     return Chain(
-        (Step("__getitem__" if many is None else "__getitems__", "map", Get(dataset), random=True),),
+        (Step("__getitem__" if many is None else "__getitems__", "map", getter(dataset), random=True),),
         collate,
         by_key=True,
         many=many,

@@ -43,6 +43,7 @@ class Torch:
         self._starting = Starting()
         self._made: ResumableIterator | None = None  # an iterator that nobody has asked for yet
         self._made_epoch: int | None = None
+        self._is_making = False
         self._live: weakref.WeakSet[WorkerIterator | EconomicIterator] = weakref.WeakSet()
         self._economy: Economy | None = None
         self._end: weakref.finalize[..., object] | None = None
@@ -74,6 +75,13 @@ class Torch:
         if self._made is not None:
             iterator, self._made = self._made, None
             return iterator
+        self._is_making = True
+        try:
+            return self._new(loader)
+        finally:
+            self._is_making = False
+
+    def _new(self, loader: TorchLoader[object]) -> ResumableIterator:
         if loader.num_workers == 0:
             return SingleIterator(loader, self._snapshots, self._counts)
         made = (
@@ -91,6 +99,8 @@ class Torch:
 
     def state_dict(self, loader: TorchLoader[object], batches: int | None, holder: Holder) -> dict[str, Any]:
         """The state of the newest iterator; the first one is made for it, and given by the next `iter`.
+
+        While `iter` makes the first one, it is empty: that is the begin.
 
         Args:
             loader: not kept.
@@ -110,6 +120,8 @@ class Torch:
                 )
             return {**copy.deepcopy(self._snapshots.loaded)}
         if self._snapshots.run is None:
+            if self._is_making:  # who asks is a signal handler, or another thread: one iterator is enough
+                return {}
             self._made, self._made_epoch = self.iterate(loader, None), epoch_of(loader)
         run = self._snapshots.run
         assert run is not None

@@ -26,6 +26,11 @@ class ResumableIterator(_BaseDataLoaderIter):
     was made. A state of a finished run begins the next one; only persistent workers have more of it than the sampler.
     """
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed for good: where workers are persistent, a next run needs others."""
+        return False
+
     def _prepare(self, loader: DataLoader[object], snapshots: SnapshotBook) -> None:
         """Before `__init__`, which torch's own classes call with the loader alone."""
         self._snapshots, self._loaded, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)

@@ -322,6 +322,10 @@ class WorkerIterator(ResumableIterator):
         with self._lock:
             return self._pool.ask_now()
 
+    @property
+    def is_over(self) -> bool:
+        return not self._end.alive
+
     def close(self) -> None:
         """End the epoch, and the workers."""
         self._ahead.drain()

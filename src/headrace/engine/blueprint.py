@@ -97,6 +97,12 @@ class Blueprint:
         """What the source's store is told."""
         return self._job.pipeline.source.storage_options
 
+    def data_set(self) -> str:
+        """What tells the data that are read from others."""
+        source, planning = self._job.pipeline.source, self._job.planning
+        folder = next(iter(source.urls), "").partition("?")[0].rpartition("/")[0]
+        return f"{source.name} {folder} {source.fingerprint() if planning is None else planning.fingerprint}"
+
     @property
     def opens(self) -> Opens | None:
         """The data set that is opened and closed on the engine's loop, if there is one."""
@@ -205,35 +211,36 @@ def _stages(
     last: tuple[Step, ...] = ()
     if groups and not groups[-1][0] and pipeline.keeps_count:
         last = groups.pop()[1]
-    columns = pipeline.columns if last and settings.use_slots else None
     skips, collate = settings.skips is not None, for_workers(settings.collate)
-    chains = {_FINAL: Chain(last, collate, pipeline.after, settings.init, columns, skips, unchanged=settings.unchanged)}
+    columns = pipeline.columns
+    final = Chain(last, collate, pipeline.after, settings.init, columns if last else None, skips)
+    chains = {_FINAL: replace(final, unchanged=settings.unchanged)}
     inner: list[InnerStage] = []
 
-    def add(groups: Sequence[tuple[bool, tuple[Step, ...]]]) -> None:
+    def add(groups: Sequence[tuple[bool, tuple[Step, ...]]], columns: Callable[..., Any] | None = None) -> None:
         for is_on_loop, steps in groups:
             number = _FINAL + 1 + len(inner)
             if is_on_loop:
                 inner.append(_loop_stage(number, steps, wrap))
             else:
-                chains[number] = Chain(steps, init=settings.init)
+                chains[number] = Chain(steps, init=settings.init, columns=columns)
                 inner.append(WorkStage(number, _give_many(steps)))
 
-    def have_measured(measure: Callable[[Any], int]) -> None:
+    def have_measured(measure: Step) -> None:
         """The last stage before a level of groups does it, where workers run that."""
         if not inner or _FINAL + len(inner) not in chains:
             add([(False, ())])
         number = _FINAL + len(inner)
         chains[number] = replace(chains[number], measure=measure)
 
-    add(groups)
+    add(groups, columns)  # of which they are all
     for grouping, steps in ((regroup.grouping, regroup.steps) for regroup in pipeline.regroups):
         if grouping is None:
             inner.append(LimitStage())
             add(_by_color(steps, meter))
             continue
         if grouping.measure is not None:
-            have_measured(grouping.measure)
+            have_measured(Step(grouping.text, "map", grouping.measure, passed=grouping.passed))
         groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)
         first = groups.pop(0)[1] if groups and not groups[0][0] else ()
         chains[number] = Chain((), for_workers(grouping.collate) or collate_by_torch, first, settings.init, skips=skips)

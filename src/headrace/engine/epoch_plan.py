@@ -21,7 +21,8 @@ from headrace.scheduler.boundaries import BatchBoundaries, EvenBoundaries
 from headrace.scheduler.lane_map import LaneMap
 from headrace.scheduler.origins import GroupOrigins, Origins
 from headrace.scheduler.position_map import PositionMap, as_numbers
-from headrace.state import Fingerprint, ResplitBase, State, check_of, last_positions
+from headrace.state import Fingerprint, ResplitBase, State, last_positions
+from headrace.state_checks import check_of, mark_check
 from headrace.types import Ints, Ranges
 
 Numbers = Callable[[Order, Ints], Ints]
@@ -355,7 +356,9 @@ class EpochPlan:
             return
         try:
             is_the_same = check == check_of(packed, self.last_numbers(State.unpack(packed)))
-        except (ArithmeticError, IndexError, OptionError):  # of numbers that make no sense
+            if "marked" in packed:  # which releases before have not said
+                is_the_same = is_the_same and packed["marked"] == mark_check(packed.get("mark"))
+        except (ArithmeticError, IndexError, OptionError, TypeError, ValueError):  # of numbers that make no sense
             is_the_same = False
         if not is_the_same:
             raise StateMismatchError(

@@ -112,9 +112,9 @@ def _numbers_at(numbers: NDArray[Any], rows: Sequence[int]) -> Iterable[object]:
 def _named_at(take: Taker, numbers: NDArray[Any], get: Getter, rows: Sequence[int]) -> Iterable[object]:
     """Values of a dictionary: where all differ, they are taken as they follow one another there."""
     if isinstance(rows, range) and len(rows) >= _FEW:
-        chosen = numbers[rows.start : rows.stop].astype(np.int64)
+        chosen = numbers[rows.start : rows.stop]
         first = int(chosen[0])
-        if int(chosen[-1]) - first == len(rows) - 1 and (np.diff(chosen) == 1).all():
+        if int(chosen[-1]) - first == len(rows) - 1 and (chosen[1:] > chosen[:-1]).all():
             return take(range(first, first + len(rows)))
     return map(get, rows)
 

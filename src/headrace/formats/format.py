@@ -188,6 +188,13 @@ class Format(Protocol):
         """
         return None
 
+    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
+        """Whether the samples of shards, of which a catalogue says this, hold torch's tensors.
+
+        Workers are started with torch then. Where nothing needs it they are without: it takes a second and much memory.
+        """
+        return False
+
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[Mapping[str, object] | None]:
         """The samples of a block, each a dict of fields whose names do not begin with "__"; they may be made lazily.
 
@@ -206,6 +213,11 @@ class Format(Protocol):
         which says what is wrong with it. What it does give must be the same.
         """
         return ()
+
+
+def opens_many(form: Format) -> bool:
+    """Whether a format opens several samples together that are one member each."""
+    return type(form).open_many is not Format.open_many
 
 
 def packing_of(form: Format, url: str) -> str | None:

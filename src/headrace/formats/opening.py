@@ -33,7 +33,6 @@ Members = Collection[tuple[str, bytes]]
 _HELD_BYTES = 512 * 2**20  # of blocks as they were read, or as they say that they are
 _WHY_MOST = 500
 _ABOUT = frozenset(("__key__", "__url__", PLACE))
-_OF_ONE_MEMBER = 3  # as many names has a sample, with its key and its address
 _TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are opened together
 
 
@@ -75,6 +74,26 @@ class BlockRows(NamedTuple):
         return {"__key__": self.keys[number], "__url__": self.urls[number], **source}
 
 
+class MemberRows(NamedTuple):
+    """Samples of one member each, not opened yet.
+
+    Attributes:
+        keys, urls: of each.
+        name: of the member of all of them.
+        bodies: gives the bytes of those [start, stop).
+    """
+
+    keys: Sequence[str]
+    urls: Sequence[str]
+    name: str
+    bodies: Callable[[int, int], list[bytes]]
+
+    def sample(self, number: int) -> dict[str, object]:
+        """A sample as `Opener` takes it."""
+        (body,) = self.bodies(number, number + 1)
+        return {"__key__": self.keys[number], "__url__": self.urls[number], self.name: body}
+
+
 class _OpenBlock:
     """A block that is open, or being opened by whoever has its lock."""
 
@@ -99,7 +118,6 @@ class Opener:
         self._opened: OrderedDict[int, _OpenBlock] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()  # of both; the locks of blocks are taken before it
-        self._opens_many = type(form).open_many is not Format.open_many
 
     def __reduce__(self) -> tuple[object, ...]:
         return Opener, (self.format, self.limits)
@@ -176,30 +194,18 @@ class Opener:
         self._gave(shared, len(opened) - opened.count(None))
         return nbytes
 
-    def open_many(self, samples: Sequence[object]) -> tuple[list[dict[str, object] | None], int]:
-        """(what samples that are one member each are, their bytes), where the format opens many together.
-
-        None stands for the others, and for what must be refused: they are opened one by one.
-        """
-        single: list[dict[str, Any]] = [one for one in samples if type(one) is dict and len(one) == _OF_ONE_MEMBER]
-        if len(single) < len(samples) or not single or not self._opens_many:
-            return [None] * len(samples), 0
-        *_, member = single[0]
-        try:
-            bodies = [one[member] for one in single]
-        except KeyError:  # another's is called otherwise
-            return [None] * len(samples), 0
-        block = Block(single[0]["__url__"], (member,), self.limits)
-        made: list[dict[str, object] | None] = [None] * len(single)
-        last, is_refused = tuple[str, ...](), False
-        for k, (one, fields) in enumerate(zip(single, self.format.open_many(block, bodies), strict=False)):
-            if fields is None:
-                continue
-            if (names := tuple(fields)) != last:
-                last, is_refused = names, any(map(_is_taken, names))
-            if not is_refused:
-                made[k] = {"__key__": one["__key__"], "__url__": one["__url__"], **fields}
-        return made, sum(map(len, bodies))
+    def open_many(self, samples: MemberRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
+        """The same of samples of one member each."""
+        keys, urls, bodies = samples.keys[start:stop], samples.urls[start:stop], samples.bodies(start, stop)
+        opened = self.format.open_many(Block(urls[0], (samples.name,), self.limits), bodies)
+        names = set[str]().union(*filter(None, opened))
+        if refused := set(filter(_is_taken, names)):
+            opened = [None if fields is None or not refused.isdisjoint(fields) else fields for fields in opened]
+        made = [
+            None if fields is None else {"__key__": key, "__url__": url, **fields}
+            for key, url, fields in zip(keys, urls, opened, strict=False)
+        ]
+        return [*made, *[None] * (stop - start - len(made))], sum(map(len, bodies))
 
     def _open(self, url: str, members: Members, about: object = None) -> _Rows:
         names = tuple(name for name, _ in members)
@@ -256,6 +262,9 @@ def is_kept(sample: Mapping[str, object]) -> bool:
 
 def _by_block(block: Ints) -> Iterator[tuple[int, Ints]]:
     """Each of the blocks, and where it stands, ascending."""
+    if (block == block[0]).all():  # as in the order of the shard
+        yield int(block[0]), np.arange(len(block))
+        return
     order = np.argsort(block, kind="stable")
     edges = np.flatnonzero(np.diff(block[order])) + 1
     for chosen in np.split(order, edges):
@@ -264,7 +273,7 @@ def _by_block(block: Ints) -> Iterator[tuple[int, Ints]]:
 
 def _as_range(numbers: Ints) -> Sequence[int]:
     first, count = int(numbers[0]), len(numbers)
-    is_range = int(numbers[-1]) - first == count - 1 and bool((np.diff(numbers) == 1).all())
+    is_range = int(numbers[-1]) - first == count - 1 and bool((numbers[1:] - numbers[:-1] == 1).all())
     rows: Sequence[int] = range(first, first + count) if is_range else numbers.tolist()
     return rows
 
@@ -276,8 +285,12 @@ def _with_columns(
     columns = rows.columns(numbers) if isinstance(rows, RowsOfBlock) else None
     if columns is None or any(map(_is_taken, columns)):
         return None
-    names = ("__key__", "__url__", *columns)
-    return [dict(zip(names, values, strict=False)) for values in zip(keys, urls, *columns.values(), strict=True)]
+    form = dict[str, object].fromkeys(("__key__", "__url__", *columns))
+    made = [form.copy() for _ in keys]  # which has room for all: no dict has to grow
+    for name, values in (("__key__", keys), ("__url__", urls), *columns.items()):
+        for sample, value in zip(made, values, strict=True):
+            sample[name] = value
+    return list(made)
 
 
 def _with_fields(

@@ -74,6 +74,9 @@ class SafeTensors(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
+    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:  # noqa: ARG002
+        return True
+
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         from headrace.formats.tensors import tensor_of
 

@@ -31,7 +31,10 @@ log = logging.getLogger("headrace")
 
 _ENDED = "the fork server has ended"
 STOPPED = "the fork server, which starts workers, is stopped, and was waited for; another one takes its place"
-_BOOT = "import sys; sys.path[:] = {path}; from headrace.processes.fork_server import main; main({fd}, {pid}, {life})"
+_BOOT = (
+    "import sys; sys.path[:] = {path}; from headrace.processes.fork_server import main; "
+    "main({fd}, {pid}, {life}, {torch})"
+)
 
 
 class ForkServer:
@@ -43,15 +46,15 @@ class ForkServer:
     _lock = threading.RLock()  # a collection of garbage while it is held may release the fork server of another loader
     _shared: ForkServer | None = None
 
-    def __init__(self) -> None:
-        self.owner = os.getpid()
+    def __init__(self, *, with_torch: bool = True) -> None:
+        self.owner, self._has_torch = os.getpid(), with_torch
         self.users = 0
         self._imported: dict[str, int] = {}  # modules, and when their files were written
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()  # the process ends at once if this end is closed while it still imports
         with theirs, os.fdopen(life):
             path = json.dumps([str(p) for p in sys.path])
-            code = _BOOT.format(path=path, fd=theirs.fileno(), pid=self.owner, life=life)
+            code = _BOOT.format(path=path, fd=theirs.fileno(), pid=self.owner, life=life, torch=with_torch)
             options, environment = boot()
             # Ctrl-C before the fork server can ignore it is no business of its own either: it inherits our mask.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -71,11 +74,13 @@ class ForkServer:
             close(self._life)
 
     @classmethod
-    def acquire(cls, modules: Mapping[str, int] | None = None) -> ForkServer:
+    def acquire(cls, modules: Mapping[str, int] | None = None, *, with_torch: bool = True) -> ForkServer:
         """The fork server of this process, which keeps running until it is released as often as it was acquired.
 
         Args:
             modules: what `prepare` will be told; a fork server that has imported an older one of them is not taken.
+            with_torch: have it import torch before it forks workers for this user. Workers that are without it import
+                it where they need it after all, each for itself.
         """
         with cls._lock:
             while True:
@@ -83,7 +88,10 @@ class ForkServer:
                 if shared is None or not shared._serves(modules or {}):
                     if shared is not None and not shared.users and shared.owner == os.getpid():
                         shared._end()
-                    shared = cls._shared = cls()
+                    shared = cls._shared = cls(with_torch=with_torch)
+                if with_torch and not shared._has_torch:
+                    shared._control.send({"torch": True})
+                    shared._has_torch = True
                 shared.users += 1
                 if shared is cls._shared:  # and was not replaced as some user's garbage was collected just now
                     return shared

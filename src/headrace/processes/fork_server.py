@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,7 +40,8 @@ _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
 _IDLE_S = 30.0  # how long it is there for a next loader
 # Libraries start threads of their own for these as they are loaded, and forks of a process with threads may hang.
-_WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_BLAS = "OPENBLAS_NUM_THREADS"
+_WITHOUT_THREADS = {_BLAS: "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 GRACE_S = 5.0  # how long workers that are not needed any more may go on with what they are in the middle of
 
 
@@ -64,6 +65,7 @@ class _ForkServer:
         self.workers: dict[int, _Forked] = {}  # by process descriptor
         self.is_ending = False
         self.idle_end_s = math.inf
+        self.has_torch = False
         self.avoided: list[str] = []  # modules that start threads
         self.wanted: dict[str, None] = {}  # all that were to be imported, in order
         self.place: dict[str, object] = {}  # where they were last
@@ -122,6 +124,8 @@ class _ForkServer:
         elif "busy" in message:
             self.idle_end_s = math.inf
             self._tell(fd, {"ready": True})
+        elif "torch" in message:
+            self.import_torch()
         elif "place" in message:
             self.places[fd] = _read(wire.take_descriptor(), message["place"])
         elif "import" in message:
@@ -132,6 +136,19 @@ class _ForkServer:
                     worker.end_s = time.monotonic() + (0 if is_stopped(worker.pid) else GRACE_S)
         else:
             self._fork(fd, message, *(wire.take_descriptor() for _ in range(message["descriptors"])))
+
+    def import_torch(self) -> None:
+        """Import it, and what workers need that work with it."""
+        if self.has_torch:
+            return
+        self.has_torch = True
+        with _frozen():
+            import torch
+
+            torch.set_num_threads(1)  # a fork server with threads could not fork safely
+            for name in ("work.keyed", "drop_in.workers.worker_main"):
+                importlib.import_module(f"headrace.{name}")
+            importlib.import_module("headrace.torch_compat.worker_info").warm_up()
 
     def _import(self, place: dict[str, Any], names: Sequence[str]) -> None:
         """Import what workers are about to need, once for all; whatever fails there fails again in each of them."""
@@ -172,7 +189,8 @@ class _ForkServer:
         halves = [fd for _, halves, _ in connections for fd in halves["descriptors"]]
         for fd in (segment.fd, *self.connections, *self.workers, *halves):
             os.set_inheritable(fd, True)
-        path, arguments = sys.path, (self.primary, self.trainer, None, (segment.fd, segment.size))
+        path = sys.path
+        arguments = self.primary, self.trainer, None, self.has_torch, (segment.fd, segment.size)
         code = (
             f"import sys; sys.path[:] = {path!r}; from headrace.processes.fork_server import main; main(*{arguments!r})"
         )
@@ -326,10 +344,32 @@ def _process_descriptor(pid: int) -> int | None:
         return None
 
 
-def main(control_fd: int, trainer: int, life_fd: int | None = None, state: tuple[int, int] | None = None) -> None:
+@contextlib.contextmanager
+def _frozen() -> Iterator[None]:
+    """Within, modules are imported that stay for good: workers share their pages. OpenBLAS starts no threads."""
+    before = os.environ.get(_BLAS)
+    os.environ[_BLAS] = "1"  # a fork server with threads could not fork safely
+    gc.disable()  # to look for garbage in what is imported takes a sixth of the time, and there is next to none
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        del os.environ[_BLAS]
+        os.environ.update({} if before is None else {_BLAS: before})
+
+
+def main(
+    control_fd: int,
+    trainer: int,
+    life_fd: int | None = None,
+    with_torch: bool = True,
+    state: tuple[int, int] | None = None,
+) -> None:
     """Import what workers need, then fork one whenever the trainer asks, until the trainer is gone.
 
     Args:
+        with_torch: import torch, too.
         life_fd: a pipe that the trainer has the other end of. While this process imports, some seconds, it looks at
             nothing: at the pipe's end the kernel itself ends it.
     """
@@ -342,27 +382,17 @@ def main(control_fd: int, trainer: int, life_fd: int | None = None, state: tuple
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    before = os.environ.get("OPENBLAS_NUM_THREADS")
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a fork server with threads could not fork safely
-    gc.disable()  # to look for garbage in what is imported takes a sixth of the time, and there is next to none
-    import torch
-
-    torch.set_num_threads(1)
-    for name in ("processes.child", "work.worker", "work.keyed", "drop_in.workers.worker_main"):
-        importlib.import_module(f"headrace.{name}")
-    importlib.import_module("headrace.torch_compat.worker_info").warm_up()
-    with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
-        importlib.import_module("PIL.Image").preinit()
-        importlib.import_module("simplejpeg")
-    if before is None:
-        del os.environ["OPENBLAS_NUM_THREADS"]
-    else:
-        os.environ["OPENBLAS_NUM_THREADS"] = before
-    gc.freeze()  # workers share these pages for good
-    gc.enable()
+    with _frozen():
+        for name in ("processes.child", "work.worker"):
+            importlib.import_module(f"headrace.{name}")
+        with contextlib.suppress(ImportError):  # images are decoded more often than not: 40 ms less for each worker
+            importlib.import_module("PIL.Image").preinit()
+            importlib.import_module("simplejpeg")
+    fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer)
+    if with_torch:
+        fork_server.import_torch()
     if life_fd is not None:
         os.close(life_fd)
-    fork_server = _ForkServer(socket.socket(fileno=control_fd), trainer)
     if state is not None:
         fork_server.resume(_read(*state))
     fork_server.serve()

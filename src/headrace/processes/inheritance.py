@@ -14,9 +14,11 @@ import logging
 import re
 import sys
 import warnings
+from functools import partial
 from typing import Any, TypedDict
 
 from headrace.errors import CannotCarryError
+from headrace.lately import when_torch_is_loaded
 from headrace.memory import close_all
 
 _STREAMS = ("stderr", "stdout")
@@ -72,8 +74,7 @@ def apply(captured: Captured) -> None:
     warnings.resetwarnings()
     warnings.filters.extend(map(_filter, captured["warnings"]))  # type: ignore[attr-defined]
     _apply_logging(captured["logging"])
-    _apply_dtype(captured["default_dtype"])
-    _apply_collate_map(captured["collate_map"])
+    when_torch_is_loaded(partial(_apply_to_torch, captured))
     if not captured["faulthandler"]:
         faulthandler.disable()
     elif sys.stderr is not None:
@@ -169,10 +170,12 @@ def _described_dtype() -> str:
     return str(torch.get_default_dtype()).removeprefix("torch.")
 
 
-def _apply_dtype(name: str) -> None:
+def _apply_to_torch(captured: Captured) -> None:
     import torch
 
-    torch.set_default_dtype(getattr(torch, name))
+    torch.set_num_threads(1)
+    torch.set_default_dtype(getattr(torch, captured["default_dtype"]))
+    _apply_collate_map(captured["collate_map"])
 
 
 def _described_collate_map() -> str:

@@ -10,6 +10,7 @@ import os
 import pickle
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ _HEADER = struct.Struct("<Q")
 _CHUNK = 1 << 16
 _ASKED_EACH_S = 1.0
 _MAX_DESCRIPTORS = 64
+_ANCILLARY_BYTES = socket.CMSG_LEN(_MAX_DESCRIPTORS * array("i").itemsize)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)  # as an enumeration's member it is slow to calculate with
 _AT_ONCE = 32  # descriptors in one message
 
 
@@ -75,7 +78,13 @@ class _Decoder:
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    data, descriptors, flags, _ = socket.recv_fds(sock, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(_CHUNK, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
+    if not ancillary:
+        return data, []
+    descriptors = array("i")
+    for level, kind, values in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(values[: len(values) // descriptors.itemsize * descriptors.itemsize])
     if flags & socket.MSG_CTRUNC:
         for fd in descriptors:
             os.close(fd)
@@ -83,7 +92,7 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
             "Too many open files. Communication with the workers is no longer possible. "
             "Please increase the limit using `ulimit -n` in the shell"
         )
-    return data, descriptors
+    return data, descriptors.tolist()
 
 
 class BlockingWire:

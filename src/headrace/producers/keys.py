@@ -291,27 +291,40 @@ class KeyFeed:
 
     def __init__(self, part_of: Callable[[list[object]], Part]) -> None:
         self._part_of = part_of
-        self._batches: deque[list[object] | None] = deque()
-        self._arrived = asyncio.Event()
+        self._waiting: deque[list[object] | None] = deque()
+        self._position = 0  # of the next key
+        self._flow: Flow | None = None  # while it runs
+        self._ended: asyncio.Future[None]
 
     def add(self, keys: list[object] | None) -> None:
         """The keys of the next batch, or None where there are no more; on the loop."""
-        self._batches.append(keys)
-        self._arrived.set()
+        self._waiting.append(keys)
+        if self._flow is not None:
+            self._put(self._flow)
 
     def mark(self, position: int) -> None:  # noqa: ARG002 (nobody asks: whoever draws keys knows them)
         return None
 
     async def run(self, flow: Flow) -> None:
-        position = 0
-        while True:
-            while not self._batches:
-                self._arrived = asyncio.Event()
-                await self._arrived.wait()
-            keys = self._batches.popleft()
-            if keys is None:
-                return
-            part = self._part_of(keys)
-            flow.cut(len(keys))
-            flow.put(position, part)
-            position += len(keys)
+        self._ended = asyncio.get_running_loop().create_future()
+        self._flow = flow
+        try:
+            self._put(flow)
+            await self._ended
+        finally:
+            self._flow = None
+
+    def _put(self, flow: Flow) -> None:
+        """Put what has been added: at once, for to wake a task takes longer."""
+        try:
+            while self._waiting and not self._ended.done():
+                keys = self._waiting.popleft()
+                if keys is None:
+                    self._ended.set_result(None)
+                    return
+                part = self._part_of(keys)
+                flow.cut(len(keys))
+                flow.put(self._position, part)
+                self._position += len(keys)
+        except Exception as error:
+            self._ended.set_exception(error)

@@ -11,7 +11,7 @@ from headrace.errors import ObjectChangedError, not_as_known, not_as_listed
 from headrace.fetch.rest import Rest
 from headrace.memory import Lease
 from headrace.producer import Flow
-from headrace.protocols import Reads, Span, Version
+from headrace.protocols import Reads, Span, Told, Version
 from headrace.types import Buffer
 
 
@@ -46,6 +46,7 @@ class ShardRanges:
         self._ordinal, self._url, self._are_packed = ordinal, url, are_packed
         self._version = version or Version()
         self._etag = self._version.etag
+        self._told: Told | None = None  # of it, by the first answer
         self.size = 0
         self._got: dict[int, Lease | BaseException] = {}
         self._arrived = asyncio.Event()
@@ -159,6 +160,9 @@ class ShardRanges:
         self._in_order = self._in_order or span.in_order
         if self._version.size not in (None, span.size):
             raise self._another(f"it had {self._version.size} bytes then, and has {span.size}")
+        if span.told is not None and self._told is not None:
+            self._told.check(span.told, self._url)
+        self._told = self._told or span.told
         self._etag = self._etag or span.etag
         if span.etag not in (None, self._etag):  # both were asked for before either was known
             raise ObjectChangedError(f"the object changed: its ETag was {self._etag}, now {span.etag}", url=self._url)

@@ -12,6 +12,7 @@ from headrace.parts import Part
 from headrace.scheduler.batch import BatchState, OpenBatch
 from headrace.scheduler.batch_work import BatchWork
 from headrace.scheduler.pile import Pile
+from headrace.scheduler.task_pool import TaskPool
 from headrace.scheduler.wiring import Outlet
 
 
@@ -94,7 +95,7 @@ class Assembly:
 
     def run_in(self, group: TaskGroup) -> None:
         """Have what it waits for be waited for in this group."""
-        self._work.group = group
+        self._work.pool = TaskPool(group)
 
     def _begin_admitted(self) -> None:
         """Begin the batches that may be, as far as their samples are there."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-from anyio.abc import TaskGroup
-
 from headrace.delivery import Delivery
 from headrace.failures import Failure
 from headrace.memory import Lease
@@ -15,6 +13,7 @@ from headrace.parts import ListPart, Part
 from headrace.scheduler.batch import OpenBatch
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.semaphore import PrioritySemaphore
+from headrace.scheduler.task_pool import TaskPool
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Reply, Task
 
@@ -50,7 +49,7 @@ class BatchWork:
         self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
         self._position_map, self._raises = spec.position_map, spec.skips is None
         self._turns = PrioritySemaphore(spec.batches.collations)
-        self.group: TaskGroup | None = None
+        self.pool: TaskPool | None = None
 
     def is_quick(self, batch: OpenBatch) -> bool:
         """Whether it takes so little that it is better not to divide it."""
@@ -66,8 +65,8 @@ class BatchWork:
 
     def collate(self, batch: OpenBatch) -> None:
         """Have one worker make the whole batch, of samples or of what became of them."""
-        assert self.group is not None
-        self.group.start_soon(self._collate, batch)
+        assert self.pool is not None
+        self.pool.start_soon(self._collate, batch)
 
     def slots_delivery(self, batch: OpenBatch) -> Delivery | None:
         """A batch whose samples lie in its slots; None: it has none, or is not told."""
@@ -93,13 +92,13 @@ class BatchWork:
         self, batch: OpenBatch, slot: int, part: Part, work: Callable[[OpenBatch, int, Part], Coroutine[Any, Any, None]]
     ) -> None:
         """Have a part of a batch worked on in pieces, by all workers."""
-        assert self.group is not None
+        assert self.pool is not None
         chunk = self._spec.chunk(self._boundaries.size(batch.number), self._learned.sample_s)
         if self._learned.form is None:  # the first samples are made by all workers at once
             chunk = min(chunk, -(-part.count // self._spec.workers))
         for a in range(0, part.count, chunk):
             batch.under_way.add(slot + a)
-            self.group.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
+            self.pool.start_soon(work, batch, slot + a, part.cut(a, min(a + chunk, part.count)))
 
     async def _fill(self, batch: OpenBatch, slot: int, part: Part) -> None:
         """Have a worker write a part of a batch into its slots."""

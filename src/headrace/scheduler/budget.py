@@ -76,6 +76,10 @@ class Budget:
         if self._waiting and not self._waiting[0].is_early():
             self._ahead = max(self._ahead, min(2 * self._ahead, AHEAD_BYTES))
 
+    def has_room(self, size: int) -> bool:
+        """Whether so many more bytes may be held now by one who goes before those that wait, and reads nothing."""
+        return self._fits(size, is_input=False)
+
     async def admit(
         self,
         size: int,
@@ -134,17 +138,18 @@ class Budget:
         if first.future.done() or first.is_urgent():
             return first
         is_early = first.is_early()
-        if not is_early and self._has_room(first):
+        if not is_early and self._fits(first.size, is_input=first.is_input):
             return first
         # The first may be of an epoch that nobody reads: it must not keep the others out.
         able = (
             entry
             for entry in self._waiting[1:]
-            if entry.is_urgent() or (is_early and not entry.is_early() and self._has_room(entry))
+            if entry.is_urgent()
+            or (is_early and not entry.is_early() and self._fits(entry.size, is_input=entry.is_input))
         )
         return min(able, default=None)
 
-    def _has_room(self, entry: _BytesRequest) -> bool:
-        if entry.is_input and self._inputs() + entry.size > self._ahead:
+    def _fits(self, size: int, *, is_input: bool) -> bool:
+        if is_input and self._inputs() + size > self._ahead:
             return False
-        return self.in_use + entry.size <= self.limit
+        return self.in_use + size <= self.limit

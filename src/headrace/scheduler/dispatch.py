@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from headrace.memory import Arena, Lease
-from headrace.parts import ApartPart, PackedPart
+from headrace.parts import ApartPart, PackedPart, TablePart
 from headrace.scheduler.budget import Budget
 from headrace.scheduler.recipe import Works
-from headrace.tasks import Reply, Task
+from headrace.tasks import Finish, Reply, Task
+
+_MORE = 1.1  # bytes are made room for than the largest have had by and by
+_ALIKE = 0.02  # sizes differ by no more than their pickles do
 
 
 class Dispatch:
@@ -25,6 +29,7 @@ class Dispatch:
 
     def __init__(self, works: Works, budget: Budget, arena: Arena) -> None:
         self._works, self._budget, self._arena = works, budget, arena
+        self._sizes: dict[int, float] = {}  # bytes for what a chain makes of a sample, or of a group
         self.under_way = 0
         self.has_begun = False  # a first batch was delivered: idle workers mean from now on that reading is too slow
         self.has_waiting: Callable[[], bool] = lambda: False  # but not where samples wait that nobody has asked for yet
@@ -62,13 +67,21 @@ class Dispatch:
         reply.made_s = made_s
         return reply
 
-    async def samples(self, task: Task, is_urgent: Callable[[], bool]) -> tuple[Reply, PackedPart | ApartPart | None]:
+    async def samples(
+        self, task: Task, is_urgent: Callable[[], bool]
+    ) -> tuple[Reply, PackedPart | ApartPart | TablePart | None]:
         """Have samples made, and put where the next stage finds them; None where the whole task has failed.
 
         Args:
             is_urgent: whether the oldest batch waits for them, so that they get room whatever is held.
         """
         room: list[Lease] = []
+        count = 1 if task.finish is Finish.GROUP else task.count
+        expected = int(count * self._sizes.get(task.chain, 0.0))
+        if expected and self._budget.has_room(expected):  # else it is asked for when it is known how much that is
+            with suppress(MemoryError):
+                room.append(self._arena.lease(expected))
+                task.place = room[0].retain()
 
         async def find_room(reply: Reply) -> Lease:
             while room:
@@ -89,12 +102,24 @@ class Dispatch:
                 lease.release()
             raise
         if reply.kind == "written":
+            self._sizes[task.chain] = _expected(self._sizes.get(task.chain, 0.0), reply.size / max(1, count))
+            if reply.size < room[0].size:
+                self._arena.trim(room[0], reply.size)
             if reply.pieces:
                 return reply, ApartPart(room[0], reply.pieces, reply.failed)
+            if reply.is_table:
+                return reply, TablePart(room[0], reply.lengths, range(len(reply.kept)))
             return reply, PackedPart(room[0], reply.lengths, 0, len(reply.kept), reply.failed)
         for lease in room:
             lease.release()
         return reply, None
+
+
+def _expected(known: float, size: float) -> float:
+    """How large samples are expected to be, with some room where they differ."""
+    if not known or abs(size - known) <= _ALIKE * known:
+        return max(known, size)
+    return max(_MORE * size, (known + _MORE * size) / 2)
 
 
 def _made_s(reply: Reply) -> float:

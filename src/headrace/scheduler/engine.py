@@ -29,24 +29,40 @@ _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Mailbox:
-    """Calls for the loop from other threads, also from finalizers: takes no lock, waits for nothing."""
+    """Calls for the loop from other threads, also from finalizers: takes no lock, waits for nothing.
+
+    The loop is woken once for all calls that are posted before it serves them: each time that it is, two threads get in
+    one another's way.
+    """
 
     def __init__(self) -> None:
         self._calls: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._wakeup = Wakeup()
+        self._is_woken = False  # set after a call is put, and taken back before calls are taken: none is overlooked
 
     def post(self, call: Callable[..., object], *args: object) -> None:
         """Have the loop call `call(*args)` soon."""
+        self.put(call, *args)
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self._wakeup.set()
+            except BaseException:  # an interrupt
+                self._is_woken = False
+                raise
+
+    def put(self, call: Callable[..., object], *args: object) -> None:
+        """Have it called before what is posted next: nobody waits for it."""
         self._calls.append((call, args))
-        self._wakeup.set()
 
     def fileno(self) -> int:
-        """Readable while there are calls."""
+        """Readable while there are calls that were posted."""
         return self._wakeup.fileno()
 
     def serve(self) -> None:
         """Make the calls that were posted so far."""
         self._wakeup.clear()
+        self._is_woken = False
         while True:
             try:
                 call, args = self._calls.popleft()

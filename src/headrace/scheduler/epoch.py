@@ -20,12 +20,11 @@ from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.boundaries import GivenBoundaries
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.group_level import GroupLevel
 from headrace.scheduler.inner import Level, Outcome
-from headrace.scheduler.lane_level import LEFT_OUT_LEAST, LaneLevel
+from headrace.scheduler.lane_level import LEFT_OUT_LEAST
 from headrace.scheduler.lane_map import LaneMap
+from headrace.scheduler.levels import levels_of
 from headrace.scheduler.one_by_one import OneByOne
-from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Outlet, Resources
 from headrace.tasks import Finish, Task
 
@@ -52,12 +51,13 @@ class Epoch:
         outlet = Outlet(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
         self._assembly: Assembly | OneByOne = kind(outlet)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
-        self._levels = self._made_levels(spec)
+        self._levels = levels_of(spec, self._dispatch, resources.budget, self)
         self._of_use = [0] * len(self._levels)  # the source's samples before these gave something, on each level
         self._put = 0  # the positions that the source has put end here
         self._count = 0  # how many samples that were; less where some before the end are missing
         self._cut = 0  # how many of them were cut into batches
         self._is_fed = False  # the source has put its last sample
+        self._last: Failure | None = None  # the source's error, where that waits for what came before it
         self._filled = 0  # so many of the first levels have given all that they may, and are over
         self._feeding: anyio.CancelScope | None = None
         self._reads = object()  # who reads, where that is counted
@@ -263,7 +263,11 @@ class Epoch:
             # What came before is delivered first; the error has the next position.
             if isinstance(self._boundaries, GivenBoundaries):
                 self.cut(1)
-            self.put(self._put, ListPart([Failure(self._pack_error(first_of(error)).widened())]))
+            why = self.failure(first_of(error))
+            if self._batches.keeps_count or isinstance(self._position_map, LaneMap):
+                self.put(self._put, ListPart([why]))
+            else:  # groups of what came before may wait for the end
+                self._last = why
         if self._filled:
             self._end_reads()
         self._is_fed = True
@@ -272,21 +276,6 @@ class Epoch:
     def _begin_inner(self) -> None:
         for level in self._levels:
             level.begin()
-
-    def _made_levels(self, spec: EpochSpec) -> list[Level]:
-        """The inner stages: another level begins where samples are put together, and behind a limit."""
-        levels: list[list[InnerStage]] = [[]]
-        for stage in spec.batches.inner:
-            if isinstance(stage, GroupStage | LimitStage):
-                levels.append([])
-            levels[-1].append(stage)
-        grouped = LaneLevel if isinstance(spec.position_map, LaneMap) else GroupLevel
-        return [
-            (grouped if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
-                number, stages, spec, self._dispatch, self._budget, self
-            )
-            for number, stages in enumerate(levels)
-        ]
 
     # What the inner stages see (InnerHost).
 
@@ -343,7 +332,7 @@ class Epoch:
             f".repeat() and .epoch(): of {left_out} samples one after the other none was left by what leaves "
             f"samples out, and there are only {self._pass_count} to begin again with"
         )
-        self._position_map.arrived(len(self._levels) - 1, [max(0, self._levels[-1].frontier - 1)])
+        self._position_map.arrived(len(self._levels) - 1, [self._levels[-1].frontier - 1])  # -1: before the first
         self._arrive(self._cut, ListPart([self.failure(error)]))
         self.filled(len(self._levels) - 1)
 
@@ -367,6 +356,9 @@ class Epoch:
             level.flush()
             if level.is_busy:
                 return
+        if self._last is not None and not self._filled:
+            why, self._last = self._last, None
+            self._arrive(self._cut, ListPart([why]))  # of no sample: states do not pass it
         self._assembly.end(self._cut)
 
     def _on_last_delivery(self) -> None:

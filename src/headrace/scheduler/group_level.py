@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
-from headrace.parts import ApartPart, ListPart, Part
+from headrace.parts import ApartPart, ListPart, Part, TablePart
 from headrace.scheduler.grouping import FoundGroup, GroupFinder
 from headrace.scheduler.inner import Level, Outcome, Units
 from headrace.scheduler.recipe import GroupStage, InnerStage
@@ -63,7 +63,8 @@ class GroupLevel(TogetherLevel):
         self._finder, self._is_measured = GroupFinder(stage.batcher, stage.name), stage.is_measured
         self._to_fail = stage.is_measured and spec.skips is None  # what has failed has no measure: its group never came
         self._clock = _Clock(stage.max_wait_s)
-        self._waiting: dict[int, _Waiting] = {}  # samples that are in no group yet, by their numbers
+        # Samples that are in no group yet, by their numbers: in what each lies, and its position.
+        self._waiting: dict[int, tuple[SharedPart, int]] = {}
         self._begun_with = deque(self._origins.begun_with)
 
     def put(self, outcome: Outcome, stop: int) -> None:  # noqa: ARG002 (others need it)
@@ -71,20 +72,20 @@ class GroupLevel(TogetherLevel):
         if self.is_over:
             outcome.part.release()
             return
-        part, positions = outcome.part, outcome.positions
-        measures = outcome.measures or itertools.repeat(0 if self._is_measured else 1)
-        shared, failed = SharedPart(part, self._put), set(part.failed) if self._to_fail else ()
-        for place, (position, measure) in enumerate(zip(positions, measures, strict=False)):
-            number = self._put
-            self._put += 1
-            if self._is_begun_with(number):
-                continue
-            self._waiting[number] = _Waiting(shared.share(), position)
-            if place in failed:
-                self._close(FoundGroup([number]))
-                continue
-            for group in self._finder.offer(number, measure):
+        part, first = outcome.part, self._put
+        self._put += part.count
+        measures = outcome.measures or [0 if self._is_measured else 1] * part.count
+        numbers: Sequence[int] = range(first, self._put)
+        if self._begun_with:
+            numbers = [number for number in numbers if not self._is_begun_with(number)]
+        shared = SharedPart(part, first, 1 + len(numbers))
+        self._waiting |= zip(numbers, [(shared, outcome.positions[number - first]) for number in numbers], strict=True)
+        failed = [first + place for place in part.failed] if self._to_fail else []
+        for some, alone in divided(numbers, failed):
+            for group in self._finder.offer(some, [measures[number - first] for number in some]):
                 self._close(group)
+            if alone is not None:
+                self._close(FoundGroup([alone]))
         shared.end()
         self.begin()
 
@@ -116,8 +117,8 @@ class GroupLevel(TogetherLevel):
         super().drop()
         self._clock.stop()
         self._finder.drop()
-        for waiting in self._waiting.values():
-            waiting.shared.end()
+        for shared, _ in self._waiting.values():
+            shared.end()
         self._waiting.clear()
 
     def _is_begun_with(self, number: int) -> bool:
@@ -143,10 +144,10 @@ class GroupLevel(TogetherLevel):
     def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], list[Part]]:
         """(the positions of samples that wait, the samples in as few parts as they lie in)."""
         waiting = [self._waiting.pop(number) for number in numbers]
-        parts = in_parts([one.shared for one in waiting], numbers)
-        for one in waiting:
-            one.shared.end()
-        return [one.position for one in waiting], parts
+        parts = in_parts([shared for shared, _ in waiting], numbers)
+        for shared, _ in waiting:
+            shared.end()
+        return [position for _, position in waiting], parts
 
     @property
     def _chunk(self) -> int:
@@ -201,10 +202,11 @@ class SharedPart:
 
     Args:
         start: the number of its first sample.
+        users: how many need it.
     """
 
-    def __init__(self, part: Part, start: int) -> None:
-        self._part, self._start, self._users = part, start, 1
+    def __init__(self, part: Part, start: int, users: int = 1) -> None:
+        self._part, self._start, self._users = part, start, users
 
     def share(self) -> SharedPart:
         """One more needs it."""
@@ -220,17 +222,21 @@ class SharedPart:
     def some(self, numbers: Sequence[int]) -> list[Part]:
         """The samples with these numbers, in as few parts as they lie in, with leases of their own."""
         chosen = [number - self._start for number in numbers]
-        if isinstance(self._part, ApartPart):
+        if isinstance(self._part, ApartPart | TablePart):
             return [self._part.take(chosen)]
         edges = [k for k in range(1, len(chosen)) if chosen[k] != chosen[k - 1] + 1]
         return [self._part.cut(chosen[a], chosen[b - 1] + 1) for a, b in pairwise([0, *edges, len(chosen)])]
 
 
-class _Waiting(NamedTuple):
-    """A sample that is in no group yet."""
-
-    shared: SharedPart
-    position: int
+def divided(numbers: Sequence[int], failed: Sequence[int]) -> Iterator[tuple[Sequence[int], int | None]]:
+    """Ascending numbers in runs, each with the one of `failed` that ends it; None behind the last."""
+    start = 0
+    for number in failed:
+        stop = bisect_left(numbers, number, start)
+        if stop < len(numbers) and numbers[stop] == number:
+            yield numbers[start:stop], number
+            start = stop + 1
+    yield numbers[start:], None
 
 
 def in_parts(shared: Sequence[SharedPart], numbers: Sequence[int]) -> list[Part]:

@@ -145,7 +145,7 @@ class Level:
         self._positions: deque[int] = deque()  # of those that wait
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
         works = all(type(stage) is WorkStage for stage in self._stages)  # the loop's steps are waited for together
-        most = spec.batches.together if not spec.batches.has_groups else spec.batches.gathered(1)
+        most = spec.batches.together_before
         self._pace = Pace(most, is_awaited=not spec.batches.has_groups) if works and most > 1 else None
         self.group: TaskGroup | None = None
 

@@ -150,12 +150,13 @@ class NumberSet:
 
     def add(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Put ranges in, of which none is in it yet."""
-        for start, stop in ranges:
-            at = bisect.bisect_left(self._ranges, stop, key=lambda known: known[0])
-            low = at - (self._ranges[at - 1][1] == start)
-            high = at + (at < len(self._ranges) and self._ranges[at][0] == stop)
-            touched = [(start, stop), *self._ranges[low:high]]
-            self._ranges[low:high] = [(min(first for first, _ in touched), max(last for _, last in touched))]
+        joined = list[tuple[int, int]]()
+        for start, stop in sorted([*self._ranges, *ranges]):  # both ascend: to sort them takes one pass
+            if joined and joined[-1][1] == start:
+                joined[-1] = joined[-1][0], stop
+            else:
+                joined.append((start, stop))
+        self._ranges = joined
 
 
 def _ranges(numbers: Sequence[int]) -> Ranges:

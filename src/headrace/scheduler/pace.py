@@ -4,7 +4,8 @@ from __future__ import annotations
 
 _WORTH_S = 20e-3  # of work: what a task costs besides is a small part of it
 _WORTH_AT_ONCE_S = 5e-3  # the same, where somebody waits for the first of them
-_WORTH_BYTES = 2**18
+_WORTH_BYTES = 2**20
+_WORTH_AT_ONCE_BYTES = 2**18
 _LARGE_BYTES = 2**16  # a sample of more is not copied out of its place, which it has for itself
 
 
@@ -19,6 +20,7 @@ class Pace:
     def __init__(self, most: int, *, is_awaited: bool = False) -> None:
         self._most, self._grown, self._begun = most, 1, 0
         self._worth_s = _WORTH_AT_ONCE_S if is_awaited else _WORTH_S
+        self._worth_bytes = _WORTH_AT_ONCE_BYTES if is_awaited else _WORTH_BYTES
         self._sample_s = self._sample_bytes = 0.0
 
     @property
@@ -30,7 +32,7 @@ class Pace:
         if self._sample_s:
             size = min(size, int(self._worth_s / self._sample_s))
         if self._sample_bytes:
-            size = min(size, int(_WORTH_BYTES / self._sample_bytes))
+            size = min(size, int(self._worth_bytes / self._sample_bytes))
         return max(1, size)
 
     def begin(self) -> None:

@@ -147,6 +147,11 @@ class BatchSpec:
         """Whether samples wait for one another for some time only, so that each is handed on as soon as it is there."""
         return any(isinstance(stage, GroupStage) and stage.max_wait_s is not None for stage in self.inner)
 
+    @property
+    def together_before(self) -> int:
+        """How many samples are made by one task at most before the last stage."""
+        return min(_MAX_CHUNK, self.look_ahead) if self.has_groups and self.depth else self.together
+
     def gathered(self, batch_size: int) -> int:
         """How many samples are made for a batch of so many, about: no more than may lie ready."""
         return max(batch_size, min(_GROUPED, self.look_ahead)) if self.has_groups and self.depth else batch_size

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from headrace.datasets.base import Operators
+from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
 from headrace.deliver.iterator import BatchIterator, Watcher
@@ -28,6 +29,7 @@ from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.next_epoch import NextEpoch
 from headrace.streaming.thread_host import ThreadHost
 from headrace.torch_compat.ranks import Ranks
+from headrace.work.uses_torch import may_use_torch
 
 log = logging.getLogger("headrace")
 
@@ -77,7 +79,11 @@ class Streaming:
         self._current: EpochPlan | None = None  # what it goes through
         self._iterators = weakref.WeakSet[BatchIterator[Any]]()  # that were given away
         self._peeked: _Opened | None = None
-        self._runtime = Runtime(replace(settings, collate=None, init=None, skips=None), workers=workers)
+        self._runtime = Runtime(
+            replace(settings, collate=None, init=None, skips=None),
+            workers=workers,
+            with_torch=_may_use_torch(stream.pipeline(), settings),
+        )
         self._host = ThreadHost(self._runtime)
         self._hosted: tuple[Stream, Planning | None] | None = None  # of what its job is
         self._finalizer = weakref.finalize(self, self._runtime.close_soon)
@@ -324,3 +330,12 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated
         meters.left_out += plan.steps.left_out
+
+
+def _may_use_torch(pipeline: Pipeline, settings: Settings) -> bool:
+    """Whether the workers of a stream may come to need torch."""
+    traits = pipeline.source.traits
+    if not (traits.sharded or traits.objects) or pipeline.regroups or settings.init is not None:
+        return True
+    collate = None if settings.use_slots else settings.collate
+    return may_use_torch((*pipeline.steps, *pipeline.after), (collate,))

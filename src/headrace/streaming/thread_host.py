@@ -52,7 +52,9 @@ class ThreadHost:
         if runtime.renew(blueprint.chains, is_in_use=is_in_use):
             blueprint.forget_form()
         runtime.read_ahead(2 * blueprint.sources.window_bytes(plan))
-        spec = blueprint.spec(plan, runtime.reader(blueprint.storage_options), calls, runtime.meters)
+        spec = blueprint.spec(
+            plan, runtime.reader(blueprint.storage_options, blueprint.data_set), calls, runtime.meters
+        )
         return runtime.iterate(owner, spec, watch, _weakly(blueprint.prepare))
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from headrace.numbers import array_of, holds
-from headrace.torch_compat.collate import plain_collate
+from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.sample_table import ArrayColumn, RowsOfTables, SampleTable
 
 Pad = float | Mapping[str, float]
 """What arrays are filled up with: a number, or one for each field by its name."""
@@ -23,18 +24,38 @@ class PaddedCollate:
             Fields that a mapping does not name, 0. Those of tuples are named by their places: "0", "1".
     """
 
+    takes_tables = True
+
     def __init__(self, pad: Pad = 0) -> None:
         self._pad, self._default = (pad, 0.0) if isinstance(pad, Mapping) else ({}, pad)
 
     def __call__(self, samples: Sequence[Any]) -> object:
         fields: set[str] = set()
-        batch = self._collated(samples, "", fields)
+        table = samples.table() if isinstance(samples, RowsOfTables) and not is_extended() else None
+        batch = self._collated([*samples], "", fields) if table is None else self._of_columns(table, fields)
         if unknown := self._pad.keys() - fields:
             raise ValueError(
                 f"pad_value names {', '.join(map(repr, sorted(unknown)))}, and samples have "
                 f"{', '.join(map(repr, sorted(fields))) or 'no fields'}"
             )
         return batch
+
+    def _of_columns(self, table: SampleTable, fields: set[str]) -> object:
+        """The same as `_collated` of samples that lie in columns."""
+        names = table.names
+        if names is None:
+            return self._of_column(table.columns[0], "")
+        if isinstance(names, int):
+            fields.update(map(str, range(names)))
+            columns = [tuple(some) if isinstance(some, list) else some for some in table.columns]
+            return [self._of_column(some, str(k)) for k, some in enumerate(columns)]
+        fields.update(map(str, names))
+        return {name: self._of_column(some, str(name)) for name, some in zip(names, table.columns, strict=True)}
+
+    def _of_column(self, values: Sequence[Any] | ArrayColumn, name: str) -> object:
+        return (
+            torch.from_numpy(values.numbers) if isinstance(values, ArrayColumn) else self._collated(values, name, set())
+        )
 
     def _collated(self, values: Sequence[Any], name: str, fields: set[str]) -> object:
         """A field of all samples, or the samples.
@@ -63,7 +84,7 @@ class PaddedCollate:
         if len(dtypes) > 1:
             raise ValueError(f"{_the(name)} of a batch are of {_listed(dtypes)}: one dtype is needed")
         if len(shapes) == 1:
-            return plain_collate(arrays)
+            return plain_collate([_forwards(array) for array in arrays])
         if len(set(map(len, shapes))) > 1:
             raise ValueError(
                 f"{_the(name)} of a batch have the shapes {_listed(shapes)}: as many dimensions are needed"
@@ -110,6 +131,11 @@ def _arrays(values: Sequence[Any], name: str) -> Sequence[Any] | None:
 
 def _full(shape: tuple[int, ...], pad: float, like: Any) -> Any:
     return like.new_full(shape, pad) if _is_tensor(like) else np.full(shape, pad, like.dtype)
+
+
+def _forwards(array: Any) -> Any:
+    """The array as torch takes it: none that lies backwards."""
+    return array if _is_tensor(array) or min(array.strides, default=0) >= 0 else array.copy()
 
 
 def _is_tensor(value: object) -> bool:

@@ -47,7 +47,7 @@ class Slots:
                 self.flush()
         self.flush()
 
-    def add(self, samples: list[object]) -> None:
+    def add(self, samples: Sequence[object]) -> None:
         """Write samples, sooner or later: `flush` writes those that wait; raises as `fill` does."""
         self.waiting += samples
         if len(self.waiting) >= self.at_once:

@@ -14,7 +14,7 @@ from headrace.memory import Segment
 from headrace.tasks import Reply
 from headrace.work.chains import SharedChain
 from headrace.work.messages import Message
-from headrace.work.task_runner import TaskRunner, untold
+from headrace.work.task_runner import TaskRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Worker:
     """
 
     def __init__(self, number: int) -> None:
-        self._runner = TaskRunner(everywhere=True, progress=untold, number=number)
+        self._runner = TaskRunner(everywhere=True, progress=[-1], number=number)
 
     def answer(self, message: Message) -> tuple[int, Reply] | None:
         """Carry out a message; what `on_reply` is to be called with, if anything."""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from headrace.failures import Failure, Placeholder
 from headrace.forks import PROCESS, Original
 from headrace.tasks import Step
 from headrace.work.uses_random import are_leaves, generators_of, is_plain
+
+
+class ProgressPlace(Protocol):
+    """Memory of one number, at 0: the index of the sample that is begun, -1 when none is."""
+
+    def __setitem__(self, at: int, index: int, /) -> None: ...
 
 
 def needs_no_more(step: Step, samples: Sequence[object], draws: frozenset[str], *, is_plain_asked: bool) -> bool:
@@ -30,11 +37,11 @@ def make_in_turn(
     samples: Sequence[object],
     made: list[object],
     first: int,
-    progress: Callable[[int], None],
+    progress: ProgressPlace,
     failed: Callable[[int, BaseException], Failure],
     original: Original,
 ) -> None:
-    """Put what a step makes of each of some samples at the end of `made`, as it is made.
+    """Put what a step makes of each of some samples in `made`, which is empty, as it is made.
 
     Args:
         first: the index in the task of the first of them.
@@ -42,20 +49,19 @@ def make_in_turn(
         failed: gives what stands in the place of one, by its index in `samples`.
         original: the process in which this is done.
     """
-    function, forks = step.fn, original.forks
-    for index, sample in enumerate(samples, first):
-        progress(index)
+    function, forks, put = step.fn, original.forks, made.append
+    for progress[0], sample in enumerate(samples, first):  # it costs as much as all the rest to call a function
         try:
             result = function(sample)
         except StopIteration as error:
             raised = RuntimeError(f"{step.name} raised StopIteration")
             raised.__cause__ = error
-            result = failed(index - first, raised)
+            result = failed(len(made), raised)
         except BaseException as error:
-            result = failed(index - first, error)
+            result = failed(len(made), error)
         if PROCESS.forks != forks:
             original.check(step.name)
-        made.append(result)
+        put(result)
 
 
 def apart(samples: Sequence[object], at_once: int) -> Iterator[list[object]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -9,11 +10,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.opening import BlockRows, SharedBlock
-from headrace.parts import member_pieces
+from headrace.formats.opening import BlockRows, MemberRows, SharedBlock
 from headrace.rows import Rows, texts_of
-from headrace.sent import MemberBytes, Place, SentPart
+from headrace.sent import MemberBytes, Place, SentPart, SentTable
+from headrace.spans import member_pieces
 from headrace.torch_compat import serialize
+from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.types import Ints
 
 _LONG_BYTES = 1024
@@ -116,6 +118,11 @@ class Inputs:
         """Forget every segment."""
         self._segments.clear()
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether there is memory that others see, too."""
+        return bool(self._segments)
+
     def view(self, place: Place) -> memoryview:
         """The bytes at a place."""
         if isinstance(place, tuple):
@@ -148,6 +155,18 @@ class Inputs:
             for some in pieces
         ]
 
+    def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> RowsOfTables:
+        """Some of the samples of a table, which they are views of; those that it gives one by one are not."""
+        table: SampleTable = serialize.unpack(self.view(place), lengths, copy=False)
+        return RowsOfTables([(table, chosen)])
+
+    def tables(self, parts: Sequence[SentPart]) -> RowsOfTables | None:
+        """The samples of parts that are all of tables; None: some are not."""
+        tables = [part for part in parts if isinstance(part, SentTable)]
+        if not tables or len(tables) < len(parts):
+            return None
+        return RowsOfTables.of(self.in_table(part.place, part.lengths, part.chosen) for part in tables)
+
     def unpack(self, blob: bytes) -> list[object]:
         """The same as `packed` of a string of bytes."""
         samples: list[object] = serialize.unpack_bytes(blob)
@@ -155,6 +174,9 @@ class Inputs:
 
     def samples(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[object]:
         """The samples of parts, in order; a large one that was given is not held any more."""
+        return itertools.chain.from_iterable(self._runs(parts, busy))
+
+    def _runs(self, parts: Sequence[SentPart], busy: dict[str, float]) -> Iterator[Iterable[object]]:
         for part in parts:
             runs = part.open(self)
             while True:
@@ -163,10 +185,7 @@ class Inputs:
                 busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
                 if samples is None:
                     break
-                if len(samples) == 1:
-                    yield samples.pop()
-                else:
-                    yield from samples
+                yield map(list.pop, [samples]) if len(samples) == 1 else samples
 
     def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
         """The samples of a row table, out of their bytes."""
@@ -176,18 +195,19 @@ class Inputs:
 def _opened(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
     if rows.block is not None:
         return _of_blocks(rows, shards, urls, bodies)
+    of_shards = [urls[shard] for shard in shards.tolist()]
+    members = member_rows(rows, of_shards, bodies)
+    if members is not None:
+        name, values = members.name, members.bodies(0, len(rows))
+        return [
+            {"__key__": key, "__url__": url, name: value}
+            for key, url, value in zip(members.keys, of_shards, values, strict=True)
+        ]
     names = [rows.fields[number] for number in rows.field.tolist()]
     values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
     samples: list[object] = []
-    if len(names) == len(rows) and len(set(names)) == 1 and starts == list(range(len(rows) + 1)):
-        name, keys = names[0], texts_of(rows.keys)  # of one member each, as lines are
-        of_shards = [urls[shard] for shard in shards.tolist()]
-        return [
-            {"__key__": key, "__url__": url, name: value}
-            for key, url, value in zip(keys, of_shards, values, strict=True)
-        ]
-    for key, shard, start, stop in zip(texts_of(rows.keys), shards.tolist(), starts, starts[1:], strict=False):
-        sample: dict[str, object] = {"__key__": key, "__url__": urls[shard]}
+    for key, url, start, stop in zip(texts_of(rows.keys), of_shards, starts, starts[1:], strict=False):
+        sample: dict[str, object] = {"__key__": key, "__url__": url}
         sample.update(zip(names[start:stop], values[start:stop], strict=True))
         samples.append(sample)
     return samples
@@ -197,6 +217,26 @@ def _of_blocks(rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberByte
     """Samples of which several share the bytes of a block; those are taken by who opens it."""
     some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
     return [some.sample(number) for number in range(len(rows))]
+
+
+def member_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> MemberRows | None:
+    """The samples of a row table whose samples are one member each, called the same, as lines are; None: others.
+
+    Args:
+        urls: of each sample the address of its shard.
+    """
+    if (
+        not len(rows)
+        or len(rows.field) != len(rows)
+        or (np.diff(rows.starts) != 1).any()
+        or (rows.field != rows.field[:1]).any()
+    ):
+        return None
+    return MemberRows(texts_of(rows.keys), urls, rows.fields[int(rows.field[0])], partial(_some, rows, bodies))
+
+
+def _some(rows: Rows, bodies: MemberBytes, start: int, stop: int) -> list[bytes]:
+    return bodies.all(rows.offset[start:stop], rows.size[start:stop])
 
 
 def block_rows(rows: Rows, urls: Sequence[str], bodies: MemberBytes) -> BlockRows:

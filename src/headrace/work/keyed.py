@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,14 +23,9 @@ def pack_in_thread(error: BaseException, origin: Origin, worker: int) -> PackedE
     return pack_worker_error(error, f"in DataLoader worker thread {worker}", origin)
 
 
-class Get:
-    """A data set's samples by their keys."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __call__(self, key: object) -> object:
-        return self._dataset[key]
+def getter(dataset: Any) -> Callable[[object], object]:
+    """What gives a data set's samples by their keys, with no function of ours between."""
+    return partial(operator.getitem, dataset)
 
 
 def get_many(dataset: Any) -> Callable[[list[Any]], Any] | None:

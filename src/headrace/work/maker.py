@@ -14,6 +14,7 @@ from typing import Any
 from headrace.errors import DecodeError
 from headrace.failures import (
     NOWHERE,
+    AllMade,
     Failure,
     Origin,
     PackedError,
@@ -27,7 +28,7 @@ from headrace.sent import SentPart, offset_in
 from headrace.tasks import NO_STEP, Chain, Step
 from headrace.torch_compat import serialize
 from headrace.torch_compat.packed_each import PackedEach
-from headrace.work.in_turn import apart, generators_of_steps, make_in_turn, needs_no_more
+from headrace.work.in_turn import ProgressPlace, apart, generators_of_steps, make_in_turn, needs_no_more
 from headrace.work.inputs import Inputs
 from headrace.work.messages import TaskMessage
 from headrace.work.origins import collate_error, key_of, note_origin
@@ -40,7 +41,6 @@ Busy = dict[str, float]  # seconds that were spent in each step
 DROPPED = object()
 """Stands in the place of a sample that a step has left out."""
 
-_MEASURE = replace(NO_STEP, name="measure")
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
@@ -50,11 +50,11 @@ class Maker:
     Args:
         inputs: where the samples of tasks are found.
         everywhere: set the global random number generators for each sample (in a process of our own).
-        progress: called with the index of the sample that is begun, and -1 when none is.
+        progress: where the index of the sample is put that is begun, and -1 when none is.
         number: the worker's number.
     """
 
-    def __init__(self, inputs: Inputs, *, everywhere: bool, progress: Callable[[int], None], number: int) -> None:
+    def __init__(self, inputs: Inputs, *, everywhere: bool, progress: ProgressPlace, number: int) -> None:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
         self._at: tuple[Sequence[SentPart], int] = (), 0  # of which parts the sample is that is made, and which one
@@ -76,13 +76,13 @@ class Maker:
         # The numbers of chains may differ between two runs; one that goes by keys has no other stage beside it.
         key = order.key if chain.by_key else stage_key(order.key, order.chain)
         index = 0
-        self._progress(0)
+        self._progress[0] = 0
         try:
             for done, samples in runs(chain, order, self._inputs, busy):
                 if done and done == len(chain.steps):
                     yield from apart(samples, at_once)
                     index += len(samples)
-                    self._progress(index)
+                    self._progress[0] = index
                     continue
                 steps, waiting = chain.steps[done:], iter(samples)
                 while is_quick and len(steps) == 1 and (done or chain.by_key):
@@ -103,10 +103,10 @@ class Maker:
                         position, draws = order.each_position(index), self._generators[order.chain]
                         yield [self._apply(chain, steps, sample, key, position, busy, draws)]
                     index += 1
-                    self._progress(index)  # also while it is found, or opened with others
+                    self._progress[0] = index  # also while it is found, or opened with others
         finally:  # also where no more are wanted
             self._at = (), 0
-        self._progress(-1)  # what follows is no sample's doing
+        self._progress[0] = -1  # what follows is no sample's doing
 
     def _in_turn(
         self, chain: Chain, step: Step, some: list[object], key: int, order: TaskMessage, first: int, busy: Busy
@@ -128,7 +128,7 @@ class Maker:
         with samples_in_turn(key, number, made) if step.random else nullcontext():
             make_in_turn(step, some, made, first, self._progress, failed, self._original)
         busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
-        self._progress(first + len(some))
+        self._progress[0] = first + len(some)
         return made
 
     def _make_many(
@@ -227,18 +227,17 @@ class Maker:
             several += listed([made])[1]
         return several
 
-    def group(self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy) -> object:
+    def group(self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy) -> object:
         """What becomes of samples that are put together; those that failed before are left out, or it fails with them.
 
         They stand where they would have stood, should each sample come out again.
         """
-        failed = failures_among(made)
+        failed, several = failures_among(made), _Several()
         if failed and not chain.skips:
             return failed[0][1]
-        several = _Several()
         if len(failed) < len(made):
-            own = replace(order, key=stage_key(order.key, order.chain))
-            whole = self.collate(chain, without_failures(made), own, busy)
+            key = stage_key(order.key, order.chain)
+            whole = self.collate(chain, without_failures(made), replace(order, key=key), busy)
             if isinstance(whole, Failure):  # no single sample's
                 return Failure(whole.error.widened())
             several += listed([whole])[1]
@@ -247,7 +246,7 @@ class Maker:
         return several
 
     def packed(
-        self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy
+        self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy
     ) -> tuple[object, Sequence[tuple[int, PackedError]]]:
         """(what becomes of samples of which something is told besides, the errors of those that it is without).
 
@@ -268,16 +267,16 @@ class Maker:
         is_unchanged = chain.collate is None or (chain.unchanged is not None and chain.unchanged(sample))
         if is_unchanged and not chain.after:
             return sample
-        self._progress(-1)  # as where a batch has several
+        self._progress[0] = -1  # as where a batch has several
         position = order.position_of(index)
         own = replace(order, batch=order.batch + index, position=position, positions=None)
         batch = self.collate(chain, [sample], own, busy)
         return Failure(batch.error.widened()) if type(batch) is Failure else batch
 
-    def collate(self, chain: Chain, made: list[object], order: TaskMessage, busy: Busy) -> object:
+    def collate(self, chain: Chain, made: Sequence[object], order: TaskMessage, busy: Busy) -> object:
         if failed := failures_among(made):
             return failed[0][1]
-        kept = [sample for sample in made if sample is not DROPPED]
+        kept = made if isinstance(made, AllMade) else [sample for sample in made if sample is not DROPPED]
         batch = kept[0] if chain.collate is None else DROPPED
         if chain.collate is not None:
             began = time.perf_counter()
@@ -318,16 +317,17 @@ class Maker:
         if chain.measure is None:
             return []
         began, measures = time.perf_counter(), [0] * len(samples)
-        for k, sample in enumerate(samples):
+        for self._progress[0], (k, sample) in zip(kept, enumerate(samples), strict=True):
             if isinstance(sample, Failure):
                 continue
             try:
-                measures[k] = operator.index(chain.measure(sample))
+                measures[k] = operator.index(chain.measure.fn(sample))
             except BaseException as error:
                 self._original.check("measure", error)
                 worker = self.number if self._everywhere else None
-                origin = note_origin(error, _MEASURE, sample, order.position_of(kept[k]), worker)
+                origin = note_origin(error, chain.measure, sample, order.position_of(kept[k]), worker)
                 samples[k] = Failure(self.pack(chain, error, origin))
+        self._progress[0] = -1
         self._original.check("measure")
         busy["measure"] = busy.get("measure", 0.0) + time.perf_counter() - began
         return measures
@@ -393,7 +393,7 @@ def _call(step: Step, sample: object) -> Any:
         raise RuntimeError(f"{step.name} raised StopIteration") from error
 
 
-def _quietly(function: Callable[[list[Any]], object], samples: list[object], name: str) -> object:
+def _quietly(function: Callable[[Any], object], samples: Sequence[object], name: str) -> object:
     try:
         return function(samples)
     except StopIteration as error:

@@ -7,6 +7,9 @@ from headrace.memory import Arena
 from headrace.parts import KeyPart, ListPart, PackedPart, Part
 from headrace.torch_compat import serialize
 
+_PLAIN = {int, str}
+"""Types of keys that any pickle carries as they are."""
+
 
 class PartPacker:
     """Makes parts of objects; what cannot be sent to workers becomes a Failure.
@@ -36,7 +39,7 @@ class PartPacker:
         """A part of samples that workers get by their keys."""
         if self._shares_objects:
             return ListPart(keys)
-        if all(type(key) in (int, str) for key in keys):
+        if set(map(type, keys)) <= _PLAIN:
             return KeyPart(keys, None, 0, len(keys))
         try:
             serialize.pack(keys)

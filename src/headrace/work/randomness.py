@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.lately import torch_is_loaded, when_torch_is_loaded
 from headrace.running import running_sample
 
 _MASK = 2**64 - 1
@@ -240,9 +241,23 @@ def _seed_numpy(seed: int) -> None:
     np.random.seed(seed)  # noqa: NPY002 (users' functions draw from it)
 
 
-def _seed_torch(seed: int) -> None:
-    # `torch.manual_seed` looks for accelerators, too. numpy's generator is of the same kind: another seed for this one.
-    _torch_generator().manual_seed(seed ^ _MASK_32)
+class _TorchSeed:
+    """Seeds torch's generator; where torch is not there yet, by the last seed as soon as it is."""
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+
+    def __call__(self, seed: int) -> None:
+        is_first, self._seed = self._seed is None, seed
+        if torch_is_loaded():
+            self._set()
+        elif is_first:
+            when_torch_is_loaded(self._set)
+
+    def _set(self) -> None:
+        assert self._seed is not None
+        # `torch.manual_seed` looks for accelerators, too. numpy's generator is of the same kind: another seed for this.
+        _torch_generator().manual_seed(self._seed ^ _MASK_32)
 
 
 @functools.cache
@@ -252,4 +267,4 @@ def _torch_generator() -> Any:
     return default_generator
 
 
-_SEED: dict[str, Callable[[int], None]] = {"random": random.seed, "numpy": _seed_numpy, "torch": _seed_torch}
+_SEED: dict[str, Callable[[int], None]] = {"random": random.seed, "numpy": _seed_numpy, "torch": _TorchSeed()}

@@ -5,24 +5,22 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from headrace.failures import Placeholder
-from headrace.formats.opening import BlockRows
+from headrace.formats.opening import BlockRows, MemberRows
 from headrace.sent import SentPart
 from headrace.tasks import Chain
-from headrace.work.inputs import Inputs, block_rows
+from headrace.work.inputs import Inputs, block_rows, member_rows
 from headrace.work.messages import TaskMessage
 
-_TOGETHER_BYTES = 128 * 1024  # lie in the processor's cache
+_TOGETHER_BYTES = 256 * 1024  # lie in the processor's cache
 _TOGETHER_AT_FIRST, _TOGETHER_MOST = 16, 1024
 
 Run = tuple[int, Any]
 """How many of the chain's steps were done to some samples, and these; such as were done to are a list."""
 
-OpensRows = Callable[[BlockRows, int, int], tuple[Sequence[object], int]]
-OpensMany = Callable[[Sequence[object]], tuple[Sequence[object], int]]
+OpensRows = Callable[[Any, int, int], tuple[Sequence[object], int]]
 
 
 def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
@@ -32,61 +30,46 @@ def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float
     if any(part.has_large and not part.shares_blocks for part in parts):
         yield 0, map(_unheld, inputs.samples(parts, busy))
         return
-    for shares_blocks, some in itertools.groupby(parts, lambda part: part.shares_blocks):
-        if first is not None and first.open_rows is not None and shares_blocks:
-            for part in some:
-                yield from _opened(first.name, first.open_rows, part, inputs, busy)
-            continue
-        samples = inputs.samples(list(some), busy)
-        if first is not None and first.open_many is not None:
-            yield from _opened_together(first.name, first.open_many, samples, busy)
+    for part in parts:
+        opens = None if first is None else first.open_rows if part.shares_blocks else first.open_many
+        began = time.perf_counter()
+        rows = None if opens is None else _rows(part, inputs)
+        busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
+        if rows is None:
+            yield 0, inputs.samples([part], busy)
         else:
-            yield 0, samples
+            assert first is not None
+            assert opens is not None
+            yield from _opened(first.name, opens, rows, busy)
 
 
-def _opened(name: str, open_rows: OpensRows, part: SentPart, inputs: Inputs, busy: dict[str, float]) -> Iterator[Run]:
-    """Rows of blocks, of which those that must be opened by themselves have no step behind them."""
-    began = time.perf_counter()
+def _rows(part: SentPart, inputs: Inputs) -> BlockRows | MemberRows | None:
+    """Samples that may be opened together; None: they are not such."""
     found = part.undecoded(inputs)
-    assert found is not None
+    if found is None:
+        return None
     rows, bodies, urls = found
-    some = block_rows(rows, urls, bodies)
-    busy["read"] = busy.get("read", 0.0) + time.perf_counter() - began
+    return member_rows(rows, urls, bodies) if rows.block is None else block_rows(rows, urls, bodies)
+
+
+def _opened(name: str, opens: OpensRows, rows: BlockRows | MemberRows, busy: dict[str, float]) -> Iterator[Run]:
+    """Samples opened together, as many as the cache holds; the others have no step behind them."""
     start, count = 0, _TOGETHER_AT_FIRST
-    while start < len(rows):
-        stop = min(start + count, len(rows))
+    while start < len(rows.keys):
+        stop = min(start + count, len(rows.keys))
         began = time.perf_counter()
-        samples, nbytes = open_rows(some, start, stop)
+        samples, nbytes = opens(rows, start, stop)
         busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
-        yield from _runs_of(samples, partial(_sample, some, start))
-        count = _next(count, nbytes)
+        if None not in samples:
+            yield 1, samples
+        else:
+            for is_missing, some in itertools.groupby(enumerate(samples, start), lambda one: one[1] is None):
+                if is_missing:
+                    yield 0, (rows.sample(number) for number, _ in some)
+                else:
+                    yield 1, [sample for _, sample in some]
+        count = _next(stop - start, nbytes)
         start = stop
-
-
-def _opened_together(
-    name: str, open_many: OpensMany, samples: Iterator[object], busy: dict[str, float]
-) -> Iterator[Run]:
-    """The same of samples that lie by themselves, as many together as the cache holds."""
-    count = _TOGETHER_AT_FIRST
-    while together := list(itertools.islice(samples, count)):
-        began = time.perf_counter()
-        made, nbytes = open_many(together)
-        busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
-        count = _next(len(together), nbytes)
-        yield from _runs_of(made, together.__getitem__)
-
-
-def _runs_of(made: Sequence[object], source: Callable[[int], object]) -> Iterator[Run]:
-    """What was opened together; those that must be opened by themselves have the first step before them."""
-    if None not in made:
-        yield 1, made
-        return
-    for number, sample in enumerate(made):
-        yield (0, [source(number)]) if sample is None else (1, [sample])
-
-
-def _sample(rows: BlockRows, start: int, number: int) -> object:
-    return rows.sample(start + number)
 
 
 def _next(count: int, nbytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from headrace.torch_compat.leaves import Mismatch
 from headrace.torch_compat.packed_each import PackedEach
 from headrace.torch_compat.slots import Slots
 from headrace.torch_compat.spec import Spec, aligned
+from headrace.work.in_turn import ProgressPlace
 from headrace.work.inputs import Inputs
 from headrace.work.maker import Maker, listed
 from headrace.work.messages import TaskMessage
+from headrace.work.tables import columns_of, decoded, table_of, takes_tables
 
 _EACH_BYTES, _EACH_S = 2**18, 0.02  # of samples that are given on one by one: a task ends with the one that exceeds it
 _ANY_NUMBER = 2**31  # of samples is held until all are made
@@ -53,6 +56,7 @@ class _Result:
     left_out: Sequence[tuple[int, PackedError]] = ()
     sizes: Sequence[tuple[int, ...]] = ()
     pieces: Sequence[tuple[int, ...]] = ()
+    is_table: bool = False
     took_s: float = 0.0
 
 
@@ -61,11 +65,11 @@ class TaskRunner:
 
     Args:
         everywhere: set the global random number generators for each sample (in a process of our own).
-        progress: called with the index of the sample that is begun, and -1 when none is.
+        progress: where the index of the sample is put that is begun, and -1 when none is.
         number: the worker's number.
     """
 
-    def __init__(self, *, everywhere: bool, progress: Callable[[int], None], number: int = 0) -> None:
+    def __init__(self, *, everywhere: bool, progress: ProgressPlace, number: int = 0) -> None:
         self._everywhere, self._progress, self.number = everywhere, progress, number
         self._inputs = Inputs()
         self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
@@ -133,7 +137,7 @@ class TaskRunner:
             reply = self._make(chain, result, busy)
             result.took_s = time.perf_counter() - began
         except BaseException as error:  # a SystemExit of the user's functions ends no worker
-            self._progress(-1)  # what does leaves it at the sample
+            self._progress[0] = -1  # what does leaves it at the sample
             return Reply("failed", errors=[(order.slot, self._maker.pack(chain, error))], busy_s=busy)
         return self._write(result, busy) if reply is None else reply
 
@@ -142,15 +146,18 @@ class TaskRunner:
 
         Of what that was made of nothing is held when this returns: what is written takes as much memory again.
         """
-        order = result.order
+        order, rows = result.order, None
         if order.finish in (Finish.COLLATE, Finish.GROUP):
-            made = list(self._inputs.samples(order.parts, busy))
+            tables = self._inputs.tables(order.parts) if takes_tables(chain) else None
+            made: Sequence[Any] = list(self._inputs.samples(order.parts, busy)) if tables is None else tables
         elif order.finish is Finish.SLOTS and self._may_fill(order):
             return self._fill(chain, order, busy)
         elif order.finish is Finish.EACH:
             return self._make_each(chain, result, busy)
+        elif (rows := decoded(chain, order, self._inputs, busy)) is not None:
+            made = rows
         else:
-            made = [sample for some in self._maker.make(chain, order, busy, _ANY_NUMBER) for sample in some]
+            made = list(itertools.chain.from_iterable(self._maker.make(chain, order, busy, _ANY_NUMBER)))
             if self._had_large:
                 give_back_freed_memory()  # of what they were made of; what follows needs as much
             if order.finish is Finish.SLOTS and not chain.by_key:
@@ -172,10 +179,12 @@ class TaskRunner:
                 made = [packed]
             elif order.finish is Finish.GROUP:
                 made = [self._maker.group(chain, made, order, busy)]
-            result.kept, samples = listed(made)
+            result.kept, samples = listed(made) if rows is None else (range(len(rows)), rows.views())
             result.measures = self._maker.measured(samples, result.kept, chain, order, busy)
             if chain.measure is None:
                 result.made = self._maker.packed_samples(samples, chain)
+            elif (table := table_of(samples, rows, self._inputs)) is not None:
+                result.made, result.is_table = table.packed(), True
             else:  # some are put together that do not follow each other
                 result.made, result.pieces = self._maker.packed_apart(samples, chain)
             failed = failures_among(samples)
@@ -205,7 +214,7 @@ class TaskRunner:
             if packed.nbytes > _EACH_BYTES or time.perf_counter() - began > _EACH_S:
                 break
         samples.close()
-        self._progress(-1)
+        self._progress[0] = -1
         if self._had_large:
             give_back_freed_memory()
         result.made, result.sizes = packed.parts, packed.sizes
@@ -245,10 +254,10 @@ class TaskRunner:
             return Reply("held", size=size, busy_s=busy)
         lengths = serialize.write(parts, self._inputs.view(place))
         copies = self._copies(place, [(0, size)])
-        reply = Reply("written", lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
+        reply = Reply("written", size=size, lengths=lengths, errors=result.errors, busy_s=busy, copies=copies)
         reply.kept, reply.failed, reply.measures = result.kept, result.failed, result.measures
         reply.sizes, reply.pieces, reply.took_s = result.sizes, result.pieces, result.took_s
-        reply.left_out = result.left_out
+        reply.left_out, reply.is_table = result.left_out, result.is_table
         return reply
 
     def _copies(self, place: Place, ranges: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -271,7 +280,7 @@ class TaskRunner:
         if errors and not result.skips:
             # The batch raises: what is in its slots is never seen.
             return Reply("written", errors=errors, busy_s=busy)
-        whole = without_failures(made)
+        whole = without_failures(made) if errors else made
         try:
             columns = spec.write(whole, self._inputs.view(place), order.slot, order.capacity)
         except Mismatch:
@@ -327,21 +336,13 @@ class TaskRunner:
 
     def _fill_columns(self, chain: Chain, slots: Slots, order: TaskMessage, busy: dict[str, float]) -> bool:
         """All samples at once into their slots; whether they are such that this could be done."""
-        assert chain.columns is not None
         (part,) = order.parts
-        found = part.undecoded(self._inputs)
+        found = columns_of(chain, part, self._inputs, busy)
         if found is None:
             return False
-        rows, bodies, urls = found
         began = time.perf_counter()
-        columns = chain.columns(rows, bodies, urls)
-        decoded = time.perf_counter()
-        name = chain.steps[0].name
-        busy[name] = busy.get(name, 0.0) + decoded - began
-        if columns is None:
-            return False
-        is_written = slots.fill_columns(columns, bodies, len(rows))
-        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - decoded
+        is_written = slots.fill_columns(*found)
+        busy["write"] = busy.get("write", 0.0) + time.perf_counter() - began
         return is_written
 
 
@@ -360,10 +361,6 @@ def _packed_batch(batch: object, number: int) -> list[serialize.PickledPart]:
 
 def _unsent(batch: object, number: int) -> str:
     return f"stage: collate; batch {number}, of type {type(batch).__name__}, cannot be sent to the trainer"
-
-
-def untold(_: int) -> None:
-    """Progress that nobody asks for."""
 
 
 def open_part(part: Part) -> list[object]:

@@ -17,7 +17,7 @@ from headrace.torch_compat.serialize import pack_error
 from headrace.work.chains import SharedChain
 from headrace.work.executor import OnLost, OnReply
 from headrace.work.messages import Message, PlaceMessage
-from headrace.work.task_runner import TaskRunner, untold
+from headrace.work.task_runner import TaskRunner
 
 _END_S = 2.0
 _A_STEP = "a function of the loader's"
@@ -83,7 +83,7 @@ class _Thread:
         self._original = Original()
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
-        self.runner = TaskRunner(everywhere=False, progress=untold, number=number)
+        self.runner = TaskRunner(everywhere=False, progress=[-1], number=number)
         self._is_closed = False
         jobs.add(self)
         threading.Thread(target=self._serve, name="headrace-work", daemon=True).start()

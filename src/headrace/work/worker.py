@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from functools import partial
 from typing import Any
 
 from headrace.memory import keep_freed_memory, mapped, mapped_privately
 from headrace.processes.wire import BlockingWire
 from headrace.work.messages import Message
-from headrace.work.task_runner import TaskRunner, untold
+from headrace.work.task_runner import TaskRunner
 
 
 class _Worker:
@@ -20,7 +19,7 @@ class _Worker:
         self.progress: memoryview | None = None
         self.descriptors: list[int] = []  # that belong to the next chain
         self.number = number
-        self.runner = TaskRunner(everywhere=True, progress=untold, number=number)
+        self.runner = TaskRunner(everywhere=True, progress=[-1], number=number)
 
     def serve(self) -> None:
         while True:
@@ -43,9 +42,7 @@ class _Worker:
                 size, slot = rest
                 self.progress = self._map(size).cast("q")[2 * slot : 2 * slot + 2]
                 # It is told of each sample. This is the first message, so that nothing was learnt yet.
-                self.runner = TaskRunner(
-                    everywhere=True, progress=partial(self.progress.__setitem__, 1), number=self.number
-                )
+                self.runner = TaskRunner(everywhere=True, progress=self.progress[1:], number=self.number)
 
     def _carry_out(self, message: Message) -> None:
         if message.is_answered and self.progress is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from headrace.datasets.operators.fields import field_of
 
@@ -40,25 +40,35 @@ class BucketBatcher:
         drop_last: leave out what is in buckets that are not full at the end.
     """
 
+    is_lasting: Literal[True] = True
+
     def __init__(self, edges: Sequence[int], size: int | None, tokens: int | None, *, drop_last: bool) -> None:
         self._edges, self._size, self._tokens, self._drop_last = edges, size, tokens, drop_last
-        self._buckets: dict[int, list[int]] = {}
+        self._buckets: dict[int, list[int]] = {}  # in the order of their first samples
         self._longest: dict[int, int] = {}
         self._offered = 0
 
     def offer(self, measure: int) -> Sequence[int]:
-        number = bisect_left(self._edges, measure)
-        bucket = self._buckets.setdefault(number, [])
-        longest = max(measure, self._longest.get(number, 0))
-        if self._tokens is not None and bucket and (len(bucket) + 1) * longest > self._tokens:
-            return bucket  # it waits, and begins the next one
-        bucket.append(self._offered)
-        self._longest[number] = longest
+        number, this = bisect_left(self._edges, measure), self._offered
         self._offered += 1
-        return bucket if len(bucket) == self._size else ()
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = []
+        if self._tokens is not None:
+            longest = max(measure, self._longest.get(number, 0)) if bucket else measure
+            self._longest[number] = longest
+            if bucket and (len(bucket) + 1) * longest > self._tokens:
+                del self._buckets[number]
+                self._buckets[number], self._longest[number] = [this], measure
+                return bucket
+        bucket.append(this)
+        if len(bucket) != self._size:
+            return ()
+        del self._buckets[number]
+        return bucket
 
     def end(self) -> Sequence[int] | None:
-        return None if self._drop_last else next(iter(self._buckets.values()))
+        return None if self._drop_last else self._buckets.pop(next(iter(self._buckets)))
 
 
 class Length:
@@ -78,6 +88,8 @@ class Length:
             length = operator.index(given)
         except TypeError:
             raise TypeError(f"bucket: the length of a sample is {given!r:.100}: a whole number is needed") from None
+        if length < 0:
+            raise ValueError(f"bucket: the length of a sample is {length}: 0 or more is meant")
         if self._most is not None and length > self._most:
             raise ValueError(
                 f"bucket: a sample has the length {length}, and batch_tokens={self._most} is less: cut it, or leave it "

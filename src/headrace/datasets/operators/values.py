@@ -201,6 +201,7 @@ class GroupOperator(Operator):
         packing: how documents are packed in lanes, if it does that.
         is_shardable: whether ranks may each do it to samples of their own.
         max_wait_s: how long the first sample of a group waits for others; None: as long as it takes.
+        passed: the operators up to this one, for errors.
     """
 
     name: str
@@ -212,6 +213,7 @@ class GroupOperator(Operator):
     packing: LanePacking | None = None
     is_shardable: bool = True
     max_wait_s: float | None = None
+    passed: str = ""
 
     @property
     def text(self) -> str:

@@ -257,8 +257,10 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     hub = ""
     if _HUB.fullmatch(urls[0]) and head is None:
         hub = f"; of a repository on Hugging Face's hub the address is hf://datasets/{urls[0]}"
+    no_bytes = "it cannot be read: there is no such object or folder, or no access to it"
     raise OptionError(
-        f"{masked(urls[0])} does not say its format, and its bytes do not either; names in {known} do, or "
+        f"{masked(urls[0])} does not say its format, and "
+        f"{no_bytes if head is None else 'its bytes do not either'}; names in {known} do, or "
         f"give format='tar'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
 

@@ -27,7 +27,8 @@ _SHOWN = 6
 _WAYS = {
     "bin": "raw tokens are for hr.tokens(url, dtype, window)",
     "idx": "it lies beside a .bin of Megatron's, which is for hr.tokens",
-    **dict.fromkeys(("h5", "hdf5", "nc"), "open it with h5py in a data set of its own, and give that to hr.from_map"),
+    **dict.fromkeys(("h5", "hdf5", "nc"), "rows of its datasets are for hr.hdf5(url)"),
+    "npy": "its rows are for hr.arrays(url), token ids for hr.tokens(url)",
     **dict.fromkeys(("rar", "7z"), "no part of such an archive can be read by itself: unpack it, or make it a .tar"),
     **dict.fromkeys(
         ("pt", "pth", "pkl", "pickle", "ckpt"), "a pickle runs what it says; hr.files(url) gives its bytes"

@@ -90,7 +90,7 @@ def stream(
 
         return Stream(folder_of(place.folder, None, labels=None, storage_options=storage_options, facts=place.facts))
     source = shards_at(place, index, limits, storage_options)
-    return Stream(source, opening(source))
+    return Stream(source, opening(source, place.entries or ()))
 
 
 def _not_taken(name: str) -> TypeError:

@@ -11,7 +11,7 @@ from headrace.datasets.places.guessing import Facts, Options, Place
 from headrace.datasets.places.urls import expand
 from headrace.datasets.sources.shards import IndexedShards, Shards
 from headrace.errors import OptionError
-from headrace.formats.format import Format, ShardEntry
+from headrace.formats.format import Format, ShardEntry, opens_many
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener, is_kept
 from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile
@@ -48,13 +48,25 @@ def shards_at(place: Place, index: IndexAt, limits: Limits, storage_options: Opt
     return IndexedShards(urls, Index(urls, where, limits, form), storage_options, limits, form, facts)
 
 
-def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
-    """What must be done to the samples of shards before all else: nothing, where they are their members."""
+def opening(source: Shards | IndexedShards, entries: Sequence[ShardEntry] = ()) -> tuple[EachSample, ...]:
+    """What must be done to the samples of shards before all else: nothing, where they are their members.
+
+    Args:
+        entries: what a catalogue says of them.
+    """
     if source.format.fields_are_members:
         return ()
     opener = Opener(source.format, source.limits)
     name = f"open({source.format.name})"
-    step = Step(name, "map", opener, is_implied=True, open_many=opener.open_many, open_rows=opener.open_rows)
+    step = Step(
+        name,
+        "map",
+        opener,
+        is_implied=True,
+        open_many=opener.open_many if opens_many(source.format) else None,
+        open_rows=opener.open_rows,
+        is_without_torch=_is_ours(source.format) and not source.format.gives_tensors(entries),
+    )
     by_field = source.format.members_make_fields
     opens = EachSample(step, opens=True, opens_fields=by_field)
     rows = source.format.row_filter(source.urls)
@@ -62,6 +74,10 @@ def opening(source: Shards | IndexedShards) -> tuple[EachSample, ...]:
         return (opens,)
     keeps = EachSample(Step(rows.text, "filter", is_kept), opens=True, opens_fields=by_field, asks=rows.fields)
     return opens, keeps
+
+
+def _is_ours(form: Format) -> bool:
+    return type(form).__module__.partition(".")[0] == "headrace"
 
 
 def with_index_built(source: Shards) -> IndexedShards:

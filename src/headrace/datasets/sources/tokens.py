@@ -116,7 +116,7 @@ def tokens(
         places = tuple(map(bin_of, given))
     source = TokenShards(places, TokenFiles(settings, limits, chunks), storage_options, limits, names.facts)
     opener = TokenOpener(None if documents == "separate" else eos, has_ids=documents == "ids")
-    step = Step("open(tokens)", "map", opener, is_implied=True)
+    step = Step("open(tokens)", "map", opener, is_implied=True, is_without_torch=True)
     return Stream(source, (EachSample(step, opens=True, columns=opener.columns),))
 
 

@@ -75,6 +75,9 @@ class LitData(Format):
         except ValueError as error:
             raise FormatError(f"{masked(shard.url)} is damaged: {error}", url=shard.url) from None
 
+    def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:
+        return bool(self.unpickle) or any("tensor" in entry.about.formats for entry in entries[:1])
+
     def open_block(self, block: Block, bodies: Sequence[bytes]) -> Sequence[dict[str, object] | None]:
         how, formats, spec, samples, nbytes = _said(block.members[0])
         if how == "arrow":

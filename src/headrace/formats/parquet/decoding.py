@@ -13,7 +13,7 @@ from headrace.formats.parquet.expansion import check_beginnings, levels_of, long
 from headrace.formats.parquet.footer import MAGIC, ColumnChunk
 from headrace.formats.parquet.pages import Walked, walked
 from headrace.formats.parquet.schema import BYTE_ARRAY, ParquetColumn, Schema, SchemaLeaf
-from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Field, written
+from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Begun, Field, begun, written
 
 _VERSION = 2
 
@@ -38,7 +38,7 @@ def decoded(
         ValueError: they are damaged; the message names the column, where that is known.
         LimitError: they ask for more than may be held.
     """
-    parts, chunks, at, dictionaries = [MAGIC], list[list[Field]](), len(MAGIC), list[str]()
+    parts, chunks, at, dictionaries = [MAGIC], list[bytes](), len(MAGIC), list[str]()
     unpacked = 0
     for body in bodies:
         levels = levels_of(body.column)
@@ -54,7 +54,7 @@ def decoded(
                 raise ValueError(f"column {body.column.name!r:.200}: {error}") from None
             if is_repeated:  # few values, in many rows: each is held once
                 dictionaries.append(".".join(part.decode("utf-8", "replace") for part in leaf.path))
-            chunks.append([(2, I64, at), (3, STRUCT, _metadata(leaf, chunk, pages, at, len(data)))])
+            chunks.append(written([(2, I64, at), (3, STRUCT, _metadata(leaf, chunk, pages, at, len(data)))]))
             parts.append(data)
             at, unpacked = at + len(data), unpacked + pages.unpacked
     elements, arrow = schema.head([body.column.name for body in bodies])
@@ -90,18 +90,23 @@ def _is_repeated(pages: Walked, chunk: ColumnChunk, nbytes: int, kinds: int, lim
     return longest_value(pages.dictionary, chunk.codec) * pages.by_dictionary > most
 
 
-def _metadata(leaf: SchemaLeaf, chunk: ColumnChunk, pages: Walked, at: int, nbytes: int) -> list[Field]:
+def _metadata(leaf: SchemaLeaf, chunk: ColumnChunk, pages: Walked, at: int, nbytes: int) -> bytes:
     fields: list[Field] = [
-        (1, I32, leaf.kind),
-        (2, LIST, (I32, [0, 3, 8] if pages.has_dictionary else [0, 3])),
-        (3, LIST, (BINARY, list(leaf.path))),
-        (4, I32, chunk.codec),
         (5, I64, pages.values),
         (6, I64, pages.unpacked),
         (7, I64, nbytes),
         (9, I64, at + pages.first),
     ]
-    return [*fields, (11, I64, at)] if pages.has_dictionary else fields
+    if pages.has_dictionary:
+        fields.append((11, I64, at))
+    return written(fields, _about(leaf.kind, leaf.path, chunk.codec, pages.has_dictionary))
+
+
+@functools.lru_cache(maxsize=4096)
+def _about(kind: int, path: tuple[bytes, ...], codec: int, has_dictionary: bool) -> Begun:
+    """The first fields of the metadata of a leaf's chunks, which are the same in all groups of rows."""
+    encodings = [0, 3, 8] if has_dictionary else [0, 3]
+    return begun([(1, I32, kind), (2, LIST, (I32, encodings)), (3, LIST, (BINARY, list(path))), (4, I32, codec)])
 
 
 def _read(whole: bytes, rows: int, dictionaries: Sequence[str]) -> Arrow:

@@ -11,12 +11,14 @@ from headrace.formats.parquet.footer import MAGIC, ColumnChunk, by_column
 from headrace.formats.parquet.schema import Schema
 from headrace.formats.parquet.some_rows import SomeRows
 from headrace.formats.predicates import ALL, Where
+from headrace.pickled import packed_once
 from headrace.types import Ints
 
 Member = tuple[int, int, str]
 """Where a part of the file begins that is read, its bytes, and of which field it is."""
 
 
+@packed_once(tuple)
 class Facts(NamedTuple):
     """What is known of a group of rows.
 

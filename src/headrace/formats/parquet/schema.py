@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple
 
 from headrace.formats.arrow_values import Arrow, library
 from headrace.formats.parquet.thrift import BINARY, I32, Struct, written
+from headrace.pickled import packed_once
 
 _DEPTH_MOST = 64
 _REPEATED = 2
@@ -61,6 +63,7 @@ class ParquetColumn:
     feature: str = ""
 
 
+@packed_once(attrgetter("columns", "arrow", "writer", "constants"))
 @dataclass(frozen=True, slots=True)
 class Schema:
     """What of a footer is about all groups of rows.

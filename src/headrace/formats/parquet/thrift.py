@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from headrace.types import Buffer
 
@@ -185,15 +186,32 @@ Field = tuple[int, int, object]
 """A field to write: its number, its kind, its value. Of a struct that is a list of fields, of a list (kind, values)."""
 
 
-def written(fields: Iterable[Field]) -> bytes:
-    """A struct of these fields, by ascending numbers."""
+class Begun(NamedTuple):
+    """The first fields of a struct, written, and the number of the last one."""
+
+    data: bytes
+    number: int
+
+
+_NOTHING = Begun(b"", 0)
+
+
+def begun(fields: Sequence[Field]) -> Begun:
+    """These fields, by ascending numbers, of a struct that has others behind them."""
     out = bytearray()
-    _write_struct(out, fields)
+    _write_fields(out, fields, 0)
+    return Begun(bytes(out), fields[-1][0])
+
+
+def written(fields: Iterable[Field], first: Begun = _NOTHING) -> bytes:
+    """A struct of these fields, by ascending numbers, behind the first ones."""
+    out = bytearray(first.data)
+    _write_fields(out, fields, first.number)
+    out.append(0)
     return bytes(out)
 
 
-def _write_struct(out: bytearray, fields: Iterable[Field]) -> None:
-    last = 0
+def _write_fields(out: bytearray, fields: Iterable[Field], last: int) -> None:
     for number, kind, value in fields:
         kind = (TRUE if value else FALSE) if kind in (TRUE, FALSE) else kind  # noqa: PLW2901
         if 0 < number - last < 16:
@@ -204,7 +222,6 @@ def _write_struct(out: bytearray, fields: Iterable[Field]) -> None:
         if kind > FALSE:
             _write(out, kind, value)
         last = number
-    out.append(0)
 
 
 def _write(out: bytearray, kind: int, value: object) -> None:
@@ -217,7 +234,7 @@ def _write(out: bytearray, kind: int, value: object) -> None:
         case bytes() if kind == STRUCT:
             out += value  # one that is written already
         case list() if kind == STRUCT:
-            _write_struct(out, value)
+            out += written(value)
         case (int() as inner, list() as values) if kind == LIST:
             if len(values) < 15:
                 out.append(len(values) << 4 | inner)

@@ -1,0 +1,63 @@
+"""Samples of a task in columns: as they are decoded, many at once, and as they go to the next stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.failures import failures_among
+from headrace.sent import MemberBytes, SentPart
+from headrace.tasks import Chain, Finish
+from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
+from headrace.work.inputs import Inputs
+from headrace.work.messages import TaskMessage
+
+Busy = dict[str, float]
+
+
+def takes_tables(chain: Chain) -> bool:
+    """Whether its samples are put together as they lie in tables."""
+    return getattr(chain.collate, "takes_tables", False)
+
+
+def columns_of(chain: Chain, part: SentPart, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
+    """(what all steps make of a part's samples, their bytes, how many they are); None: they are made one by one."""
+    assert chain.columns is not None
+    found = part.undecoded(inputs)
+    if found is None:
+        return None
+    rows, bodies, urls = found
+    began = time.perf_counter()
+    columns = chain.columns(rows, bodies, urls)
+    name = chain.steps[0].name
+    busy[name] = busy.get(name, 0.0) + time.perf_counter() - began
+    return None if columns is None else (columns, bodies, len(rows))
+
+
+def decoded(chain: Chain, order: TaskMessage, inputs: Inputs, busy: Busy) -> RowsOfTables | None:
+    """The samples of a task, made of columns; None: they are made one by one."""
+    is_of_use = takes_tables(chain) if order.finish is Finish.BATCH else chain.measure is not None
+    if chain.columns is None or order.one_by_one or not is_of_use:
+        return None
+    tables = []
+    for part in order.parts:
+        found = columns_of(chain, part, inputs, busy)
+        table = None if found is None else SampleTable.of_columns(*found)
+        if table is None:
+            return None
+        tables.append((table, range(table.count)))
+    return RowsOfTables(tables)
+
+
+def table_of(samples: Sequence[object], made_of: RowsOfTables | None, inputs: Inputs) -> SampleTable | None:
+    """The table in which samples go to the next stage; None: each of them is packed by itself.
+
+    Args:
+        made_of: the table whose views they are, if they are.
+    """
+    if not inputs.shares_memory or failures_among(samples):  # without it a table would be sent as often as it is used
+        return None
+    table = None if made_of is None else made_of.only
+    # A function that was asked for a measure may have put something else into a dict.
+    return table if table is not None and isinstance(table.names, int) else SampleTable.of(samples)

@@ -1,0 +1,75 @@
+"""Workers are started without torch where nothing that they do needs it, and are none the worse where it was needed."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from process.waiting import run_script
+
+# Whatever a sample is, it becomes what `helper` gives.
+BEGIN = """
+    import json, pathlib, tempfile
+
+    folder = tempfile.TemporaryDirectory()
+    pathlib.Path(folder.name, "x.jsonl").write_text('{"n": 1}\\n' * 8)
+
+    def nothing(sample):
+        return None
+
+    def draws(sample):
+        return torch.rand(1).item(), str(torch.get_default_dtype()), torch.get_num_threads()
+
+    helper = nothing
+
+    def made(sample):
+        return helper(sample)
+
+    def loader():
+        data = hr.stream(folder.name + "/x.jsonl").map(made)
+        return hr.DataLoader(data, 4, collate_fn=list, num_workers=1, seed=3)
+
+    def epoch(loader):
+        return [sample for batch in loader for sample in batch]
+
+    def have_torch(loader):
+        pids = loader._behind._runtime._workers.pids
+        return ["libtorch" in pathlib.Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+"""
+
+
+def _said(code: str) -> Any:
+    status, out, err = run_script(textwrap.dedent(BEGIN) + textwrap.dedent(code))
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def test_workers_have_no_torch_where_nothing_needs_it() -> None:
+    assert _said("""
+        said = []
+        for helper in nothing, draws:
+            with loader() as one:
+                epoch(one)
+                said.append(have_torch(one))
+        print(json.dumps(said))
+    """) == [[False], [True]]
+
+
+def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
+    late, before, early = _said("""
+        torch.set_default_dtype(torch.float64)
+        with loader() as one:
+            epoch(one)
+            before = have_torch(one)
+            helper = draws
+            late = epoch(one)
+        with loader() as one:
+            epoch(one)
+            early = epoch(one)
+        print(json.dumps([late, before, early]))
+    """)
+    assert before == [False]
+    assert late == early
+    assert len({number for number, _, _ in late}) == 8
+    assert {tuple(rest) for _, *rest in late} == {("torch.float64", 1)}

@@ -1,0 +1,86 @@
+"""Tasks that do one thing after another: what is done is what a task of its own for each would do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import anyio
+import pytest
+
+from headrace.scheduler.task_pool import TaskPool
+
+
+class Thing:
+    """What work is about."""
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_pool_does_everything_once_and_as_much_at_once_as_is_asked_for() -> None:
+    began, ended = list[int](), list[int]()
+
+    async def work(number: int, gate: asyncio.Event) -> None:
+        began.append(number)
+        await gate.wait()
+        ended.append(number)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            pool = TaskPool(group)
+            for first in (0, 10, 20):
+                gate = asyncio.Event()
+                for number in range(first, first + 3 + first // 10):
+                    pool.start_soon(work, number, gate)
+                await _turns(3)
+                assert began[len(ended) :] == list(range(first, first + 3 + first // 10))
+                gate.set()
+                await _turns(3)
+            group.cancel_scope.cancel()
+
+    asyncio.run(main())
+    assert sorted(ended) == began == [0, 1, 2, *range(10, 14), *range(20, 25)]
+
+
+def test_pool_holds_nothing_of_what_is_done() -> None:
+    things: list[weakref.ref[Thing]] = []
+
+    async def work(thing: Thing) -> None:
+        things.append(weakref.ref(thing))
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            pool = TaskPool(group)
+            for _ in range(2):
+                for _ in range(2):
+                    pool.start_soon(work, Thing())
+                await _turns(4)
+            gc.collect()
+            assert [thing() for thing in things] == [None] * 4
+            group.cancel_scope.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_group_ends_with_what_its_pool_raises(is_idle: bool) -> None:
+    async def work(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            pool = TaskPool(group)
+            if is_idle:
+                pool.start_soon(work, None)
+                await _turns(4)
+            pool.start_soon(work, ValueError("no"))
+            await anyio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        asyncio.run(main())
+    assert [str(error) for error in raised.value.exceptions] == ["no"]
