@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 import struct
@@ -66,6 +67,23 @@ def test_times_that_count_nanoseconds_are_those_of_numpy() -> None:
     first, second = read(of_table(table))
     assert first == {"t": np.datetime64(1, "ns"), "d": np.timedelta64(-1, "ns")}
     assert second["t"] is None
+
+
+def test_int96_timestamps_that_nanoseconds_cannot_hold_are_read_in_microseconds() -> None:
+    far = [dt.datetime(9999, 12, 31), dt.datetime(1, 1, 1), None, dt.datetime(2026, 5, 1, microsecond=3)]  # noqa: DTZ001
+    spark = pa.table({"t": pa.array(far, pa.timestamp("us")), "l": pa.array([[one] for one in far])})
+    assert read(of_table(spark, use_deprecated_int96_timestamps=True)) == spark.to_pylist()
+
+    fine = np.array([1, -1], "M8[ns]")
+    impala = pa.table({"t": fine})
+    assert read(of_table(impala, use_deprecated_int96_timestamps=True)) == [{"t": one} for one in fine]
+
+    days = 2_932_896 + 2_440_588  # 9999-12-31 as a Julian day
+    both = of_table(impala, use_deprecated_int96_timestamps=True, use_dictionary=False, compression="none")
+    first = struct.pack("<qi", 1, 2_440_588)
+    assert both.count(first) == 1
+    with pytest.raises(hr.DecodeError, match="no unit holds both"):
+        read(both.replace(first, struct.pack("<qi", 0, days)))
 
 
 WITHOUT_PANDAS = """

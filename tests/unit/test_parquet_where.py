@@ -143,6 +143,24 @@ def test_values_of_another_type_are_compared_as_numbers_are(
     assert [one[name] for one in opened(form, body, indexed(form, body))] == wanted
 
 
+@pytest.mark.parametrize("statistics", [True, False])
+def test_values_are_compared_exactly_where_their_types_differ(statistics: bool) -> None:
+    table = pa.table({
+        "row": [0, 1],
+        "nano": pa.array([-1, 2**62], pa.timestamp("ns")),
+        "decimal": pa.array([Decimal(2**53), Decimal(2**53 + 1)], pa.decimal128(38, 10)),
+        "tenth": pa.array([Decimal("0.10"), Decimal("0.11")], pa.decimal128(9, 2)),
+    })  # fmt: skip
+    body = of_table(table, row_group_size=1, write_statistics=statistics)
+    for *term, wanted in [
+        ("nano", "<", dt.datetime(9999, 1, 1), [0, 1]), ("nano", "<=", dt.datetime(1, 1, 1), []),  # noqa: DTZ001
+        ("nano", "in", [dt.datetime(9999, 1, 1)], []), ("nano", "<", dt.datetime(1970, 1, 1), [0]),  # noqa: DTZ001
+        ("decimal", "==", 2.0**53, [0]), ("decimal", ">", 2.0**53, [1]), ("tenth", "==", 0.1, [0]),
+    ]:  # fmt: skip
+        form = Parquet(columns=["row"], where=[tuple(term)])
+        assert [one["row"] for one in opened(form, body, indexed(form, body))] == wanted, term
+
+
 LARGE = 10**400  # no float is as large
 
 
@@ -279,6 +297,8 @@ def test_folders_are_compared_as_what_they_are_compared_with() -> None:
     assert kept(("year", ">", 1000)) == [0]
     assert kept(("year", "in", [999.0])) == [1]
     assert kept(("year", "=", "0999")) == [1]
+    wide = put(TABLE, f"id={2**53 + 1}/0.parquet")
+    assert not list(hr.stream(wide, format=hr.Parquet(where=[("id", "=", 2.0**53)])))
     assert kept(("day", "<", dt.date(2000, 1, 1)), ("is", "!=", True)) == [1]
     with pytest.raises(
         FormatError, match="its folder says day='2025-03-01', and where= compares 'day' with the number 3"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import functools
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from fractions import Fraction
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.formats.arrow_values import Arrow, library, numbers_of, whole_array
-from headrace.formats.predicates import Plain, Term, Where, as_float
+from headrace.formats.predicates import Plain, Term, Where, as_float, microseconds_of
 
 Mask = NDArray[np.bool_]
+
+_TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_EXACT_BELOW = 2.0**63
 
 _NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
@@ -110,19 +115,29 @@ def _compared(array: Arrow, op: str, value: Plain) -> Mask:
     other: object = value
     if types.is_floating(kind):
         array, other = array.cast(pa.float64()), pa.scalar(as_float(value), pa.float64())  # type: ignore[arg-type]
-    elif types.is_decimal(kind) and isinstance(value, float):
+    elif types.is_decimal(kind) and isinstance(value, float) and not _is_exact(value):
         array, other = array.cast(pa.float64()), pa.scalar(value, pa.float64())
     elif types.is_fixed_size_binary(kind):
         array, other = array.cast(pa.binary()), pa.scalar(value, pa.binary())
     elif types.is_timestamp(kind):
-        other = pa.scalar(value, pa.timestamp("us", kind.tz))
+        return _ints_compared(array.cast(pa.int64()), op, _ticks(value, kind.unit))  # type: ignore[arg-type]
     else:
         other = pa.scalar(Decimal(value)) if types.is_decimal(kind) else pa.scalar(value, kind)  # type: ignore[arg-type]
     found = _compute().call_function(_NAMES[op], [array, other])
     return _mask(found)
 
 
-def _ints_compared(array: Arrow, op: str, value: float) -> Mask:
+def _ticks(time: dt.datetime, unit: str) -> Fraction:
+    """A time as a number of units since 1970. Arrow refuses times that nanoseconds in int64 cannot hold."""
+    return Fraction(microseconds_of(time) * _TICKS_PER_S[unit], 10**6)
+
+
+def _is_exact(value: float) -> bool:
+    """True if a decimal is compared with the float itself: with others, such as 0.1, as the nearest floats."""
+    return abs(value) < _EXACT_BELOW and value.is_integer()
+
+
+def _ints_compared(array: Arrow, op: str, value: float | Fraction) -> Mask:
     """The same of whole numbers, exactly: by the whole numbers that are next to `value`."""
     pa, (low, high) = library(), _bounds(array.type)
     if op in ("==", "!="):
@@ -145,7 +160,7 @@ def _ints_compared(array: Arrow, op: str, value: float) -> Mask:
     return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(bound, array.type)]))
 
 
-def _is_whole(value: float) -> bool:
+def _is_whole(value: float | Fraction) -> bool:
     return math.isfinite(as_float(value)) and value == int(value)
 
 

@@ -9,6 +9,7 @@ import datetime as dt
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from hashlib import blake2b
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
@@ -107,7 +108,13 @@ def known(where: Where, constants: Mapping[str, object]) -> Where:
     return ALL if () in left else left
 
 
-def as_float(value: float | Decimal) -> float:
+def microseconds_of(time: dt.datetime) -> int:
+    """Microseconds since 1970, in UTC for times with a zone."""
+    epoch = dt.datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else dt.UTC)
+    return (time - epoch) // dt.timedelta(microseconds=1)
+
+
+def as_float(value: float | Decimal | Fraction) -> float:
     """The nearest float; of what is larger than any it is infinite."""
     try:
         return float(value)
@@ -193,7 +200,7 @@ def _as_kind(text: str, term: Term) -> Any:
             case "text":
                 return text
             case "number":
-                is_float = any(type(value) is float for value in term.values)
+                is_float = any(type(value) is float for value in term.values) and not text.lstrip("+-").isdecimal()
                 number = float(text) if is_float else Decimal(text)
                 if not _is_nan(number):
                     return number

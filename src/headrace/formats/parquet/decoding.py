@@ -12,7 +12,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.parquet.expansion import check_beginnings, levels_of, longest_value
 from headrace.formats.parquet.footer import MAGIC, ColumnChunk
 from headrace.formats.parquet.pages import Walked, walked
-from headrace.formats.parquet.schema import BYTE_ARRAY, ParquetColumn, Schema, SchemaLeaf
+from headrace.formats.parquet.schema import BYTE_ARRAY, INT96, ParquetColumn, Schema, SchemaLeaf
 from headrace.formats.parquet.thrift import BINARY, I32, I64, LIST, STRUCT, Begun, Field, begun, written
 
 _VERSION = 2
@@ -72,7 +72,8 @@ def decoded(
         ]
     )
     whole = b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
-    return _read(whole, rows, dictionaries)
+    with_int96 = [body.column.name for body in bodies if any(leaf.kind == INT96 for leaf in body.column.leaves)]
+    return _read(whole, rows, dictionaries, with_int96)
 
 
 def _is_repeated(pages: Walked, chunk: ColumnChunk, nbytes: int, kinds: int, limits: Limits) -> bool:
@@ -109,11 +110,17 @@ def _about(kind: int, path: tuple[bytes, ...], codec: int, has_dictionary: bool)
     return begun([(1, I32, kind), (2, LIST, (I32, encodings)), (3, LIST, (BINARY, list(path))), (4, I32, codec)])
 
 
-def _read(whole: bytes, rows: int, dictionaries: Sequence[str]) -> Arrow:
+def _read(whole: bytes, rows: int, dictionaries: Sequence[str], with_int96: Sequence[str]) -> Arrow:
     pa, parquet = _libraries()
     try:
         with parquet.ParquetFile(pa.BufferReader(whole), read_dictionary=list(dictionaries) or None) as file:
             table = file.read(use_threads=False)
+        if with_int96:
+            with parquet.ParquetFile(pa.BufferReader(whole), coerce_int96_timestamp_unit="us") as file:
+                coarse = file.read(list(with_int96), use_threads=False)
+            for name in with_int96:
+                at = table.column_names.index(name)
+                table = table.set_column(at, name, _without_wrap(table.column(name), coarse.column(name)))
     except MemoryError:
         raise
     except (pa.ArrowException, OSError) as error:
@@ -121,6 +128,29 @@ def _read(whole: bytes, rows: int, dictionaries: Sequence[str]) -> Arrow:
     if table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows, and its footer says {rows}")
     return table
+
+
+def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
+    """A column of INT96 timestamps: in nanoseconds if all values fit into int64, else in microseconds.
+
+    pyarrow wraps nanoseconds outside of 1677-2262 without an error. Spark writes such timestamps, with microseconds.
+
+    Args:
+        fine, coarse: the column in nanoseconds and in microseconds, as pyarrow reads each.
+
+    Raises:
+        ValueError: neither unit holds all values exactly.
+    """
+    pa, _ = _libraries()
+    try:
+        coarse.cast(fine.type)
+    except pa.ArrowInvalid:
+        if not coarse.cast(fine.type, safe=False).equals(fine):  # wraps in the same way if no nanoseconds are lost
+            raise ValueError(
+                "an INT96 column has timestamps outside of 1677-2262, and others with nanoseconds: no unit holds both"
+            ) from None
+        return coarse
+    return fine
 
 
 @functools.cache

@@ -18,7 +18,7 @@ _DEPTH_MOST = 64
 _REPEATED = 2
 _LIST, _MAP = 3, (1, 2)  # as converted types
 _TYPES = ("boolean", "int32", "int64", "int96", "float", "double", "binary", "bytes")
-BYTE_ARRAY, FIXED = 6, 7
+INT96, BYTE_ARRAY, FIXED = 3, 6, 7
 _CONVERTED = {
     0: "text", 4: "text", 5: "decimal", 6: "date", 7: "time in ms", 8: "time in µs", 9: "timestamp in ms",
     10: "timestamp in µs", 11: "uint8", 12: "uint16", 13: "uint32", 14: "uint64", 15: "int8", 16: "int16",

@@ -6,7 +6,6 @@ A bound that may mean something else is not asked: then the rows are read, and a
 from __future__ import annotations
 
 import bisect
-import datetime as dt
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 
 from headrace.formats.parquet.footer import Group
 from headrace.formats.parquet.page_index import PageBounds
-from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, ParquetColumn
+from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, INT96, ParquetColumn
 from headrace.formats.parquet.thrift import Struct, ThriftReader, Value
-from headrace.formats.predicates import NONE, Term, Where, as_float, columns_of
+from headrace.formats.predicates import NONE, Term, Where, as_float, columns_of, microseconds_of
 
-_BOOLEAN, _INT32, _INT64, _INT96, _FLOAT, _DOUBLE = range(6)
+_BOOLEAN, _INT32, _INT64, _, _FLOAT, _DOUBLE = range(6)
 _REPEATED = 2
 _UNSIGNED, _SIGNED = (11, 12, 13, 14), (15, 16, 17, 18)  # as converted types
 _UNIT_US = {1: (1000, 1), 2: (1, 1), 3: (1, 1000)}  # what a timestamp's unit is in microseconds
@@ -178,7 +177,7 @@ def _comparable(column: ParquetColumn) -> Comparable | None:
         if number == 1 or (number is None and converted == 0):
             return Comparable("text", bytes, lambda text: text.encode("utf-8", "surrogatepass"))
         return Comparable("bytes", bytes) if number is None and converted is None else None
-    if leaf.kind in (FIXED, _INT96):
+    if leaf.kind in (FIXED, INT96):
         return Comparable("bytes") if leaf.kind == FIXED and number is None and converted is None else None
     if number == 8:
         return _of_times(more)
@@ -227,11 +226,5 @@ def _of_times(said: Value | None) -> Comparable | None:
     return Comparable(
         "time with a zone" if said.get(1) is True else "time",
         lambda data: read(data) * times,
-        lambda time: _microseconds(time) * parts,
+        lambda time: microseconds_of(time) * parts,
     )
-
-
-def _microseconds(time: dt.datetime) -> int:
-    """Since 1970; of times with a zone in UTC."""
-    epoch = dt.datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else dt.UTC)
-    return (time - epoch) // dt.timedelta(microseconds=1)
