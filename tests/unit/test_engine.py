@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.batchers import KINDS
-from unit.scripted import Plan, Run, run
+from unit.scripted import Broken, Plan, Run, run
 
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.scheduler.recipe import GroupStage, LimitStage, WorkStage
@@ -187,18 +187,41 @@ def _are_told(plan: Plan) -> bool:
     return not any(isinstance(stage, GroupStage) and stage.name in LEAVES_OUT for stage in plan.stages)
 
 
+def grouped(kind: str, count: int, step: Step | None = None, **options: Any) -> Plan:
+    """`count` samples through one inner group, in batches of one."""
+    measured = Chain((step,) if step else (), measure=Step("weight", "map", weight))
+    chains = {1: last(), 2: measured, 3: Chain(collate=list, after=(APART,))}
+    group = GroupStage(3, KINDS[kind].begin, kind, is_measured=True)
+    stages = (WorkStage(2), group)
+    return Plan(samples=range(count), chains=chains, stages=stages, keeps_count=False, batch_size=1, **options)
+
+
 @shapes
 @given(plan=plans(), seed=SEEDS)
+@example(plan=grouped("even 3", 1), seed=0)  # the only group is incomplete
+@example(plan=grouped("even 3", 4), seed=0)  # a complete group, and an incomplete one
+@example(plan=grouped("budget 20", 2), seed=1)
+@example(plan=grouped("buckets of 4", 9, depth=0), seed=2)
+@example(plan=grouped("even 3", 0), seed=3)
 def test_error_of_the_source_comes_behind_all_that_came_before(plan: Plan, seed: int) -> None:
     plan = replace(plan, breaks=True, drop_last=False, limits=())
     result = run(plan, seed)
-    assert result.batches.count(None) == 1
-    came = [sample for batch in result.batches if batch is not None for sample in batch]
-    if _keeps_order(plan):
-        assert result.batches[-1] is None
-        assert came == [sample for batch in expected(plan) for sample in batch][: len(came)]
-    else:
-        assert len(set(came)) == len(came)
+    before, size = [sample for batch in expected(plan) for sample in batch], plan.batch_size
+    whole = len(before) // size * size  # the error takes the place of the batch that it would be in
+    assert result.batches == [*(before[k : k + size] for k in range(0, whole, size)), None]
+
+
+def test_error_of_a_sample_comes_before_its_group_would_be_complete() -> None:
+    """No group is ever complete here: the whole source would be read to find an error."""
+    made = []
+
+    def fails(n: int) -> int:
+        made.append(n)
+        raise Broken("damaged")
+
+    plan = grouped("12 tokens by length, whole", 2_000, step=Step("map(fails)", "map", fails), budget=1500)
+    assert run(plan, 0, stop_after=1).batches == [None]
+    assert len(made) < 500
 
 
 @shapes
