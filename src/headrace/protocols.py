@@ -127,8 +127,8 @@ class LoaderReads(Reads, Protocol):
     @property
     def storage_options(self) -> Mapping[str, object]: ...
 
-    def count_call(self, name: str, seconds: float) -> None:
-        """A call of a data set's function, in a thread, has computed for so long."""
+    def count_call(self, name: str, seconds: float, waited: float) -> None:
+        """Count a call of a data set's function in a thread, which computed for `seconds` and waited for `waited`."""
         ...
 
 

@@ -268,7 +268,7 @@ class Runtime:
                 active_s=fetch.waiting_s,
                 reading_s=meters.reading_s,
                 functions={
-                    name: Function(held.where, held.calls, held.seconds)
+                    name: Function(held.where, held.calls, held.seconds, held.waited)
                     for name, held in list(fetch.functions.items())
                     if held.calls
                 },

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
@@ -399,15 +401,45 @@ class AtOnce:
         return key
 
 
+class OneHandle:
+    """Fixed-size records of one file, which all calls seek and read through the same handle."""
+
+    def __init__(self, path: Path) -> None:
+        path.write_bytes(b"".join(number.to_bytes(2, "big") for number in range(2000)))
+        self._file = path.open("rb", buffering=0)
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> int:
+        self._file.seek(2 * index)
+        return int.from_bytes(self._file.read(2), "big")
+
+    def close(self) -> None:
+        self._file.close()
+
+
 @pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
-def test_synchronous_samples_are_got_as_many_at_once_as_fetch_concurrency_allows() -> None:
-    with hr.DataLoader(hr.from_map(AllAtOnce(60)), batch_size=60, fetch_concurrency=60) as loader:
+def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_left_out(tmp_path: Path) -> None:
+    with contextlib.closing(OneHandle(tmp_path / "records")) as data:
+        first, second = torch.utils.data.random_split(data, [1200, 800])
+        streams = [hr.from_map(part) for part in (first, second, data, data)]
+        with contextlib.ExitStack() as loaders:
+            epochs = [iter(loaders.enter_context(hr.DataLoader(stream, batch_size=50))) for stream in streams]
+            got = [sorted(flat(epoch)) for epoch in epochs]
+    assert got == [sorted(first.indices), sorted(second.indices), list(range(2000)), list(range(2000))]
+
+
+@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+def test_from_map_makes_as_many_calls_at_a_time_as_threads_say() -> None:
+    with hr.DataLoader(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch_concurrency=60) as loader:
         assert flat(loader) == list(range(120))
-    few = [AtOnce(), AtOnce()]
-    mixed = hr.mix({str(k): hr.from_map(data) for k, data in enumerate(few)})
-    with hr.DataLoader(mixed, batch_size=4, fetch_concurrency=3) as loader:
-        assert sorted(flat(loader)) == sorted([*range(60)] * 2)
-    assert 0 < max(data.most for data in few) <= 3
+    data = AtOnce()
+    with hr.DataLoader(hr.from_map(data, threads=3), batch_size=4) as loader:
+        assert flat(loader) == list(range(60))
+    assert 0 < data.most <= 3
+    with pytest.raises(hr.OptionError, match="threads=0"):
+        hr.from_map(data, threads=0)
 
 
 class InThreads(hr.AsyncDataset):
@@ -426,7 +458,7 @@ class InThreads(hr.AsyncDataset):
 @pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
 def test_synchronous_samples_that_come_late_leave_the_threads_of_others_alone() -> None:
     data = AllAtOnce(45)
-    late = hr.from_map(data).slice(0, 40)
+    late = hr.from_map(data, threads=40).slice(0, 40)
     with hr.DataLoader(
         hr.mix({"late": late, "others": InThreads(data)}), batch_size=45, fetch_concurrency=45
     ) as loader:

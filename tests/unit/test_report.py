@@ -168,6 +168,14 @@ def test_what_computes_in_threads_is_the_limit_when_that_takes_most_of_the_time(
     )
 
 
+def test_calls_in_a_thread_that_wait_are_the_limit_when_they_take_most_of_the_time() -> None:
+    fetch = FetchStats(reading_s=9.5, functions={"Folder.__getitem__": Function("threads", 500, 0.1, 9.0)})
+    got = verdict(replace(stats(busy_s={"map(g)": 2.0}), fetch=fetch))
+    assert got.bound_by == "fetch"
+    assert "Your Folder.__getitem__ is the limit: it waits 18.0 ms a call" in got.sentence
+    assert "hr.from_map(…, threads=16)" in got.sentence
+
+
 def test_the_start_of_workers_is_the_limit_when_it_took_most_of_the_time() -> None:
     short = {"wait_s": 0.3, "trainer_s": 0.1}
     processes = stats(busy_s={"map(f)": 0.1}, started_s=0.9, **short)

@@ -24,13 +24,14 @@ class TimedFunction:
         where: "loop": its steps hold the event loop; "threads": it computes in threads of the same process.
         calls: how often it was called.
         seconds: how long its steps took; of most calls that is estimated, by some of them.
+        waited: The seconds that calls in threads did not compute.
     """
 
-    __slots__ = ("calls", "seconds", "where")
+    __slots__ = ("calls", "seconds", "waited", "where")
 
     def __init__(self, where: Literal["loop", "threads"]) -> None:
         self.where = where
-        self.calls, self.seconds = 0, 0.0
+        self.calls, self.seconds, self.waited = 0, 0.0, 0.0
 
     def watched(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """The same function, whose calls count here."""

@@ -87,11 +87,12 @@ class Reader:
         self._without_ends: set[str | int] = set()  # hosts that know ranges, and not by the end
         self._closed = False
 
-    def count_call(self, name: str, seconds: float) -> None:
-        """A call of a data set's function, in a thread, has computed for so long."""
+    def count_call(self, name: str, seconds: float, waited: float) -> None:
+        """Count a call of a data set's function in a thread, which computed for `seconds` and waited for `waited`."""
         held = self.meter.held(name, "threads")
         held.calls += 1
         held.seconds += seconds
+        held.waited += waited
 
     async def read(
         self,

@@ -69,6 +69,8 @@ def verdict(stats: Stats) -> Verdict:
             f"The store is the limit: it has asked for fewer requests {stats.fetch.throttled:,} times. Try larger "
             "objects, other prefixes or fewer loaders; more requests at once would not help.",
         )
+    if share < _BUSY_SHARE and (text := _waiting_calls(stats)) is not None:
+        return Verdict("fetch", text)
     if share < _BUSY_SHARE and reading > max(share, _READ_SHARE):
         return Verdict(
             "fetch",
@@ -153,6 +155,20 @@ def _own_code(stats: Stats) -> str | None:
     )
 
 
+def _waiting_calls(stats: Stats) -> str | None:
+    """The sentence for calls of `from_map` that wait most of the time; None if there are none."""
+    calls = {name: held for name, held in stats.fetch.functions.items() if name.endswith(".__getitem__")}
+    name = max(calls, key=lambda name: calls[name].waited, default="")
+    time_s = max(1e-9, stats.deliver.active_s - stats.start_s)
+    if not name or calls[name].waited < _READ_SHARE * time_s:
+        return None
+    a_call = 1000 * calls[name].waited / max(1, calls[name].calls)
+    return (
+        f"Your {name} is the limit: it waits {a_call:.1f} ms a call, and one call at a time is made by default. "
+        "Where it is safe to call from several threads, try hr.from_map(…, threads=16)."
+    )
+
+
 def _start(stats: Stats) -> str:
     loaded_s = stats.start_s - (stats.started_s or 0.0)
     return (
@@ -219,7 +235,7 @@ def _functions(stats: Stats) -> str:
     """What the user's own functions take where samples are read."""
     most = sorted(stats.fetch.functions.items(), key=lambda item: -item[1].seconds)[:_NAMED]
     lines = []
-    for name, (where, calls, seconds) in most:
+    for name, (where, calls, seconds, _) in most:
         held = "holds the loop" if where == "loop" else "computes in threads"
         lines.append(f"{name} {held} {1000 * seconds / max(1, calls):.2f} ms a call, {calls:,} calls")
     return "; ".join(lines)

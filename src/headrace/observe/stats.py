@@ -18,11 +18,13 @@ class Function(NamedTuple):
             `from_iterable` call in threads of the trainer's process.
         calls: how often it was called.
         seconds: how long it has held the loop, or computed in threads, in all; estimated by some of the calls.
+        waited: The seconds that its calls in threads waited for other things, such as a disk or the network.
     """
 
     where: Literal["loop", "threads"]
     calls: int
     seconds: float
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -299,16 +299,26 @@ def table(
     )
 
 
-def from_map(dataset: Any) -> Stream:
-    """Any data set with `__len__` and `__getitem__`, its calls made in threads: as many at once as `fetch_concurrency`
-    allows.
+def from_map(dataset: Any, *, threads: int = 1) -> Stream:
+    """Read samples from a data set with `__len__` and `__getitem__`, which is called in threads of this process.
 
     What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
     to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__`.
+        threads: The number of threads that may call `__getitem__` at the same time. With 1 no two calls overlap, also
+            if several loaders use the data set. If calls wait for a disk or the network, and are safe in several
+            threads, try 16 or more.
+
+    Raises:
+        OptionError: `threads` is not 1 or more.
     """
     from headrace.datasets.sources.synchronous import FromMap
 
-    return Stream(FromMap(dataset))
+    if not threads >= 1:
+        raise OptionError(f"hr.from_map(threads={threads!r}): a number of 1 or more is needed")
+    return Stream(FromMap(dataset, threads))
 
 
 def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None) -> Stream:

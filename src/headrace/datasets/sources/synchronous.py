@@ -3,34 +3,89 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio.to_thread
+from anyio import CapacityLimiter
+from anyio.lowlevel import RunVar
 
 from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
-from headrace.forks import called
-from headrace.running import running_reader, running_threads
+from headrace.forks import PROCESS, called
+from headrace.running import running_reader
 
 T = TypeVar("T")
 
 
 class FromMap(AsyncDataset):
-    """What `from_map` gives."""
+    """The data set that `from_map` returns.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+    Args:
+        dataset: Has `__len__` and `__getitem__`.
+        threads: The number of threads that may call `__getitem__` at the same time, over all loaders of this process.
+    """
+
+    def __init__(self, dataset: Any, threads: int = 1) -> None:
+        self.dataset, self.threads = dataset, threads
+        self._gate = _gate_of(dataset, threads)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FromMap, (self.dataset, self.threads)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     async def aget(self, key: object) -> object:
-        get, threads = self.dataset.__getitem__, running_threads.get()
-        sample, seconds = await anyio.to_thread.run_sync(_timed, get, key, limiter=threads)
-        _count(self.dataset, "__getitem__", seconds)
+        if self._gate.forks != PROCESS.forks:  # the parent process may have held the gate during the fork
+            self._gate = _gate_of(self.dataset, self.threads)
+        sample, taken = await self._gate.call(self.dataset.__getitem__, key)
+        _count(self.dataset, "__getitem__", taken)
         return sample
+
+
+class _CallGate:
+    """Limits the number of threads that call one data set at the same time.
+
+    Tasks of one event loop wait without a thread. Event loops, of which each loader has one, share the semaphore.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.forks = threads, PROCESS.forks
+        self._free = threading.Semaphore(threads)
+        self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
+
+    async def call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
+        limiter = self._limiter.get(None)
+        if limiter is None:
+            limiter = CapacityLimiter(self.threads)
+            self._limiter.set(limiter)
+        return await anyio.to_thread.run_sync(self._call, function, key, limiter=limiter)
+
+    def _call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
+        with self._free:
+            return _timed(function, key)
+
+
+_GATES: WeakValueDictionary[tuple[int, int, int], _CallGate] = WeakValueDictionary()
+
+
+def _gate_of(dataset: object, threads: int) -> _CallGate:
+    """Return the gate that all streams over `dataset` share.
+
+    The `id` in the key stays valid: whoever holds the gate holds the data set, too. Parts that torch's `random_split`
+    made share the data set that they are parts of.
+    """
+    while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    key = (id(dataset), threads, PROCESS.forks)
+    gate = _GATES.get(key)
+    if gate is None:
+        gate = _GATES[key] = _CallGate(threads)
+    return gate
 
 
 class FromIterable(AsyncIterableDataset):
@@ -47,10 +102,10 @@ class FromIterable(AsyncIterableDataset):
         end = object()
         samples = await anyio.to_thread.run_sync(called, self._opened)
         while True:
-            sample, seconds = await anyio.to_thread.run_sync(_timed, next, samples, end)
+            sample, taken = await anyio.to_thread.run_sync(_timed, next, samples, end)
             if sample is end:
                 return
-            _count(self.iterable, "__next__", seconds)
+            _count(self.iterable, "__next__", taken)
             yield sample
 
 
@@ -89,10 +144,18 @@ def makes_one(iterable: object) -> bool:
     return callable(iterable) and (isinstance(iterable, type) or not hasattr(iterable, "__iter__"))
 
 
-def _timed(function: Callable[..., T], *args: object) -> tuple[T, float]:
-    """What a function gives, and for how long it kept its thread computing."""
-    began = time.thread_time()
-    return called(function, *args), time.thread_time() - began
+class _Taken(NamedTuple):
+    """The seconds that a call computed, and those that it waited."""
+
+    computed: float
+    waited: float
+
+
+def _timed(function: Callable[..., T], *args: object) -> tuple[T, _Taken]:
+    began, computing = time.perf_counter(), time.thread_time()
+    result = called(function, *args)
+    computed = time.thread_time() - computing
+    return result, _Taken(computed, max(0.0, time.perf_counter() - began - computed))
 
 
 def _name(data: object) -> str:
@@ -100,8 +163,8 @@ def _name(data: object) -> str:
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 
-def _count(data: object, name: str, seconds: float) -> None:
-    """A call in a thread has ended: the loader that is running is told."""
+def _count(data: object, name: str, taken: _Taken) -> None:
+    """Report a finished call in a thread to the running loader."""
     reader = running_reader.get()
     if reader is not None:
-        reader.count_call(f"{_name(data)}.{name}", seconds)
+        reader.count_call(f"{_name(data)}.{name}", taken.computed, taken.waited)
