@@ -38,11 +38,14 @@ import ours
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")  # time says nothing on a machine that does other things beside
+# The same examples in each run, but where others are asked for. Time says nothing on a machine that is busy.
+settings.register_profile("same", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("same"), derandomize=False)
+settings.load_profile("explore" if os.environ.get("HEADRACE_EXPLORE") and not os.environ.get("CI") else "same")
 
 KINDS = ("threads", "processes", "users", "descriptors", "mappings", "shm", "files", "tasks")
 DEADLINE_S = 5.0
+FULL = Path(__file__).parent / "full"
 MANY_OBJECTS = 40_000  # a collection looks at all of them, after each test
 _failed = pytest.StashKey[bool]()
 
@@ -115,6 +118,13 @@ def _what_tests_have_imported_is_no_garbage() -> Iterator[None]:
         gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is below tests/full: it is slow by nature."""
+    for item in items:
+        if FULL in item.path.parents:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(wrapper=True)

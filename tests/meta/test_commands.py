@@ -34,7 +34,8 @@ def test_each_of_the_two_commands_makes_the_environment_that_it_uses() -> None:
 def test_ci_runs_the_readmes_test_command_and_every_other_check() -> None:
     script = (ROOT / ".ci" / "run").read_text()
     make, _, run = commands()[1].rpartition(" && ")
-    assert script.index(f"\n({make}) ") < script.index(f"\n{run} ")
+    locked = f"{make} -c requirements/nox.txt"
+    assert script.index(f"\n({locked}) ") < script.index(f"\n{run} ") < script.index("\n.venv/bin/nox -R -s full ")
     beside_one_another = re.search(r"^checks=\(([a-z_ ]+)\)$", script, re.MULTILINE)
     assert beside_one_another is not None
     assert set(beside_one_another[1].split()) == {"lint", "types", "imports", "docs"}
@@ -42,7 +43,7 @@ def test_ci_runs_the_readmes_test_command_and_every_other_check() -> None:
 
 
 @pytest.mark.parametrize(
-    "fails", ["nothing", "-s tests", "-s types", "-s frameworks --install-only", "-R -s frameworks"]
+    "fails", ["nothing", "-s tests", "-R -s full", "-s types", "-s frameworks --install-only", "-R -s frameworks"]
 )
 def test_ci_runs_every_check_and_fails_with_each_of_them(tmp_path: Path, fails: str) -> None:
     (tmp_path / ".ci").mkdir()
@@ -61,7 +62,8 @@ def test_ci_runs_every_check_and_fails_with_each_of_them(tmp_path: Path, fails: 
 
     assert run.returncode == (0 if fails in ("nothing", "-s frameworks --install-only") else 1), run.stderr
     ran = set(re.findall("runs: (.*)", run.stdout))
-    wanted = {"-s tests", "-s lint", "-s types", "-s imports", "-s docs", "-R -s frameworks -- -k checkpoints"}
+    wanted = {"-s tests", "-R -s full", "-s lint", "-s types", "-s imports", "-s docs"}
+    wanted.add("-R -s frameworks -- -k checkpoints")
     if fails == "-s frameworks --install-only":  # it is others', and no fault; it says why
         wanted = wanted - {"-R -s frameworks -- -k checkpoints"} | {fails}
     assert ran == wanted

@@ -1,0 +1,122 @@
+"""torchtitan builds its loader from a configuration and iterates what it built: ours fits behind its base class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from full.frameworks.whence import COUNT, assert_made_by_our_workers, data_of, keys_of
+from torchtitan.components.dataloader import BaseDataLoader
+
+import headrace as hr
+from headrace.frameworks import TitanState
+
+
+class Loader(BaseDataLoader):
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        regime: str = "headrace"
+        num_workers: int = 1
+        is_filtered: bool = False
+
+    def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
+        data = data_of(config.regime)
+        options = {"rank": dp_rank, "world_size": dp_world_size, "ranks": "local"} if dp_world_size > 1 else {}
+        if config.is_filtered:
+            data = data.filter(always).epoch(samples=COUNT)
+        self.batches: Any = hr.DataLoader(data, batch_size=local_batch_size, num_workers=config.num_workers, **options)
+        self.state = TitanState(self.batches, dp_rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state.load_state_dict(state_dict)
+
+
+def always(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] >= 0)
+
+
+def built(rank: int = 0, world: int = 1, batch: int = 4, **config: Any) -> Any:
+    return Loader.Config(**config).build(
+        dp_world_size=world,
+        dp_rank=rank,
+        tokenizer=None,
+        seq_len=8,
+        local_batch_size=batch,
+        snapshot_every_n_steps=None,
+    )
+
+
+@pytest.mark.parametrize("regime", ["torch", "headrace"])
+def test_component_runs_our_engine_when_torchtitan_builds_it(regime: str) -> None:
+    loader = built(regime=regime)
+    assert isinstance(loader, BaseDataLoader)
+    batches = list(loader)
+    assert [key for batch in batches for key in keys_of(batch)] == list(range(COUNT))
+    assert_made_by_our_workers(batches)
+    loader.batches.close()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("regime", ["torch", "headrace"])
+def test_a_checkpoint_of_torchs_has_the_loaders_state(regime: str, tmp_path: Path) -> None:
+    before = built(regime=regime)
+    next(iter(before))
+    dcp.save({"dataloader": before}, checkpoint_id=tmp_path)
+    before.batches.close()
+    after = built(regime=regime)
+    dcp.load({"dataloader": after}, checkpoint_id=tmp_path)
+    assert [keys_of(batch) for batch in after] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    after.batches.close()
+
+
+def test_one_state_is_that_of_all_ranks_and_of_other_ones() -> None:
+    ranks = [built(rank, 2, 2) for rank in range(2)]
+    for loader in ranks:
+        next(iter(loader))
+    (state,) = {str(loader.state_dict()) for loader in ranks}
+    assert state == str(ranks[0].state_dict())
+    after = built(0, 1, 4)
+    after.load_state_dict(ranks[0].state_dict())
+    assert [keys_of(batch) for batch in after] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    for loader in (*ranks, after):
+        loader.batches.close()
+
+
+def test_a_ranks_own_state_is_kept_by_its_name_and_refused_to_others() -> None:
+    ranks = [built(rank, 2, 2, is_filtered=True) for rank in range(2)]
+    for loader in ranks:
+        next(iter(loader))
+    whole = {**ranks[0].state_dict(), **ranks[1].state_dict()}
+    assert sorted(whole) == ["dp_rank_0", "dp_rank_1"]
+    seen = []
+    for rank in range(2):
+        after = built(rank, 2, 2, is_filtered=True)
+        after.load_state_dict(whole)
+        seen += [keys_of(batch) for batch in after]
+        after.batches.close()
+    assert sorted(key for keys in seen for key in keys) == list(range(4, COUNT))
+    other = built(0, 3, 1, is_filtered=True)
+    with pytest.raises(hr.StateMismatchError, match="rank 0 of 2"):
+        other.load_state_dict(whole)
+    last = built(2, 3, 1, is_filtered=True)
+    with pytest.raises(hr.StateMismatchError, match="dp_rank_2"):
+        last.load_state_dict(whole)
+    for loader in (*ranks, other, last):
+        loader.batches.close()
+
+
+def test_a_checkpoint_without_a_state_of_the_loader_is_its_begin() -> None:
+    loader = built()
+    loader.load_state_dict({})
+    assert keys_of(next(iter(loader))) == [0, 1, 2, 3]
+    loader.batches.close()

@@ -1,0 +1,57 @@
+"""Arrow: heads and bodies from elsewhere are what the layout says, or an error that names the file."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from end_to_end.arrows import of_table
+from full.fuzz.blocks import check_blocks
+from full.fuzz.dice import Dice, edited
+from full.fuzz.parquet import LIMITS, TABLE, URL
+from one_object import OneObject
+
+from headrace.errors import FormatError
+from headrace.formats.arrow.format import ARROW
+from headrace.formats.format import ShardEntry
+
+WORDS = TABLE.append_column("words", pa.array(["a", "b", None, "a", "b"]).dictionary_encode())
+FILES = [
+    of_table(TABLE, rows=2),
+    of_table(WORDS, rows=3, compression="zstd"),
+    of_table(WORDS, rows=2, stream=True),
+    of_table(TABLE, rows=3, compression="lz4", stream=True),
+]
+
+
+def seeds() -> Iterator[bytes]:
+    for k in range(len(FILES)):
+        for which in range(2):
+            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
+                yield bytes([k, which]) + more
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    file, which = FILES[dice.number(255) % len(FILES)], dice.number(1)
+    if which == 0:
+        file, _ = edited(file, dice, 1 + dice.number(3))
+    else:  # numbers where numbers are: lengths, offsets and counts
+        changed = bytearray(file)
+        for _ in range(1 + dice.number(3)):
+            at = dice.number(0xFFFF) % (len(file) // 4) * 4
+            number = dice.one_of((0, 1, -1, 7, 64, 2**31 - 1, -(2**31), len(file)))
+            changed[at : at + 4] = struct.pack("<i", number)
+        file = bytes(changed)
+    try:
+        reads = OneObject(file, most_bytes=max(2**16, len(file)))
+        rows = asyncio.run(ARROW.index(reads, ShardEntry(URL), LIMITS)).rows
+    except FormatError as error:
+        if URL not in str(error):
+            raise
+        return
+    assert (np.diff(rows.offset) >= 0).all(), "members lie one behind the other"
+    check_blocks(ARROW, rows, file, LIMITS)

@@ -1,0 +1,92 @@
+"""Fields of many samples decoded at once: the same values as one by one, or none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from full.fuzz.dice import Dice, edited
+
+from headrace.errors import DecodeError
+from headrace.formats.columns import ColumnDecoder
+from headrace.formats.values import decoder
+from headrace.rows import Rows
+from headrace.work.inputs import LeasedBodies
+
+DTYPES = ("<f4", ">f4", "u1", "<i8", "?", "<c8", "<U3", "<M8[s]", [("a", "<i4"), ("b", "u1")])
+SHAPES = ((), (1,), (3,), (2, 3), (0,), (300,))
+NUMBERS = (b"7", b"12", b"007", b" 7", b"-1", b"9" * 18, b"9" * 19, b"1_0", b"", b"/", b":", b"\xff")
+NAMES = (("npy", "cls"), ("cls;npy",), ("a.npy", "b.id"), ("cls", "cls"), ("png;cls",))
+
+
+def seeds() -> Iterator[bytes]:
+    yield from (bytes([k, k % 7, k % 9, k % 5, k % 19, k % 23, k, k]) + bytes(range(k)) for k in range(200))
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    names = dice.one_of(NAMES)
+    samples = _samples(dice, names)
+    rows, bodies = _laid_out(samples, [dice.number(2000) for _ in range(dice.number(3))])
+    decode = decoder().only([one for name in names for one in name.split(";")])  # as the loader has it
+    columns = ColumnDecoder(decode, names)(rows, bodies)
+    try:
+        decoded = [decode(dict(sample)) for sample in samples]
+    except DecodeError:
+        assert columns is None, "one sample alone says better what is wrong with it"
+        return
+    for k, name in enumerate(names if columns is not None else ()):
+        assert columns is not None
+        column = columns[k]
+        field = next(one for one in name.split(";") if one in samples[0])
+        target = bytearray(len(samples) * column.dtype.itemsize * int(np.prod(column.shape)))
+        column.write(bodies, memoryview(target))
+        got = np.frombuffer(target, column.dtype).reshape(-1, *column.shape)
+        for at, sample in enumerate(decoded):
+            assert column.is_number == isinstance(sample[field], int)
+            wanted = np.asarray(sample[field])
+            assert (wanted.dtype, wanted.shape) == (column.dtype, column.shape)
+            assert got[at : at + 1].tobytes() == wanted.tobytes()
+
+
+def _samples(dice: Dice, names: Sequence[str]) -> list[dict[str, bytes]]:
+    """Samples of one form; then, as the dice say, some of their bytes are changed, or a field is left out."""
+    fields = list(dict.fromkeys(one for name in names for one in name.split(";")))
+    fields = fields[dice.number(2) // 2 :] or fields
+    dtype, shape = dice.one_of(DTYPES), dice.one_of(SHAPES)
+    order = "F" if dice.number(7) == 7 else "C"
+    count, odd = dice.number(20) + 1, dice.number(30)
+    samples = []
+    for k in range(count):
+        numbers = (np.arange(int(np.prod(shape))).reshape(shape) + dice.number(255)) % 100
+        array = np.zeros(shape, dtype) if isinstance(dtype, list) else np.asarray(numbers, dtype, order=order)
+        np.save(out := io.BytesIO(), array)
+        number = dice.one_of(NUMBERS) if k == odd // 2 else b"%d" % dice.number(1000)
+        sample = {field: out.getvalue() if field.endswith("npy") else number for field in fields}
+        if k == odd:
+            field = dice.one_of(fields)
+            sample[field] = edited(sample[field], dice, 2)[0]
+            if len(sample) > 1 and dice.number(3) == 3:
+                del sample[field]
+        samples.append(sample)
+    return samples
+
+
+def _laid_out(samples: list[dict[str, bytes]], boundaries: list[int]) -> tuple[Rows, LeasedBodies]:
+    """The table of samples whose bytes lie in ranges that end at `boundaries`."""
+    fields = list(dict.fromkeys(name for sample in samples for name in sample))
+    data, starts, field, offset, size = bytearray(b"before"), [0], [], [], []
+    for sample in samples:
+        for name, body in sample.items():
+            field.append(fields.index(name))
+            offset.append(len(data))
+            size.append(len(body))
+            data += body + b"9"
+        starts.append(len(field))
+    keys = np.array([b"%d" % k for k in range(len(samples))])
+    ints = [np.array(values, np.int64) for values in (starts, offset, size)]
+    rows = Rows(keys, ints[0], np.array(field, np.int32), ints[1], ints[2], tuple(fields))
+    ends = sorted({cut for cut in boundaries if 0 < cut < len(data)} | {len(data)})
+    first = [0, *ends[:-1]]
+    return rows, LeasedBodies([memoryview(bytes(data[a:b])) for a, b in zip(first, ends, strict=True)], first)

@@ -1,0 +1,257 @@
+"""Index files, journals, and other libraries' indexes: damage is a FormatError, and what is read lies in the archive.
+
+Checksums are put right in most inputs, so that what lies behind them is reached too.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from full.fuzz.dice import Dice
+
+from headrace.errors import FormatError, LimitError
+from headrace.formats.compression.seekable import Frames
+from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
+from headrace.formats.index.foreign import read_dali, read_wids, sniff
+from headrace.formats.index.journal import Journal, journal_record, write_index
+from headrace.formats.index.named_arrays import MOST
+from headrace.formats.index.shard import ShardIndex
+from headrace.rows import Rows
+
+WHAT = "s3://bucket/train.idx"
+FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")
+DALI = (
+    b"v1.2 2\njpg 512 700 a.jpg cls 2048 1 a.cls\nJPG 3072 9 d/b.JPG\n",
+    b"v1.1 1\njpg 512 700 cls 2048 1\n",
+    b"v1.0 2\njpg 512 700\ncls 2048 1\n\n",
+    b"v1.0 1\njpg 512 700 a.jpg\n",
+)
+WIDS = (
+    b'{"wids_version": 1, "base": "s3://a/", "shardlist": [{"url": "0.tar", "nsamples": 3, "filesize": 9}]}',
+    b'{"datasets": [{"shardlist": [{"url": "http://a/0.tar", "nsamples": 0}]}, {"source_url": "x"}]}',
+)
+
+
+def _built(data: bytes) -> None:
+    """An index that is made, comes back as it was."""
+    made = built(Dice(data))
+    packed = made.pack()
+    assert _listed(ShardIndex.unpack(packed, WHAT)) == _listed(made)
+    entry = Entry.of("s3://bucket/a.tar", made, packed)
+    journal, file = io.BytesIO(journal_record(entry, packed)), io.BytesIO()
+    write_index(file, list(Journal(journal)), journal)
+    directory = read_directory(file.getvalue(), WHAT)
+    start, stop, check_number = directory.block(0)
+    assert len(directory) == 1
+    assert file.getvalue()[start:stop] == packed
+    check_block(packed, check_number, WHAT)
+
+
+def _journal(data: bytes) -> None:
+    file = io.BytesIO(data)
+    journal, end, entries = Journal(file), 0, []
+    for entry in journal:
+        assert end < entry.start <= entry.start + entry.length == journal.end <= len(data)
+        end = journal.end
+        entries.append(entry)
+    if len({entry.name for entry in entries}) == len(entries):
+        out = io.BytesIO()
+        write_index(out, entries, file)
+        _directory(read_directory(out.getvalue(), WHAT), len(out.getvalue()))
+
+
+def _dali(data: bytes) -> None:
+    index = read_dali(data, WHAT)
+    _shard(index)
+    rows = index.rows
+    for k, line in enumerate(data.split(b"\n")[1 : len(rows) + 1]):
+        words, members = line.split(), range(int(rows.starts[k]), int(rows.starts[k + 1]))
+        width = len(words) // len(members)
+        key = words[3][: -len(words[0]) - 1] if width == 4 else b"%09d" % k
+        assert rows.keys[k] == key
+        for word, m in zip(range(0, len(words), width), members, strict=True):
+            assert rows.fields[rows.field[m]] == words[word].decode("utf-8", "surrogateescape").lower()
+            assert [int(number) for number in words[word + 1 : word + 3]] == [rows.offset[m], rows.size[m]]
+
+
+def _wids(data: bytes) -> None:
+    for url, samples, size in read_wids(data, WHAT):
+        assert isinstance(url, str)
+        assert 0 <= samples <= MOST
+        assert size is None or 0 <= size <= MOST
+
+
+WAYS: tuple[Callable[[bytes], None], ...] = (
+    lambda data: _shard(ShardIndex.unpack(data, WHAT)),
+    lambda data: _shard(ShardIndex.unpack(_sealed(data), WHAT)),
+    lambda data: _shard(ShardIndex.unpack(_sealed(_described(data)), WHAT)),
+    lambda data: _directory(read_directory(data, WHAT)),
+    lambda data: _directory(read_directory(_with_head(data), WHAT)),
+    lambda data: _directory(read_directory(_with_head(_described(data)), WHAT)),
+    _journal,
+    lambda data: _journal(GOOD_RECORD + _record(data) + GOOD_RECORD),
+    _dali,
+    _wids,
+    _built,
+)
+
+
+def seeds() -> Iterator[bytes]:
+    for k in range(0, 256, 8):
+        yield bytes([10]) + bytes(range(k, 256))
+        index = built(Dice(bytes(range(k, 256))))
+        packed = index.pack()
+        body = zlib.decompress(packed[8:])
+        yield from (b"\x00" + packed, b"\x01" + body, b"\x02" + _undescribed(body))
+    for count in range(12):
+        entries = [
+            Entry(name=f"s3://a/{k:02}.tar", samples=k, members=k, nbytes=9 * k, size=k - 1, etag=str(k) * (k % 3))
+            for k in range(count)
+        ]
+        journal, file = io.BytesIO(b"".join(map(journal_record, entries)) + GOOD_RECORD), io.BytesIO()
+        write_index(file, list(Journal(journal)), journal)
+        directory = file.getvalue()
+        body = zlib.decompressobj().decompress(directory[HEAD.size + 8 :])
+        yield from (b"\x03" + directory, b"\x04" + body, b"\x05" + _undescribed(body))
+        yield from (b"\x06" + journal.getvalue(), b"\x07" + GOOD_RECORD[12:])
+        yield from (b"\x08" + DALI[count % len(DALI)], b"\x09" + WIDS[count % len(WIDS)])
+
+
+def check(data: bytes) -> None:
+    way, rest = WAYS[data[0] % len(WAYS)] if data else _wids, data[1:]
+    assert sniff(rest) in (None, "headrace", "dali", "wids")
+    try:
+        way(rest)
+    except FormatError as error:
+        if way is _built or error.url is None:
+            raise
+
+
+def _shard(index: ShardIndex) -> None:
+    rows = index.rows
+    members = len(rows.offset)
+    assert rows.starts[0] == 0
+    assert rows.starts[-1] == members == len(rows.size) == len(rows.field)
+    assert len(rows.starts) == len(rows) + 1
+    assert (np.diff(rows.starts) >= 0).all()
+    assert index.crc is None or len(index.crc) == members
+    if members:
+        assert rows.size.min() >= 0
+        assert rows.field.min() >= 0
+        assert rows.field.max() < len(rows.fields)
+        assert (rows.offset % 512 == 0).all()
+        ends = rows.offset + rows.size
+        assert (ends[:-1] <= rows.offset[1:]).all()
+        end = index.frames.unpacked[-1] if index.frames else index.size if index.size >= 0 else MOST
+        assert ends[-1] <= end
+    for first, last in itertools.pairwise(rows.starts[:100].tolist()):
+        assert len(set(rows.field[first:last].tolist())) == last - first
+    try:
+        again = ShardIndex.unpack(index.pack(), WHAT)
+    except LimitError:  # keys too long
+        return
+    assert _listed(again) == _listed(index)
+
+
+def _directory(directory: Directory, size: int | None = None) -> None:
+    end = 0
+    for at in range(min(len(directory), 100)):
+        entry = directory[at]
+        assert end <= entry.start
+        assert entry.length >= 0
+        assert min(entry.samples, entry.members, entry.nbytes, entry.size + 1) >= 0
+        end = entry.start + entry.length
+        found = directory.find(entry.name)
+        assert found is None or directory.names[found] == entry.name
+    assert size is None or end <= size
+
+
+def _listed(index: ShardIndex) -> Any:
+    rows, frames = index.rows, index.frames
+    return (
+        rows.keys.tolist(),
+        rows.starts.tolist(),
+        [rows.fields[number] for number in rows.field.tolist()],
+        rows.offset.tolist(),
+        rows.size.tolist(),
+        None if index.crc is None else index.crc.tolist(),
+        index.size,
+        index.etag,
+        None if frames is None else (frames.packed.tolist(), frames.unpacked.tolist()),
+    )
+
+
+def built(dice: Dice) -> ShardIndex:
+    """Some index that an archive can have."""
+    keys = list[bytes]()
+    starts, field, offset, size = [0], list[int](), list[int](), list[int]()
+    end, crc, framed = 0, dice.number(1), dice.number(3) == 0
+    etag = dice.one_of((None, '"e"', "W/ü"))
+    while dice.more and len(keys) < 40:
+        keys.append(dice.some(dice.number(6)).rstrip(b"\0"))
+        chosen = {dice.number(len(FIELDS) - 1) for _ in range(dice.number(3))}
+        for number in sorted(chosen, reverse=bool(dice.number(1))):
+            field.append(number)
+            offset.append(end + 512 * dice.number(300))
+            size.append(dice.number(70_000))
+            end = offset[-1] + size[-1] + 511 & -512
+        starts.append(len(field))
+    rows = Rows(
+        np.array(keys, np.bytes_) if keys else np.zeros(0, "S1"),
+        np.array(starts, np.int64),
+        np.array(field, np.int32),
+        np.array(offset, np.int64),
+        np.array(size, np.int64),
+        FIELDS,
+    )
+    crcs = np.array([zlib.crc32(b"%d" % at) for at in offset], np.uint32) if crc else None
+    frames = Frames(np.array([0, 700]), np.array([0, end])) if framed else None
+    return ShardIndex(rows, crcs, 700 if framed else end + 1024, etag, frames)
+
+
+def _sealed(body: bytes) -> bytes:
+    """A container whose checksum is right."""
+    rest = struct.pack("<I", len(body)) + zlib.compress(body, 1)
+    return struct.pack("<I", zlib.crc32(rest)) + rest
+
+
+def _with_head(body: bytes) -> bytes:
+    sealed = _sealed(body)
+    return HEAD.pack(MAGIC, VERSION, 0, len(sealed)) + sealed
+
+
+def _record(payload: bytes) -> bytes:
+    return GOOD_RECORD[:4] + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
+
+
+def _undescribed(body: bytes) -> bytes:
+    """What `_described` makes `body` of: one line of JSON, then the arrays."""
+    (length,) = struct.unpack_from("<I", body)
+    return body[4 : 4 + length] + b"\n" + body[4 + length :]
+
+
+def _described(data: bytes) -> bytes:
+    """The body of a container; the counts of its arrays are made to fit where that can be."""
+    text, _, arrays = data.partition(b"\n")
+    try:
+        said = json.loads(text)
+        left = len(arrays)
+        for name, (dtype, count) in said["arrays"].items():
+            width = int(dtype[1:])
+            said["arrays"][name][1] = min(count, left // width)
+            left -= said["arrays"][name][1] * width
+        text, arrays = json.dumps(said).encode(), arrays[: len(arrays) - left]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ZeroDivisionError, OverflowError):
+        pass
+    return struct.pack("<I", len(text)) + text + arrays
+
+
+GOOD = ShardIndex.unpack(built(Dice(bytes(range(1, 200)))).pack(), WHAT)
+GOOD_RECORD = journal_record(Entry.of("s3://a/good.tar", GOOD, GOOD.pack()), GOOD.pack())

@@ -1,0 +1,95 @@
+"""Tables of MP4 files from elsewhere are frames that lie within the file, each with bytes, or FormatError."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+from end_to_end import videos
+from full.fuzz.dice import Dice, edited
+
+from headrace.errors import FormatError
+from headrace.formats.limits import Limits
+from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
+from headrace.formats.mp4.pieces import file_of, pieces_of
+
+LIMITS = Limits(pixels=64 * 48 * 4, member_bytes=2**20)
+URL = "memory://fuzz/0.mp4"
+PLAIN = ("h264-leading", "audio", "mpeg4")
+FRAGMENTED = ("fragments-behind", "fragments-implicit", "fragments-dash")
+FILES = [videos.named(name) for name in (*PLAIN, *FRAGMENTED)]
+TABLES = (
+    *(b"stts", b"ctts", b"stsc", b"stsz", b"stco", b"stss", b"elst", b"mdhd", b"mvhd", b"stsd", b"dref", b"hdlr"),
+    *(b"trex", b"tfhd", b"tfdt", b"trun", b"tkhd", b"moof", b"sidx", b"mfhd"),
+)
+NUMBERS = (0, 1, 2, 50, 2**16, 2**31 - 1, 2**31, 2**32 - 1)
+
+
+class One:
+    """One object, of which no more memory is asked for than it has bytes."""
+
+    url, etag = URL, None
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, -1
+
+    async def read(self, start: int, length: int) -> memoryview:
+        self.size = len(self.data)
+        assert start >= 0 <= length
+        return memoryview(self.data)[start : start + length]
+
+
+def seeds() -> Iterator[bytes]:
+    for k in range(len(FILES)):
+        for which in range(3):
+            for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2"):
+                yield bytes([k, which]) + more
+
+
+def _assert_says(error: Exception, text: str) -> None:
+    assert text in str(error)
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    file, which = FILES[dice.number(255) % len(FILES)], dice.number(255) % 3
+    begin = file.index(b"moov") - 4
+    if which == 0:  # anything in the boxes
+        boxes, _ = edited(file[begin:], dice, 1 + dice.number(3))
+        file = file[:begin] + boxes
+    elif which == 1:  # a number of a table
+        for _ in range(1 + dice.number(2)):
+            some = dice.one_of([kind for kind in TABLES if file.find(kind, begin) >= 0])
+            found = file.find(some, begin + dice.number(255) * (len(file) - begin) // 256)
+            at = (found if found >= 0 else file.find(some, begin)) + 4 + 4 * dice.number(8)
+            file = file[:at] + int(dice.one_of(NUMBERS)).to_bytes(4, "big") + file[at + 4 :]
+    else:
+        file = file[: dice.number(len(file))]
+    try:
+        table = table_of(asyncio.run(read_tables(One(file), LIMITS)), URL, len(file), LIMITS)
+    except FormatError as error:
+        _assert_says(error, URL)
+        return
+    assert 0 < len(table) <= len(table.offset)
+    assert (table.size > 0).all()
+    assert (table.offset >= 0).all()
+    assert (table.offset + table.size <= len(file)).all()
+    assert (np.diff(table.shown_ticks) > 0).all()
+    entry, block = asyncio.run(MP4.own_index(One(file), LIMITS))
+    assert entry.samples == len(table_of(unpack_tables(block, URL), URL, len(file), LIMITS))
+    chosen = np.array([dice.number(len(table) - 1) for _ in range(3)])
+    try:
+        pieces, spans = pieces_of(table, chosen)
+    except ValueError as error:
+        _assert_says(error, "frames")
+        return
+    bodies = [file[begin:end] for begin, end in spans]
+    assert sorted(np.concatenate([piece.places for piece in pieces]).tolist()) == [0, 1, 2]
+    for piece in pieces:
+        small = file_of(piece, bodies)
+        again = table_of(asyncio.run(read_tables(One(small), LIMITS)), URL, len(small), LIMITS)
+        same = [small[at : at + size] for at, size in zip(again.offset, again.size, strict=True)]
+        places = [bodies[span][at : at + size] for span, at, size in zip(piece.span, piece.at, piece.size, strict=True)]
+        assert same == places
+        assert again.pts[again.shown][piece.wanted].tolist() == piece.ticks.tolist()

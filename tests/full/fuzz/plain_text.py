@@ -1,0 +1,54 @@
+"""Text: in whatever pieces it comes, lines and paragraphs are those of a reader that has all of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import get_args
+
+from full.fuzz.dice import Dice
+from full.fuzz.scanned import MARK, PIECES, Found, scanned
+
+from headrace.formats.limits import Limits
+from headrace.formats.plain_text import By, TextScanner
+
+LIMITS = Limits(member_bytes=300)
+URL = "memory://fuzz/text"
+BYS: tuple[By, ...] = get_args(By)
+BLANK = b" \t\r\v\f"
+
+
+def seeds() -> Iterator[bytes]:
+    texts = (b"a\nb\n\nc", MARK + b"\r\n a\r\n\t\r\nb\r\n", b"\n\n\nx\n \n \ny\nz\n\n", b"x" * 400 + b"\n", b"", b"\n",
+             b"line\n" * 120, b"\xff\xfea", b"p\n" * 200 + b"\n" + b"q")  # fmt: skip
+    for (k, text), by in itertools.product(enumerate(texts), range(len(BYS))):
+        yield bytes([k % len(PIECES), by]) + text
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    piece, by, text = dice.one_of(PIECES), dice.one_of(BYS), dice.rest()
+    found, _, error = whole = scanned(TextScanner(URL, by, LIMITS), text, max(len(text), 1))
+    assert scanned(TextScanner(URL, by, LIMITS), text, piece) == whole, "in pieces"
+    expected = plain(by, text)
+    assert found == expected[: len(found)]
+    assert error is not None or len(found) == len(expected)
+
+
+def plain(by: By, text: bytes) -> Found:
+    at, found, paragraph = len(MARK) if text.startswith(MARK) else 0, Found(), list[tuple[int, int, int]]()
+    if by == "file":
+        return [(b"1", at, len(text) - at)]
+    lines = text[at:].split(b"\n")
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+        if by == "line":
+            found.append((str(number).encode(), at, len(line)))
+        elif line.strip(BLANK):
+            paragraph.append((number, at, at + len(line)))
+        if paragraph and not line.strip(BLANK):
+            found.append((str(paragraph[0][0]).encode(), paragraph[0][1], paragraph[-1][2] - paragraph[0][1]))
+            paragraph = []
+        at += len(line) + 1
+    if paragraph:
+        found.append((str(paragraph[0][0]).encode(), paragraph[0][1], paragraph[-1][2] - paragraph[0][1]))
+    return found

@@ -1,0 +1,52 @@
+"""Safetensors: what is read of a file are tensors of its bytes, or FormatError, or ValueError."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Iterator
+
+import torch
+from full.fuzz.dice import Dice, edited
+from one_object import OneObject
+
+from headrace.errors import FormatError
+from headrace.formats.format import Block, ShardEntry
+from headrace.formats.limits import Limits
+from headrace.formats.safetensors import SafeTensors
+
+LIMITS = Limits(member_bytes=4000, header_bytes=2000)
+URL = "memory://fuzz/0.safetensors"
+HEADER = {
+    "__metadata__": {"a": "b"},
+    "f": {"dtype": "F32", "shape": [3, 2], "data_offsets": [0, 24]},
+    "h": {"dtype": "BF16", "shape": [3], "data_offsets": [24, 30]},
+    "z": {"dtype": "U8", "shape": [3, 0], "data_offsets": [30, 30]},
+}
+SAID = json.dumps(HEADER).encode()
+WHOLE = struct.pack("<Q", len(SAID)) + SAID + bytes(range(30))
+
+
+def seeds() -> Iterator[bytes]:
+    for rows in range(2):
+        for more in (b"", b"\1\2\3\4\5\6\7\x08", b"\0\x80\xff\4\1\xf0\x20\2", bytes(range(16))):
+            yield bytes([rows]) + more
+
+
+def check(data: bytes) -> None:
+    dice = Dice(data)
+    form = SafeTensors(rows=bool(dice.number(255) % 2))
+    file, _ = edited(WHOLE, dice, 1 + dice.number(3))
+    try:
+        rows = asyncio.run(form.index(OneObject(file, most_bytes=2**16), ShardEntry(URL), LIMITS)).rows
+        samples = form.open_block(Block("u", rows.fields, LIMITS), [file])
+    except (FormatError, ValueError):
+        return
+    assert len(samples) == len(rows) or not len(rows)
+    nbytes = 0
+    for k in range(len(rows)):
+        for value in samples[k].values():
+            assert isinstance(value, torch.Tensor)
+            nbytes += value.numel() * value.itemsize
+    assert nbytes <= len(file)

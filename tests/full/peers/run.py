@@ -1,0 +1,115 @@
+"""The resume test on every library that is installed here; prints Markdown tables.
+
+    python tests/full/peers/run.py [CONTESTANT ...]
+
+Libraries whose requirements exclude one another take turns, in environments of their own, with one `--json FILE`: it
+keeps what was found, and the tables show all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from full.peers.contestants import ALL
+from full.peers.phase import size_of
+from full.peers.resume import SCENARIOS, Course, Failure
+
+Row = dict[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"of {', '.join(ALL)}; all")
+    parser.add_argument("--json", type=Path, help="keeps what was found; the tables show all of it")
+    parser.add_argument("--large", type=int, default=200_000, help="samples where time is taken; 0: take no time")
+    parser.add_argument("--runs", type=int, default=3, help="of which the medians are shown")
+    options = parser.parse_args()
+    if unknown := set(options.contestants) - set(ALL):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    rows: dict[str, Row] = {}
+    if options.json and options.json.exists():
+        rows = {row["contestant"]: row for row in map(json.loads, options.json.read_text().splitlines())}
+    for name in options.contestants or ALL:
+        if missing := ALL[name].missing:
+            if name not in rows:
+                print(f"{ALL[name].label}: left out, not installed: {', '.join(missing)}", file=sys.stderr)
+            continue
+        rows[name] = rows.get(name, {}) | row_of(name, options.large, options.runs)
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(json.dumps(rows[name]) + "\n")
+    shown = [rows[name] for name in ALL if name in rows]
+    print(verdicts(shown))
+    if any("first" in row for row in shown):
+        print("\n" + costs(shown))
+    return 0
+
+
+def row_of(name: str, large: int, runs: int) -> Row:
+    """All that is measured of one contestant."""
+    row: Row = {"contestant": name, "version": ALL[name].version}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            course = Course(name, Path(folder))
+            course.write()
+            row["verdicts"] = {scenario: _told(course, scenario) for scenario in SCENARIOS}
+            row["state_bytes"] = course.state_bytes()
+        if large:
+            with tempfile.TemporaryDirectory() as folder:
+                course = Course(name, Path(folder), large)
+                course.write()
+                found = course.first_batch(batches=large * 9 // 10 // 64, runs=runs)
+            row |= {"first": found, "large": large, "large_state_bytes": size_of(found.pop("state"))}
+    except Failure as failure:
+        row["failure"] = str(failure)
+    return row
+
+
+def _told(course: Course, scenario: str) -> str:
+    verdict = course.verdict(scenario)
+    text = f"{ALL[course.contestant].label}: {SCENARIOS[scenario].told}: {verdict}\n{verdict.message}"
+    print(text.strip(), file=sys.stderr)
+    return str(verdict)
+
+
+def verdicts(rows: list[Row]) -> str:
+    """What came of each scenario."""
+    table = [["", *(scenario.told for scenario in SCENARIOS.values())]]
+    for row in rows:
+        found = row.get("verdicts", {})
+        table.append([_name(row), *(found.get(scenario, row.get("failure", "")) for scenario in SCENARIOS)])
+    return _markdown(table)
+
+
+def costs(rows: list[Row]) -> str:
+    """What a state takes, and the first batch after a resume."""
+    head = ["state, bytes", "of the large data set", "first batch, s", "resumed, s", "CPU, s", "resumed, CPU s"]
+    table = [["", *head, "samples read", "resumed, samples read"]]
+    for row in rows:
+        if "first" not in row:
+            continue
+        fresh, resumed = row["first"]["fresh"], row["first"]["resumed"]
+        pairs = [f"{side[name]:.2f}" for name in ("wall_s", "cpu_s") for side in (fresh, resumed)]
+        reads = [f"{side['reads']:,}" for side in (fresh, resumed)]
+        table.append([_name(row), f"{row['state_bytes']:,}", f"{row['large_state_bytes']:,}", *pairs, *reads])
+    return _markdown(table)
+
+
+def _name(row: Row) -> str:
+    return f"{ALL[row['contestant']].label} ({row['version']})"
+
+
+def _markdown(table: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in table]
+    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
