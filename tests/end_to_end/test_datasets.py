@@ -94,6 +94,64 @@ def test_breaking_off_closes_too() -> None:
     assert data.calls == ["open", "close"]
 
 
+def test_each_loader_has_its_own_session_when_several_use_one_data_set() -> None:
+    class Session(hr.AsyncDataset):
+        """Fails if another loop's session is used, or one that is closed."""
+
+        def __init__(self) -> None:
+            self.log: list[str] = []
+
+        def __len__(self) -> int:
+            return 6
+
+        async def aopen(self) -> None:
+            self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+            self.log.append("open")
+
+        async def aclose(self) -> None:
+            assert self.loop is asyncio.get_running_loop()
+            self.loop = None
+            self.log.append("close")
+
+        async def aget(self, key: int) -> int:
+            assert self.loop is asyncio.get_running_loop()
+            return key
+
+    class Iterated(hr.AsyncIterableDataset):
+        ranks_by = "position"
+        at = 0
+
+        async def aopen(self) -> None:
+            self.loop = asyncio.get_running_loop()
+
+        async def aiter(self) -> AsyncIterator[int]:
+            while self.at < 6:
+                assert self.loop is asyncio.get_running_loop()
+                yield self.at
+                self.at += 1
+            self.at = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"at": self.at}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.at = state["at"]
+
+    data = Session()
+    streams = [data, data.map(int), hr.mix({"a": data, "b": data}), data.zip(data.map(float)), Iterated().map(int)]
+    for stream in streams:
+        with hr.DataLoader(stream, batch_size=2) as train:
+            batches = iter(train)
+            first = next(batches)
+            with hr.DataLoader(stream, batch_size=2) as validation:
+                assert len(list(validation)) in (3, 6)
+                if stream is not streams[-1]:
+                    assert stream[2] is not None
+            assert len([first, *batches]) in (3, 6)
+            assert len(list(train)) in (3, 6)
+    assert data.log.count("open") == data.log.count("close") == 3 * 4
+
+
 def test_a_failure_to_open_is_raised_and_opening_is_tried_again() -> None:
     class Shy(Keys):
         async def aopen(self) -> None:

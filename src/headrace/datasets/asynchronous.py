@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
@@ -12,6 +16,9 @@ from headrace.datasets.sharing import RanksBy
 from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
 from headrace.producer import Producer
+from headrace.protocols import Opens
+
+Data = TypeVar("Data", bound=Opens)
 
 
 class AsyncDataset(Operators[Stream]):
@@ -19,7 +26,7 @@ class AsyncDataset(Operators[Stream]):
 
     Write `__len__` and `async def aget(self, key)`; optionally `async def aget_many(self, keys)`, `keys()` where the
     keys are not 0 … n - 1, and `async def aopen(self)` / `async def aclose(self)` for what must be opened on the loop
-    that uses it.
+    that uses it. If another loader has the data set open, the loader opens a shallow copy, so each has its own session.
 
     Examples:
         >>> import headrace as hr
@@ -53,11 +60,12 @@ class AsyncDataset(Operators[Stream]):
         """The sample with this key, waiting for it: for use outside a loader."""
 
         async def get() -> Any:
-            await self.aopen()
+            session = LoopSession(self)
+            await session.aopen()
             try:
-                return await self.aget(key)
+                return await session.data.aget(key)
             finally:
-                await self.aclose()
+                await session.aclose()
 
         return blocking(get)
 
@@ -120,6 +128,87 @@ class AsyncIterableDataset(Operators[Stream]):
         return Stream(self, (operator,))
 
 
+@dataclass(slots=True)
+class _Open:
+    """A data set, or a copy, that is open on a loop, and how often it was asked to be."""
+
+    data: Any
+    users: int = 0
+
+
+_open = dict[tuple[int, asyncio.AbstractEventLoop], _Open]()
+_open_lock = threading.Lock()
+
+
+class LoopSession(Generic[Data]):
+    """A data set as the running event loop has it open.
+
+    The first loop opens the data set itself. Loops that open it while it is open get shallow copies, because a session
+    belongs to its loop. Data sets that open nothing, and those of headrace, are used as they are.
+
+    Args:
+        data: the data set.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    @property
+    def is_needed(self) -> bool:
+        """True if the user's class opens or closes something."""
+        kind = type(self._data)
+        opens, closes = (
+            (AsyncDataset.aopen, AsyncIterableDataset.aopen),
+            (AsyncDataset.aclose, AsyncIterableDataset.aclose),
+        )
+        return not kind.__module__.startswith("headrace.") and (kind.aopen not in opens or kind.aclose not in closes)
+
+    @property
+    def data(self) -> Data:
+        """The data set, or the copy that is open on the running loop."""
+        found = _open.get((id(self._data), asyncio.get_running_loop())) if _open else None
+        data: Data = self._data if found is None else found.data
+        return data
+
+    async def aopen(self) -> None:
+        """Open the data set, unless it is open on this loop."""
+        if not self.is_needed:
+            await self._data.aopen()
+            return
+        key = id(self._data), asyncio.get_running_loop()
+        with _open_lock:
+            if key not in _open:
+                is_first = all(number != key[0] for number, _ in _open)
+                _open[key] = _Open(self._data if is_first else copy.copy(self._data))
+            mine = _open[key]
+            mine.users += 1
+        if mine.users == 1:
+            try:
+                await mine.data.aopen()
+            except BaseException:
+                _forget(key)
+                raise
+
+    async def aclose(self) -> None:
+        """Close it, if nothing else on this loop uses it."""
+        if not self.is_needed:
+            await self._data.aclose()
+            return
+        key = id(self._data), asyncio.get_running_loop()
+        mine = _open[key]
+        mine.users -= 1
+        if not mine.users:
+            try:
+                await mine.data.aclose()
+            finally:
+                _forget(key)
+
+
+def _forget(key: tuple[int, asyncio.AbstractEventLoop]) -> None:
+    with _open_lock:
+        del _open[key]
+
+
 class KeySource(SampleSource):
     """Samples that are got one by one, by keys."""
 
@@ -130,8 +219,8 @@ class KeySource(SampleSource):
         self.data: AsyncDataset = data
 
     @property
-    def opens(self) -> AsyncDataset:
-        return self.data
+    def opens(self) -> LoopSession[AsyncDataset]:
+        return LoopSession(self.data)
 
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
         return True
@@ -143,10 +232,20 @@ class KeySource(SampleSource):
         return self.data.keys()
 
     async def aget(self, key: object) -> object:
-        return await self.data.aget(key)
+        return await LoopSession(self.data).data.aget(key)
 
     def open(self, io: EpochIO) -> Producer:
-        return io.keys(self.data, self.data.aget, getattr(self.data, "aget_many", None))
+        data, session = self.data, LoopSession(self.data)
+        many = getattr(data, "aget_many", None)
+        if not session.is_needed:
+            return io.keys(data, data.aget, many)
+
+        async def aget_many(keys: Sequence[object]) -> Sequence[object]:
+            opened: Any = session.data
+            samples: Sequence[object] = await opened.aget_many(keys)
+            return samples
+
+        return io.keys(data, self.aget, None if many is None else aget_many)
 
 
 class IterSource(SampleSource):
@@ -159,8 +258,8 @@ class IterSource(SampleSource):
         self.data: AsyncIterableDataset = data
 
     @property
-    def opens(self) -> AsyncIterableDataset:
-        return self.data
+    def opens(self) -> LoopSession[AsyncIterableDataset]:
+        return LoopSession(self.data)
 
     @property
     def ranks_by(self) -> RanksBy | None:

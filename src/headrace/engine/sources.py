@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from headrace.datasets.asynchronous import LoopSession
 from headrace.datasets.faces import IteratedData, KeyedData
 from headrace.datasets.ordering import Ordering
 from headrace.datasets.source import Wanted
@@ -111,13 +112,16 @@ class _EpochIO:
 
     def iterated(self, data: IteratedData) -> IterProducer:
         plan = self._plan
-        samples = self._calls.samples_of(data) if data.loop == "caller" else data.aiter
         begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
-        sharing = Sharing(self._pipeline, plan, samples)
-        resumable = Resumable(data, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
-        meter, prefix = self._meter, self._prefix
+        meter, prefix, pipeline = self._meter, self._prefix, self._pipeline
+        of_caller = self._calls.samples_of(data) if data.loop == "caller" else None
+        resumable: Resumable | None = None
 
         def make() -> AsyncIterator[object]:
+            nonlocal resumable
+            mine = LoopSession(data).data  # on the engine's loop, which has opened it
+            sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
+            resumable = Resumable(mine, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
             opened: AsyncIterator[object] = resumable.open()  # now: snapshots are of what is open
             if data.loop != "caller" and _is_users(data):
                 opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
@@ -125,7 +129,7 @@ class _EpochIO:
 
         return IterProducer(
             make,
-            snapshot=resumable.snapshot,
+            snapshot=lambda: resumable and resumable.snapshot(),
             take=take,
             buffer=self._buffer(),
             begin=begin,

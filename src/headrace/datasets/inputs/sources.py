@@ -23,6 +23,7 @@ from headrace.indexes.index import Index
 from headrace.indexes.joined import JoinedFiles
 from headrace.plan.token_mixing import TokenMixing
 from headrace.producers.members import Members
+from headrace.protocols import Opens
 from headrace.reading import OwnReaders
 from headrace.types import Ints
 
@@ -106,15 +107,15 @@ class InputsDataset(AsyncDataset):
 
     async def aopen(self) -> None:
         async with AsyncExitStack() as opened:
-            for source in _distinct(self.spec.sources):
-                await source.aopen()
-                opened.push_async_callback(source.aclose)
+            for opens in _opens(self.spec.sources):
+                await opens.aopen()
+                opened.push_async_callback(opens.aclose)
             opened.pop_all()
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as opened:
-            for source in _distinct(self.spec.sources):
-                opened.push_async_callback(source.aclose)
+            for opens in _opens(self.spec.sources):
+                opened.push_async_callback(opens.aclose)
 
 
 class JoinedDataset(InputsDataset):
@@ -211,8 +212,8 @@ class JoinedShards(IndexedShards):
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as opened:
-            for source in _distinct(self.spec.sources):
-                opened.push_async_callback(source.aclose)
+            for opens in _opens(self.spec.sources):
+                opened.push_async_callback(opens.aclose)
             await super().aclose()
 
     def _wanted(self, ordinal: int) -> Wanted | None:
@@ -254,8 +255,10 @@ def named(sample: object, name: str) -> object:
     return {**sample, "__source__": name} if isinstance(sample, dict) else sample
 
 
-def _distinct(sources: Sequence[SampleSource]) -> list[AsyncDataset]:
-    return list({id(source.data): source.data for source in sources}.values())
+def _opens(sources: Sequence[SampleSource]) -> list[Opens]:
+    """What must be opened for the sources, once for each data set."""
+    by_data = {id(source.data): source.opens for source in sources}
+    return [opens for opens in by_data.values() if opens is not None]
 
 
 class JoinedSource(SampleSource):
