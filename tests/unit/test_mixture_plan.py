@@ -258,6 +258,22 @@ def test_mixture_ends_where_it_would_with_constant_weights_when_a_function_gives
     assert abs(constant.count - changing.count) <= len(sizes)  # what is due at the very end may be rounded
 
 
+def test_changing_shares_are_the_same_when_a_signal_handler_asks_for_them_meanwhile() -> None:
+    def weights(step: int) -> list[float]:
+        return [1, 1 + step % 3]
+
+    def interrupted(step: int) -> list[float]:
+        if step == 3 and not asked:
+            asked.append(step)
+            assert shares.due(200) == expected.due(200)
+        return weights(step)
+
+    asked = list[int]()
+    shares, expected = ChangingShares(interrupted, 2, 8), ChangingShares(weights, 2, 8)
+    assert [shares.due(block) for block in range(150)] == [expected.due(block) for block in range(150)]
+    assert asked
+
+
 def test_mixture_refuses_positions_behind_its_end() -> None:
     order = mixed([10, 10], [1, 1])
     with pytest.raises(IndexError):

@@ -99,7 +99,7 @@ class ChangingShares:
     def __init__(self, weights: Callable[[int], Sequence[float]], count: int, size: int) -> None:
         self._weights, self.size = weights, size
         self._due, self._known = np.zeros((64, count)), 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask for a state in the middle of `weights`
 
     def __reduce__(self) -> tuple[object, ...]:
         with self._lock:
