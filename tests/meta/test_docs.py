@@ -1,6 +1,7 @@
 """Every Python block of the README and the docs runs as it stands, as a script of its own.
 
 The working folder holds `shards/`: the digits as tar shards, as `python examples/digits.py shards` would write them.
+For the README, which shows data of the reader, it holds `photos/` and `texts/` too; `tokenizer` and `dataset` exist.
 A block that begins with ```python {test="skip"} is compiled only.
 """
 
@@ -10,7 +11,14 @@ import shutil
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -38,6 +46,20 @@ def written_shards(digits: ModuleType, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+def write_readers_data(folder: Path) -> dict[str, object]:
+    """Write photos and texts; return the objects that the README's blocks expect."""
+    for number, (kind, suffix) in enumerate([("cat", "jpg"), ("cat", "png"), ("dog", "jpg"), ("dog", "png")] * 8):
+        (folder / "photos" / kind).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 10), (number, 0, 0)).save(folder / "photos" / kind / f"{number}.{suffix}")
+    (folder / "texts").mkdir()
+    for shard in range(2):
+        rows = pa.table({"text": ["some words " * 150] * 100})
+        pyarrow.parquet.write_table(rows, folder / "texts" / f"{shard}.parquet")
+    tokenizer = Tokenizer(WordLevel({"some": 0, "words": 1}, unk_token="some"))
+    tokenizer.pre_tokenizer = Whitespace()
+    return {"tokenizer": tokenizer, "dataset": torch.utils.data.TensorDataset(torch.arange(100))}
+
+
 @pytest.mark.parametrize(("page", "line", "settings", "code"), blocks())
 def test_block_runs(
     page: Path,
@@ -59,7 +81,11 @@ def test_block_runs(
     monkeypatch.setattr("headrace.formats.decoders._registered", {})
     monkeypatch.setattr("headrace.datasets.operators.registered._registered", {})
     monkeypatch.setattr("headrace.formats.registry._registered", {})
-    runpy.run_path(str(script), run_name="__main__")
+    expects = write_readers_data(tmp_path) if page.name == "README.md" else {}
+    ran = runpy.run_path(str(script), init_globals=expects, run_name="__main__")
+    if page.name == "README.md":
+        with ran["loader"] as loader:
+            assert next(iter(loader)) is not None
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -73,6 +99,16 @@ def test_page_has_no_block_that_is_not_run(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```[\s\S]*?^```", "", page.read_text(), flags=re.MULTILINE)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+    for match in re.finditer(r'(?:\]\(|src="|srcset=")([^)"#\s]+)', text):
+        target = match[1]
         if "://" not in target:
             assert (page.parent / target).exists(), f"{name_of(page)} links to {target}"
+
+
+def test_readme_begins_with_code_and_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert text.count("```python", 0, len("\n".join(text.splitlines()[:24]))) == 3
+    prose = re.sub(r"^```[\s\S]*?^```|^[|<].*|`[^`]*`|\]\([^)]*\)", "x", text, flags=re.MULTILINE)
+    sentences = re.split(r"[.:!?;](?:\s|$)|\n[\n*#]", prose)
+    assert not [sentence for sentence in sentences if len(sentence.split()) > 25]

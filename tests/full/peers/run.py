@@ -3,7 +3,7 @@
     python tests/full/peers/run.py [CONTESTANT ...]
 
 Libraries whose requirements exclude one another take turns, in environments of their own, with one `--json FILE`: it
-keeps what was found, and the tables show all of it.
+keeps what was found, and the tables show all of it. `--svg FOLDER` draws the first table, light and dark.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-from full.peers.contestants import ALL
+import readme_pictures as pictures
+from full.peers.contestants import ALL, HEADRACE, PACKED
 from full.peers.phase import size_of
 from full.peers.resume import SCENARIOS, Course, Failure
 
 Row = dict[str, Any]
+OF_TOKENS = {*PACKED, "grain_packed"}  # a table of their own: what is counted are tokens
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contestants", nargs="*", metavar="CONTESTANT", help=f"of {', '.join(ALL)}; all")
     parser.add_argument("--json", type=Path, help="keeps what was found; the tables show all of it")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FOLDER", help="draws the verdicts: resume_light.svg, resume_dark.svg"
+    )
     parser.add_argument("--large", type=int, default=200_000, help="samples where time is taken; 0: take no time")
     parser.add_argument("--runs", type=int, default=3, help="of which the medians are shown")
     options = parser.parse_args()
@@ -46,7 +52,10 @@ def main() -> int:
             with options.json.open("a") as file:
                 file.write(json.dumps(rows[name]) + "\n")
     shown = [rows[name] for name in ALL if name in rows]
-    print(verdicts(shown))
+    samples, tokens = ([row for row in shown if (row["contestant"] in OF_TOKENS) == of] for of in (False, True))
+    print("\n\n".join(verdicts(rows) for rows in (samples, tokens) if rows))
+    if options.svg:
+        draw(samples, options.svg)
     if any("first" in row for row in shown):
         print("\n" + costs(shown))
     return 0
@@ -88,6 +97,13 @@ def verdicts(rows: list[Row]) -> str:
     return _markdown(table)
 
 
+def draw(rows: list[Row], folder: Path) -> None:
+    """The verdicts as a grid of colours."""
+    for theme in (pictures.LIGHT, pictures.DARK):
+        grid = pictures.resume_grid(pictures.cells(verdicts(rows)), theme)
+        (folder / f"resume_{theme.name}.svg").write_text(grid)
+
+
 def costs(rows: list[Row]) -> str:
     """What a state takes, and the first batch after a resume."""
     head = ["state, bytes", "of the large data set", "first batch, s", "resumed, s", "CPU, s", "resumed, CPU s"]
@@ -103,7 +119,9 @@ def costs(rows: list[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return f"{ALL[row['contestant']].label} ({row['version']})"
+    """The label, with the version of a library that is not this one."""
+    label, version = ALL[row["contestant"]].label, row["version"]
+    return label if row["contestant"] in HEADRACE | PACKED else f"{label} ({version})"
 
 
 def _markdown(table: list[list[str]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from full.peers import run
 from full.peers.contestants import HEADRACE, PACKED, PEERS
 from full.peers.resume import SCENARIOS, Course, Verdict, compared
 
@@ -88,3 +89,10 @@ def test_course_says_so_when_a_library_has_no_state(tmp_path: Path) -> None:
     course = Course("torch", tmp_path)
     course.write()
     assert course.verdict("same") == Verdict(failure="no state")
+
+
+def test_run_draws_the_verdicts_that_it_found(tmp_path: Path) -> None:
+    found = dict.fromkeys(SCENARIOS, "exact") | {"ranks": "444 lost, 0 twice"}
+    run.draw([{"contestant": name, "version": "1.0", "verdicts": found} for name in ("headrace", "litdata")], tmp_path)
+    for name in ("resume_light.svg", "resume_dark.svg"):
+        assert (tmp_path / name).read_text().count(">444 lost<") == 2
