@@ -204,6 +204,19 @@ def test_wids_counts_that_are_wrong_are_said() -> None:
         data[0]
 
 
+def test_wids_that_counts_a_shard_twice_and_differently_is_an_error(urls: list[str]) -> None:
+    shards = [{"url": url, "nsamples": count} for url, count in [*zip(urls, COUNTS, strict=True), (urls[1], 5)]]
+    with pytest.raises(hr.FormatError, match=rf"counts {COUNTS[1]} samples of {urls[1]}, and then 5; make it anew"):
+        len(hr.stream(urls, index=put(json.dumps({"wids_version": 1, "shardlist": shards}).encode())))
+
+
+def test_indexes_of_shards_in_another_order_are_an_error(urls: list[str]) -> None:
+    indexes = [put(index_of([url])) for url in urls]
+    assert list(hr.stream(urls, index=indexes)) == list(hr.stream(urls, index=None))
+    with pytest.raises(hr.FormatError, match=f"says nothing of {urls[0]}"):
+        len(hr.stream(urls, index=indexes[::-1]))
+
+
 def test_wids_names_that_could_mean_several_shards_mean_none() -> None:
     urls = [f"memory://somewhere/{name}/0.tar" for name in "abcd"]
     with pytest.raises(hr.FormatError, match=r"says nothing of memory://else/a/0\.tar, or of several"):

@@ -32,12 +32,18 @@ def info(version: str, **changes: object) -> bytes:
         "v3.0": ("videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"),
         "v2.1": ("videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"),
     }
+    data_paths = {
+        "v3.0": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+    }
     said = {
         "codebase_version": version,
         "fps": videos.RATE,
         "total_episodes": len(LENGTHS),
+        "total_frames": sum(LENGTHS),
         "chunks_size": 2,
         "video_path": paths.get(version),
+        "data_path": data_paths.get(version),
         "features": {**features, "action": {"dtype": "float32", "shape": [2]}},
     }
     return json.dumps({**said, **changes}).encode()
@@ -61,10 +67,11 @@ def rows_of(some: list[tuple[int, int]]) -> bytes:
 
 
 def version_3() -> dict[str, bytes]:
-    types = {"episode_index": pa.int64(), "length": pa.int64()}
+    types = {name: pa.int64() for name in ("episode_index", "length", "data/chunk_index", "data/file_index")}
     rows: list[dict[str, Any]] = []
     for (episode, file, begin), length in zip(EPISODES, LENGTHS, strict=True):
-        rows.append({"episode_index": episode, "length": length, "tasks": ["x"]})
+        place = {"data/chunk_index": 0, "data/file_index": int(episode == 2)}
+        rows.append({"episode_index": episode, "length": length, "tasks": ["x"], **place})
         for camera in CAMERAS:
             at = {"chunk_index": 0, "file_index": file, "from_timestamp": begin}
             rows[-1] |= {f"videos/{camera}/{name}": value for name, value in at.items()}
@@ -79,8 +86,8 @@ def version_3() -> dict[str, bytes]:
         "meta/episodes/chunk-000/file-000.parquet": parquet.written(
             rows, pa.schema({**types, "tasks": pa.list_(pa.string())})
         ),
-        "data/chunk-000/file-000.parquet": rows_of(ROWS[:60]),
-        "data/chunk-000/file-001.parquet": rows_of(ROWS[60:]),
+        "data/chunk-000/file-000.parquet": rows_of(ROWS[:50]),
+        "data/chunk-000/file-001.parquet": rows_of(ROWS[50:]),
         "README.md": b"# data",
     }
     for camera, name in zip(CAMERAS, FILES, strict=True):
@@ -250,6 +257,9 @@ def changed(name: str, body: bytes | None, place: str, files: dict[str, bytes]) 
     return put({**{key: value for key, value in files.items() if key != name}, **({name: body} if body else {})}, place)
 
 
+EPISODES_WITH_A_GAP = b"\n".join(b'{"episode_index": %d, "length": %d}' % (k, (k and 40) or 20) for k in (0, 1, 3))
+
+
 @pytest.mark.parametrize(
     ("name", "body", "error", "why"),
     [
@@ -259,6 +269,11 @@ def changed(name: str, body: bytes | None, place: str, files: dict[str, bytes]) 
         ("meta/info.json", info("v2.1", fps="x"), FormatError, "no fps"),
         ("meta/info.json", info("v2.1", total_episodes=4), FormatError, "3 episodes, and meta/info.json says 4"),
         ("meta/info.json", info("v2.1", video_path="videos/{video_key.__class__}"), FormatError, "is not there"),
+        ("meta/info.json", info("v2.1", total_frames=101), FormatError, "100 rows, and meta/info.json says 101"),
+        ("meta/episodes.jsonl", EPISODES_WITH_A_GAP, FormatError, "it has an episode 3, and meta/info.json says 3"),
+        ("meta/tasks.jsonl", b'{"task_index": 0, "task": "a"}\n' * 2, FormatError, "have one number"),
+        ("data/chunk-000/episode_000001.parquet", None, FormatError, "file of rows .*000001.parquet is not there"),
+        ("data/chunk-000/copy.parquet", rows_of(ROWS[:1]), FormatError, "copy.parquet is of none of its episodes"),
         ("meta/episodes.jsonl", None, FormatError, "0 episodes"),
         ("meta/episodes.jsonl", b'{"episode_index": 0}', FormatError, "lacks what is needed of it: 'length'"),
         ("meta/episodes.jsonl", b'{"episode_index": 0, "length": 0}', FormatError, "has 0 rows"),
@@ -295,6 +310,14 @@ def test_row_beyond_its_episode_is_an_error() -> None:
     np.testing.assert_array_equal(data[4][CAMERAS[0]], frame_of(0, 0, 4, "v2.1"))
     with pytest.raises(FormatError, match=r"row 5 of .*_000000\.parquet, at 0\.1667 s, lies beyond its episode, 0"):
         data[5]
+
+
+def test_row_of_a_task_that_is_not_listed_is_an_error() -> None:
+    tasks = {"meta/tasks.jsonl": b'{"task_index": 0, "task": "push"}'}
+    data = hr.lerobot(put({**version_2(), **tasks}, "memory://tasks"), cameras=())
+    assert data[0]["task"] == "push"
+    with pytest.raises(FormatError, match=r"row 0 of .*_000001\.parquet is of task 1, which meta/tasks lacks"):
+        data[20]
 
 
 def test_video_that_changed_since_it_was_listed_is_an_error() -> None:

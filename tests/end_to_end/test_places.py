@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from end_to_end import litdata, mds
 from moto_s3 import client_of
 
 import headrace as hr
@@ -447,6 +448,34 @@ def test_format_is_known_by_the_last_bytes_where_the_first_do_not_tell(put: Any)
     for tail, name in ends.items():
         form = sniffed_by_end("x", b"first" + tail)
         assert (form and form.name) == name
+
+
+FOLDERS: dict[str, tuple[dict[str, bytes], str, Callable[[str], object]]] = {
+    "mds": (mds.folder({"x": "int"}, [[{"x": k}] for k in range(3)], "gz"), "shards", hr.stream),
+    "litdata": (litdata.folder([[{"n": k}] for k in range(3)]), "chunks", hr.stream),
+    "tokens": (
+        {"index.json": json.dumps({"config": {"data_format": ["no_header_tensor:20"]}, "chunks": [
+            {"filename": f"chunk-0-{k}.bin", "chunk_size": 1, "chunk_bytes": 2, "dim": 1} for k in range(3)
+        ]}).encode()},
+        "chunks", lambda url: hr.tokens(url, window=1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_catalogue_that_names_a_shard_twice_is_an_error_in_any_spelling(put: Any, kind: str) -> None:
+    files, name, read = FOLDERS[kind]
+    for file, body in files.items():
+        put(file, body)
+    said = json.loads(files["index.json"])
+    shards = said[name]
+    for spelling in ("", "./", ".//"):
+        again = json.loads(json.dumps(shards[0]).replace('": "shard', f'": "{spelling}shard'))
+        if "filename" in again:
+            again["filename"] = spelling + again["filename"]
+        put("index.json", json.dumps({**said, name: [shards[0], shards[1], again]}).encode())
+        with pytest.raises(FormatError, match=r"place/index\.json.*: (entries 0 and 2 both|chunk 2 is called '\.)"):
+            read("memory://place/index.json")
 
 
 def test_folders_with_a_scheme_are_those_without(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from unit.arrow_columns import ARRAYS, plain
 import headrace as hr
 from headrace.errors import FormatError, LimitError
 from headrace.fetch.stores import memory
+from headrace.formats.arrow.messages import blocks_of
 from headrace.formats.limits import Limits
 from headrace.testing import FaultServer
 
@@ -189,6 +190,15 @@ def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
     data, why = DAMAGE[what]
     with pytest.raises(FormatError, match=f"(?s)memory://arrow/.*{why}"):
         list(hr.stream(put(data), format="arrow"))
+
+
+def test_footer_that_names_a_batch_twice_is_an_error() -> None:
+    footer = bytearray(WHOLE)
+    blocks = [one.start for one in blocks_of(bytes(footer[-10 - FOOTER : -10]))[1]]
+    at = footer.rindex(struct.pack("<q", blocks[1]))
+    footer[at : at + 24] = footer[at - 24 : at]
+    with pytest.raises(FormatError, match=f"two batches would lie at byte {blocks[0]}"):
+        list(hr.stream(put(bytes(footer))))
 
 
 def test_damaged_batch_is_an_error_behind_the_rows_before_it() -> None:

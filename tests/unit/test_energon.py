@@ -93,7 +93,7 @@ def said(**changes: Any) -> bytes:
     ("name", "data", "why"),
     [
         (SPLIT, said(split_parts={"train": ["shard_007.tar"]}), "'shard_007.tar', which .*info.json does not count"),
-        (SPLIT, said(split_parts={"train": ["shard_000.tar"] * 2}), "a shard twice"),
+        (SPLIT, said(split_parts={"train": ["shard_000.tar"] * 2}), "entries 0 and 1 both name .*shard_000.tar"),
         (SPLIT, said(split_parts={"train": ["x{"]}), "which .*info.json does not count|braces"),
         (SPLIT, said(split_parts={"train": "shard_000.tar"}), "not lists"),
         (SPLIT, said(split_parts=[]), "not lists"),

@@ -105,7 +105,7 @@ def test_file_that_is_missing_is_an_error() -> None:
     [
         (index_with(filename="../x.parquet"), "chunk 0: .*outside"),
         (index_with(1, filename=None), "chunk 1: .*called"),
-        (index_with(1, filename="b.parquet"), "chunk 1: .*twice"),
+        (index_with(1, filename="b.parquet"), "entries 0 and 1 both name .*twice"),
         (index_with(2, chunk_size=-1), "chunk 2: it has '-1' items"),
         (index_with(chunk_bytes=True), "chunk 0: .*bytes"),
         (index_with(config={"compression": "zstd"}), "compressed or encrypted"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+from collections.abc import Iterable
 
 from headrace.errors import FormatError, masked
 from headrace.formats.json_values import as_object, as_text
@@ -31,6 +32,20 @@ def catalogue_object(url: str, data: bytes) -> dict[str, object]:
 def catalogue_damage(url: str, why: str) -> FormatError:
     """The error that says so."""
     return FormatError(f"the catalogue {masked(url)} is damaged: {why}", url=url)
+
+
+def check_each_once(url: str, shards: Iterable[str]) -> None:
+    """See that the catalogue at `url` names no shard twice, also in another spelling of its path.
+
+    Raises:
+        FormatError: it does.
+    """
+    seen: dict[str, int] = {}
+    for number, shard in enumerate(shards):
+        first = seen.setdefault(posixpath.normpath(shard), number)
+        if first != number:
+            text = f"entries {first} and {number} both name {masked(shard)}: its samples would come twice"
+            raise catalogue_damage(url, text)
 
 
 def file_name(said: object) -> str:

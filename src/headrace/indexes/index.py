@@ -214,7 +214,7 @@ class FileForEach:
         if kind != "headrace":
             raise FormatError(f"{what} is no index of one shard that headrace knows", url=url)
         directory = read_directory(data, what)
-        found = 0 if len(directory) == 1 else directory.find(shards[ordinal])
+        found = 0 if len(directory) == len(shards) == 1 else directory.find(shards[ordinal])
         if found is None:
             raise FormatError(f"{what} says nothing of {masked(shards[ordinal])}", url=url)
         start, stop, check = directory.block(found)
@@ -270,7 +270,10 @@ async def _always(shard: ShardIndex, reader: Reads, ordinal: int) -> ShardIndex:
 
 def _counts_of_wids(text: bytes, urls: Sequence[str], what: str) -> Ints:
     entries = read_wids(text, what)
-    by_url = {url: count for url, count, _ in entries}
+    by_url: dict[str, int] = {}
+    for url, count, _ in entries:
+        if by_url.setdefault(url, count) != count:
+            raise FormatError(f"{what} counts {by_url[url]} samples of {masked(url)}, and then {count}; make it anew")
     times = Counter(_name(url) for url in by_url)
     by_name = {_name(url): count for url, count in by_url.items() if times[_name(url)] == 1}
     counts = [by_url.get(url, by_name.get(_name(url), -1)) for url in urls]

@@ -15,7 +15,7 @@ from headrace.datasets.places.entries import Entries, entries_of, listed_of, onl
 from headrace.datasets.places.patterns import Pattern, is_pattern
 from headrace.datasets.places.urls import expand
 from headrace.errors import OptionError, StorageError, masked
-from headrace.formats.folders import beside
+from headrace.formats.folders import beside, check_each_once
 from headrace.formats.format import Format, ShardEntry
 from headrace.formats.limits import Limits
 from headrace.formats.registry import (
@@ -341,6 +341,7 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
                     f"{masked(url)} has shards of {(found.form or form).name}, and others of {reads.name}"
                 )
             reads = found.form or form
+            check_each_once(place, (entry.url for entry in found.entries))
             entries += found.entries
             facts |= dict.fromkeys(found.facts)
             break

@@ -128,11 +128,15 @@ class AddFrames:
 
         Raises:
             DecodeError: frames do not decode.
+            FormatError: there is no such task.
         """
         read = row.pop(_READ, ())
-        task = self.tasks.get(row.get("task_index", -1))
-        if task is not None:
-            row.setdefault("task", task)
+        if self.tasks and "task_index" in row:
+            number = row["task_index"]
+            if number not in self.tasks:
+                where = f"row {row['__key__']} of {row['__url__']}"
+                raise FormatError(f"{where} is of task {number}, which meta/tasks lacks", url=row["__url__"])
+            row.setdefault("task", self.tasks[number])
         for camera, (url, pieces, bodies) in zip(self.cameras, read, strict=bool(read)):
             try:
                 frames, _ = decoded(self.decoder, pieces, bodies, self.limits, self.size)

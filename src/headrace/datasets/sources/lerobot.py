@@ -120,8 +120,10 @@ class _About:
     version: str
     fps: float
     episodes: int
+    frames: int | None
     videos: tuple[str, ...]
     video_path: str
+    data_path: str
     chunk: int
 
     @property
@@ -150,8 +152,9 @@ def _about(folder: str, storage_options: Options) -> _About:
     if not isinstance(fps, int | float) or not 0 < fps < 1e6 or count is None:
         raise FormatError(f"{masked(place)} is damaged: it has no fps, or no total_episodes", url=place)
     videos = [name for name, one in features.items() if (as_object(one) or {}).get("dtype") == "video"]
-    path = as_text(said.get("video_path")) or ""
-    return _About(version, float(fps), count, tuple(videos), path, max(chunk or 1000, 1))
+    paths = [as_text(said.get(name)) or "" for name in ("video_path", "data_path")]
+    frames = as_number(said.get("total_frames"))
+    return _About(version, float(fps), count, frames, tuple(videos), *paths, max(chunk or 1000, 1))
 
 
 class _There:
@@ -184,7 +187,7 @@ class _There:
         """The text of each task."""
         place = f"{self._folder}meta/tasks.parquet"
         if place not in self._meta:
-            return {int(row["task_index"]): str(row["task"]) for row in self._read("tasks")}
+            return self._numbered([(int(row["task_index"]), str(row["task"])) for row in self._read("tasks")])
         data = blocking(partial(read_from, self._options, place))
         pa = library()
         import pyarrow.parquet as pq
@@ -193,9 +196,17 @@ class _There:
             table = pq.read_table(pa.BufferReader(data))
             # LeRobot has the texts as an index of pandas', which calls it so where it has no name
             texts = table.column("task" if "task" in table.column_names else "__index_level_0__")
-            return dict(zip(table.column("task_index").to_pylist(), map(str, texts.to_pylist()), strict=True))
+            numbers = table.column("task_index").to_pylist()
+            return self._numbered(list(zip(numbers, map(str, texts.to_pylist()), strict=True)))
         except (pa.ArrowException, KeyError, OSError) as error:
             raise FormatError(f"{masked(place)} is damaged: {error}", url=place) from None
+
+    def _numbered(self, tasks: Sequence[tuple[int, str]]) -> dict[int, str]:
+        found = dict(tasks)
+        if len(found) < len(tasks):
+            place = f"{self._folder}meta/tasks"
+            raise FormatError(f"{masked(place)} is damaged: two of its {len(tasks)} tasks have one number", url=place)
+        return found
 
     def episodes(self, cameras: Sequence[str]) -> tuple[Entries, dict[int, Episode]]:
         """The videos, and of each episode where it lies in them."""
@@ -203,35 +214,56 @@ class _There:
         if self._about.has_files_of_several:
             parts = ("chunk_index", "file_index", "from_timestamp")
             columns += [f"videos/{camera}/{part}" for camera in cameras for part in parts]
+            columns += [f"data/{part}" for part in parts[:2] if f"{{{part}" in self._about.data_path]
         number = {url: k for k, url in enumerate(self._videos)}
         episodes: dict[int, Episode] = {}
+        rows: set[str] = set()
         for row in self._read("episodes", columns):
             try:
                 index, length = int(row["episode_index"]), int(row["length"])
                 where = [self._video(row, index, camera) for camera in cameras]
+                rows.add(self._folder + self._filled(self._about.data_path, row, index, "data"))
             except (KeyError, TypeError, ValueError) as error:
                 raise self._damaged(f"an episode lacks what is needed of it: {error}") from None
+            if not 0 <= index < self._about.episodes:
+                raise self._damaged(f"it has an episode {index}, and {INFO} says {self._about.episodes} episodes")
             missing = next((url for url, _ in where if url not in number), None)
             if missing is not None:
                 raise self._damaged(f"the video of episode {index} would be {masked(missing)}, which is not there")
             if length < 1 or index in episodes:
                 raise self._damaged(f"episode {index} has {length} rows, or comes twice")
             episodes[index] = Episode(length, tuple((number[url], begin) for url, begin in where))
-        if len(episodes) != self._about.episodes:
-            raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} says {self._about.episodes}")
+        self._check(episodes, rows)
         return self._videos, episodes
+
+    def _check(self, episodes: Mapping[int, Episode], rows: set[str]) -> None:
+        """See that there are as many episodes and rows as `meta/info.json` says, in the files that are there.
+
+        Raises:
+            FormatError: that is not so.
+        """
+        about = self._about
+        if len(episodes) != about.episodes:
+            raise self._damaged(f"it has {len(episodes)} episodes, and {INFO} says {about.episodes}")
+        frames = sum(one.length for one in episodes.values())
+        if about.frames not in (None, frames):
+            raise self._damaged(f"its episodes have {frames} rows, and {INFO} says {about.frames}")
+        if about.data_path and (odd := sorted(rows ^ set(self.rows))):
+            which = "is not there" if odd[0] in rows else "is of none of its episodes"
+            raise self._damaged(f"the file of rows {masked(odd[0])} {which}")
 
     def _video(self, row: Mapping[str, Any], episode: int, camera: str) -> tuple[str, float]:
         """(the file of an episode's video, when the episode begins in it)."""
-        names: dict[str, str | int] = {"video_key": camera}
-        begin = 0.0
+        begin = float(row[f"videos/{camera}/from_timestamp"]) if self._about.has_files_of_several else 0.0
+        return self._folder + self._filled(self._about.video_path, row, episode, f"videos/{camera}"), begin
+
+    def _filled(self, path: str, row: Mapping[str, Any], episode: int, where: str) -> str:
+        """A path of `meta/info.json` with the names of an episode filled in."""
+        names: dict[str, str | int] = {"video_key": where.removeprefix("videos/")}
+        names |= {"episode_chunk": episode // self._about.chunk, "episode_index": episode}
         if self._about.has_files_of_several:
-            names["chunk_index"] = int(row[f"videos/{camera}/chunk_index"])
-            names["file_index"] = int(row[f"videos/{camera}/file_index"])
-            begin = float(row[f"videos/{camera}/from_timestamp"])
-        else:
-            names |= {"episode_chunk": episode // self._about.chunk, "episode_index": episode}
-        return self._folder + _GIVEN.sub(partial(_filled, names), self._about.video_path), begin
+            names |= {one: int(row[f"{where}/{one}"]) for one in ("chunk_index", "file_index") if f"{{{one}" in path}
+        return _GIVEN.sub(partial(_filled, names), path)
 
     def _damaged(self, why: str) -> FormatError:
         place = f"{self._folder}meta/episodes"

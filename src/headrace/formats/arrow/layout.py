@@ -98,6 +98,9 @@ async def _file(part: _Part) -> Layout:
             raise ValueError(
                 f"a message would lie from byte {one.start} to {sum(one)}, and the footer begins at {start}"
             )
+    starts = [one.start for one in batches]
+    if len(set(starts)) < len(starts):
+        raise ValueError(f"two batches would lie at byte {next(one for one in starts if starts.count(one) > 1)}")
     known = _Dictionaries()
     for one in dictionaries:
         known.add(await part.get(one.start, sum(one)), part)

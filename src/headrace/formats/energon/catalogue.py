@@ -53,8 +53,6 @@ def catalogued(url: str, data: bytes, split: str, others: Callable[[str], bytes 
     missing = next((name for name in names if name not in counts), None)
     if missing is not None:
         raise _damage(url, f"its split {split!r} has {missing[:200]!r}, which {masked(info)} does not count")
-    if len(set(names)) < len(names):
-        raise _damage(url, f"its split {split!r} has a shard twice")
     entries = [ShardEntry(_address(url, name), counts[name]) for name in names]
     return Catalogue(entries, (("split", _shown_split(split, splits)), *_told_by_dataset(url, others)))
 

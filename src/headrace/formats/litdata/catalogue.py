@@ -81,17 +81,14 @@ def tables(url: str, said: Said) -> Sequence[ShardEntry]:
         raise catalogue_damage(
             url, "its Parquet files would be compressed or encrypted as a whole, and LitData's never are"
         )
-    entries, seen = list[ShardEntry](), set[str]()
+    entries = list[ShardEntry]()
     for number, one in enumerate(said.chunks):
         try:
             chunk = as_object(one) or {}
             rows, nbytes = _sizes(chunk)
             name = file_name(chunk.get("filename"))
-            if name in seen:
-                raise ValueError(f"its file {name[:200]!r} is that of another one, too: its rows would come twice")
         except ValueError as error:
             raise catalogue_damage(url, f"chunk {number}: {error}") from None
-        seen.add(name)
         about = ListedTable(rows, nbytes, masked(url))
         entries.append(ShardEntry(beside(url, name), about=about, version=Version(nbytes, None, "listed")))
     return entries

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.errors import FormatError, OptionError, masked
+from headrace.formats.folders import check_each_once
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.numpy_files import npy_header
 from headrace.types import Buffer
@@ -189,7 +190,9 @@ def litdata_listed(url: str, data: bytes) -> Sequence[Chunk]:
     dtype = None if leaf is None else _LITDATA[leaf[1]].get(int(leaf[2]))
     if dtype is None:
         raise damage(url, f"its samples are {str(config.get('data_format'))[:80]}, and no tokens of whole numbers")
-    return [_chunk(url, number, one, np.dtype(dtype)) for number, one in enumerate(chunks)]
+    found = [_chunk(url, number, one, np.dtype(dtype)) for number, one in enumerate(chunks)]
+    check_each_once(url, (one.url for one in found))
+    return found
 
 
 def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> Chunk:
