@@ -78,7 +78,7 @@ def environment(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["environment"])
 def unit(session: nox.Session) -> None:
     """Run the tests that need no process and no socket: under two minutes."""
-    run_pytest(session, "tests/unit", "tests/contract", "-m", "not slow", *session.posargs)
+    run_pytest(session, "tests/unit", "-m", "not slow and not process", *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["environment"])

@@ -96,6 +96,7 @@ def test_state_is_of_the_arrays_that_it_was_taken_of(is_shuffled: bool) -> None:
         assert [batch["a/x"].tolist() for batch in same] == rest
 
 
+@pytest.mark.process
 def test_one_row_of_what_is_stored_is_read_by_its_range() -> None:
     values = np.zeros((500, 100_000), np.uint8)
     with FaultServer() as server:

@@ -114,6 +114,7 @@ def test_dictionaries_that_change_in_a_stream_are_those_of_each_batch() -> None:
         assert data[3]["d"] == "c"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("way", ["file", "stream"])
 def test_columns_are_chosen_and_the_others_not_read(way: str) -> None:
     wide = pa.table({"n": range(500), "body": [bytes([k % 251]) * 2000 for k in range(500)], "__index__": range(500)})

@@ -79,6 +79,7 @@ async def test_closed_threads_take_no_calls(threads: Threads) -> None:
         threads.call(int)
 
 
+@pytest.mark.process
 def test_stuck_call_does_not_hold_up_the_end_of_the_program() -> None:
     code = """
 import asyncio, threading
@@ -163,6 +164,7 @@ async def test_cancelled_read_writes_no_more_into_the_readers_memory(tmp_path: P
     assert not any(target)
 
 
+@pytest.mark.process
 @pytest.mark.asyncio
 async def test_what_is_no_file_is_refused_and_holds_up_no_thread(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(LONG)

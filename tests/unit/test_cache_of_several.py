@@ -28,6 +28,7 @@ async def epoch(cache: Cache, numbers: list[int], size: int = BLOCK // 2) -> int
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["fixed", "shuffled"])
 @pytest.mark.parametrize("room", [10, 50, 90])
 def test_as_much_of_each_epoch_is_there_as_fits(tmp_path: Path, order: str, room: int) -> None:
@@ -220,6 +221,7 @@ asyncio.run(run())
 """
 
 
+@pytest.mark.process
 def test_process_that_is_killed_while_it_reads_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

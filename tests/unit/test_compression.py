@@ -167,6 +167,7 @@ def test_decompressor_gives_what_was_packed_when_cut_anyhow(
     assert out == b"".join(frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("feed", "room"), [(10**9, 10**7), (100_003, 70_001), (10**9, 300_000)])
 def test_decompressor_gives_what_was_packed_when_it_takes_many_steps(kind: str, feed: int, room: int) -> None:
@@ -181,6 +182,7 @@ def test_decompressor_gives_what_was_packed_when_it_takes_many_steps(kind: str, 
     assert out == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_reading_gives_all_that_was_fed_when_there_is_room(kind: str) -> None:
     data = mixed(3_000_000)

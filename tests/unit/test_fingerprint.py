@@ -188,6 +188,7 @@ def test_fingerprint_sees_a_global_that_changes_later() -> None:
     assert digest(function) != before
 
 
+@pytest.mark.process
 def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     lines = ["from headrace.kept.fingerprint import ValueDigest", "from types import ModuleType"]
@@ -244,6 +245,7 @@ def test_module_of_ones_own_that_a_function_imports_is_refused(
         monkeypatch.delitem(sys.modules, name)
 
 
+@pytest.mark.process
 def test_module_that_has_the_name_of_one_of_python_is_ones_own(tmp_path: Path) -> None:
     (tmp_path / "chunk.py").write_text("def helper(x): return x + 1\n")
     script = tmp_path / "script.py"

@@ -104,6 +104,7 @@ def lines(count: int, tables: int, rng: np.random.Generator) -> Any:
         yield rows, rng.integers(0, 2**32, count, np.uint32)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_lines_and_a_line_takes_six_bytes(tmp_path: Path) -> None:
     peaks = []
     for tables in (6, 16):

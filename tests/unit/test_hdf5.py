@@ -145,6 +145,7 @@ def test_files_follow_one_another() -> None:
         len(hr.hdf5([*places, other]))
 
 
+@pytest.mark.process
 def test_each_chunk_is_read_once_in_a_shuffle_by_windows() -> None:
     with h5py.File(out := io.BytesIO(), "w") as file:
         file.create_dataset("x", data=RNG.integers(0, 255, (4000, 500)).astype(np.uint8), chunks=(100, 500))

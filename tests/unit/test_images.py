@@ -90,6 +90,7 @@ def test_jpegs_in_inks_decode_as_pillow_decodes_them() -> None:
         assert decoded("jpg", data, "pil").mode == "CMYK"
 
 
+@pytest.mark.process
 def test_jpegs_decode_without_simplejpeg_installed() -> None:
     program = (
         "import sys; sys.modules['simplejpeg'] = None\n"
@@ -102,6 +103,7 @@ def test_jpegs_decode_without_simplejpeg_installed() -> None:
     assert mean_difference(np.frombuffer(run.stdout, np.uint8).reshape(36, 48, 3), decoded("jpg", data, "rgb8")) < 0.2
 
 
+@pytest.mark.process
 def test_images_name_what_is_to_be_installed_when_pillow_is_missing() -> None:
     program = (
         "import sys; sys.modules['PIL'] = None\n"

@@ -72,6 +72,7 @@ def test_keys_that_look_alike_are_told_apart(one: Any, other: Any) -> None:
 SAMPLE = '["a", -1, 2**70, (1, "ä", None), b"c", 0.1, frozenset({"x", "y", "z"}), range(3), [1, 2], {"k": 1}]'
 
 
+@pytest.mark.process
 def test_numbers_are_the_same_in_every_process() -> None:
     code = f"from headrace.work.randomness import key_number; print([key_number(k) for k in {SAMPLE}])"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONHASHSEED": "12345"}

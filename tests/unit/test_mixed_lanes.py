@@ -118,6 +118,7 @@ def ranks_of(
     return [Run(packing, own, size, begin and part_of(begin, own), left_out or set()) for own in lanes]
 
 
+@pytest.mark.slow
 @given(
     method=METHODS,
     length=st.integers(1, 20),
@@ -193,6 +194,7 @@ def test_what_is_left_out_from_now_on_changes_nothing_else_of_what_is_drawn() ->
         assert not left_out & {at for at, *_ in rest}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_document_that_has_another_length_when_it_is_read_again_loses_nothing_in_silence(method: str) -> None:
     """Others may be drawn then: what a state says of those used up must not be taken for what it says of these."""
@@ -252,6 +254,7 @@ def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str)
     assert abs(progress.tokens[0] / sum(progress.tokens) - 0.7) < 0.001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shares", "medians", "most"), [([70, 30], [600, 200], 10_240), ([50, 30, 15, 5], [600, 200, 3000, 1000], 16_384)]
 )
@@ -263,6 +266,7 @@ def test_state_of_1024_rows_of_several_inputs_is_short(shares: list[int], median
     assert unpack_lanes(json.loads(packed)) == progress
 
 
+@pytest.mark.slow
 def test_what_lies_ready_does_not_grow_where_inputs_are_unlike() -> None:
     packing = LanePacking(1000, "concat", TokenMixing(("a", "b"), ConstantShares([99, 1], 2**20)))
     run, documents = MixedLaneRun(packing, range(4), 4), (30, 900)

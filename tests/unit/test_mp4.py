@@ -49,6 +49,7 @@ def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
     np.testing.assert_allclose(times, [packet.pts * scale for packet in packets], atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", videos.HOW)
 def test_any_clip_has_the_pixels_of_the_whole_file(name: str, decoder: str) -> None:
     data = videos.named(name)

@@ -139,6 +139,7 @@ def test_samples_that_are_opened_together_are_those_that_are_opened_one_by_one(
     assert [one if sample is None else sample for one, sample in zip(one_by_one, made, strict=True)] == one_by_one
 
 
+@pytest.mark.slow
 def test_many_large_rows_are_not_opened_together() -> None:
     block = bytes(2**22)
     rows = rows_of([block], [(0, row) for row in range(2**21 + 1)])

@@ -106,6 +106,7 @@ def test_all_orders_of_four_are_equally_likely_when_keys_differ_by_one() -> None
     assert abs(excess(np.array(list(counts.values())), rounds / 24, 23)) < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [300, 4096, 4097, 5000, 10**6])
 def test_orders_of_keys_that_differ_by_one_are_as_random_as_a_shuffle(n: int) -> None:
     rounds = 12 if n == 10**6 else 300

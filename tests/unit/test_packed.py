@@ -182,6 +182,7 @@ def test_classes_are_stored_once_and_not_in_every_element() -> None:
     assert pickle.dumps(many).count(b"Sample") == 1
 
 
+@pytest.mark.process
 def test_elements_of_the_users_script_travel_by_value(tmp_path: Path) -> None:
     """A worker has no `__main__` of the user's: the class goes along, once, and so do functions without a name."""
     script = tmp_path / "script.py"

@@ -99,6 +99,7 @@ print(len(list(hr.stream(sys.argv[1]))))
 """
 
 
+@pytest.mark.process
 def test_values_are_read_without_loading_pandas(tmp_path: Path) -> None:
     """It may be installed, and takes half a second to load, in each worker."""
     path = tmp_path / "0.parquet"
@@ -206,6 +207,7 @@ def test_damaged_file_is_an_error_that_names_it(what: str) -> None:
         list(hr.stream(put(data), format="parquet"))
 
 
+@pytest.mark.process
 def test_long_file_that_does_not_begin_as_one_is_an_error_of_its_first_rows_without_a_request_more() -> None:
     table = pages_table(2000)
     data = of_table(table, row_group_size=1000, write_page_index=True, data_page_size=4096)
@@ -275,6 +277,7 @@ def test_wide_table_is_read_by_the_columns_that_are_chosen() -> None:
     assert len(pq.ParquetFile(pa.BufferReader(wide)).schema_arrow) == 3000
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])
 def test_row_is_got_by_its_pages(options: dict[str, Any]) -> None:
     table = pages_table(4000)

@@ -57,6 +57,7 @@ def test_file_that_is_cut_off_anywhere_is_an_error_that_names_it() -> None:
         assert url in str(error)
 
 
+@pytest.mark.slow
 def test_byte_that_is_another_is_an_error_behind_whole_rows_or_changes_none() -> None:
     """But for what a schema says of names and types, which nothing can tell from others, and the writer's name."""
     for at in sorted({*places(), 0, 1, 3}):

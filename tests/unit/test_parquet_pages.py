@@ -115,6 +115,7 @@ def needed(rows: Any) -> int:
     return int(rows.size.sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.data())
 def test_rows_are_those_that_pyarrow_filters(data: st.DataObject) -> None:
@@ -166,6 +167,7 @@ def ranges(server: FaultServer) -> list[tuple[int, int]]:
     return [(int(start), int(stop) + 1) for start, stop in said if start]
 
 
+@pytest.mark.process
 def test_pages_that_cannot_hold_are_not_read(body: bytes) -> None:
     with FaultServer() as server:
         data = hr.stream(server.add("0.parquet", body), format=hr.Parquet(columns=["text", "structs"], where=SOME))
@@ -190,6 +192,7 @@ WHERE = [[("n", ">=", 690), ("n", "<", 720)], [("n", "in", [1, 1201])]]
 LEFT = [1, *range(690, 720), 1201]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [None, "window", "global"])
 def test_rows_of_some_pages_come_streamed_by_windows_by_number_over_ranks_and_resumed(by: Any) -> None:
     url = "memory://pages/few.parquet"

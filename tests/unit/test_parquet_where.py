@@ -249,6 +249,7 @@ def test_rows_are_left_out_as_by_a_filter_and_states_are_exact() -> None:
         loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_ranks_share_the_rows_as_those_of_a_filter() -> None:
     data = hr.stream(put(TABLE, "0.parquet", row_group_size=10), format=hr.Parquet(where=SOME)).to_tuple("n")
 
@@ -266,6 +267,7 @@ def test_ranks_share_the_rows_as_those_of_a_filter() -> None:
     assert set(got) <= set(KEPT)
 
 
+@pytest.mark.process
 def test_what_is_left_out_is_not_read() -> None:
     with FaultServer() as server:
         urls = [

@@ -174,6 +174,7 @@ def test_nothing_comes_after_the_last_step(epoch: Epoch) -> None:
         steps.positions(steps.count, steps.count + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 100, 4096])
 @pytest.mark.parametrize("lanes", [1, 7, 64, 256])
 def test_long_stretches_equal_steps_one_by_one(size: int, lanes: int) -> None:

@@ -48,6 +48,7 @@ def correlation(one: NDArray[Any], other: NDArray[Any]) -> float:
     return float(np.corrcoef(one, other)[0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 def test_first_numbers_of_samples_in_a_row_look_drawn_from_one_generator(name: str) -> None:
     drawn = first_draws(name, KEY, range(MANY))

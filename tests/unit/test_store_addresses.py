@@ -142,6 +142,7 @@ def test_objects_with_one_root_share_a_store() -> None:
     assert stores.of("http://h/a")[0] is not stores.of("http://g/a")[0]
 
 
+@pytest.mark.process
 def test_importing_the_fetch_stage_imports_no_client() -> None:
     names = "'obstore', 'fsspec', 'aiofiles', 'torch', 'aiohttp'"
     code = f"import sys, headrace.fetch; assert not [n for n in ({names}) if n in sys.modules]"

@@ -44,6 +44,7 @@ def come(order: TokenOrder, lengths: list[Ints], count: int) -> tuple[Ints, Ints
 documents = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     lengths=st.lists(documents, min_size=1, max_size=4),

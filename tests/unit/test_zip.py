@@ -143,6 +143,7 @@ def test_bomb_is_an_error_by_what_it_says_and_by_what_it_does() -> None:
         read(edited(bomb, b"PK\1\2", 24, struct.pack("<I", 100)), limits=low)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"method": zipfile.ZIP_DEFLATED, "piped": True}], ids=str)
 def test_archive_that_is_changed_anywhere_is_an_error_or_the_same(how: dict[str, Any]) -> None:
     data = packed({"a.x": b"some bytes", "b.x": b"others"}, **how)
