@@ -1,7 +1,7 @@
-"""Every Python block of the README and the docs runs as it stands, as a script of its own.
+"""Every Python block of the README, llms.txt and the docs runs as it stands, as a script of its own.
 
 The working folder holds `shards/`: the digits as tar shards, as `python examples/digits.py shards` would write them.
-For the README, which shows data of the reader, it holds `photos/` and `texts/` too; `tokenizer` and `dataset` exist.
+For README and llms.txt it holds `photos/` and `texts/` too, and the names `tokenizer` and `dataset` exist.
 A block that begins with ```python {test="skip"} is compiled only.
 """
 
@@ -21,7 +21,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SHORT = [ROOT / "README.md", ROOT / "llms.txt"]  # their blocks read data of the reader's own
+PAGES = [*SHORT, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python(?P<settings>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,7 +48,7 @@ def written_shards(digits: ModuleType, tmp_path_factory: pytest.TempPathFactory)
 
 
 def write_readers_data(folder: Path) -> dict[str, object]:
-    """Write photos and texts; return the objects that the README's blocks expect."""
+    """Write photos and texts; return the objects that the blocks expect."""
     for number, (kind, suffix) in enumerate([("cat", "jpg"), ("cat", "png"), ("dog", "jpg"), ("dog", "png")] * 8):
         (folder / "photos" / kind).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 10), (number, 0, 0)).save(folder / "photos" / kind / f"{number}.{suffix}")
@@ -81,7 +82,7 @@ def test_block_runs(
     monkeypatch.setattr("headrace.formats.decoders._registered", {})
     monkeypatch.setattr("headrace.datasets.operators.registered._registered", {})
     monkeypatch.setattr("headrace.formats.registry._registered", {})
-    expects = write_readers_data(tmp_path) if page.name == "README.md" else {}
+    expects = write_readers_data(tmp_path) if page in SHORT else {}
     ran = runpy.run_path(str(script), init_globals=expects, run_name="__main__")
     if page.name == "README.md":
         with ran["loader"] as loader:
