@@ -31,6 +31,7 @@ def resident_bytes(name: str) -> int:
     return sum(sizes)
 
 
+@pytest.mark.slow
 def test_arrays_of_the_data_set_are_mapped_and_not_copied_by_workers() -> None:
     data = Asked(
         lambda self: (float(self.array[7]), float(self.tensor[7]), resident_bytes("memfd:headrace")),
@@ -156,11 +157,13 @@ def test_module_of_the_data_set_is_imported_once_and_not_by_each_worker(module: 
     assert not set(importers) & {os.getpid(), *workers}
 
 
+@pytest.mark.slow
 def test_module_that_was_changed_is_imported_anew(module: Callable[[int], Any]) -> None:
     assert {value for _, _, value in told(module(1).Numbers())} == {1}
     assert {value for _, _, value in told(module(2).Numbers())} == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_fork_server")
 def test_fork_server_serves_a_next_loader_after_its_last_user_has_gone() -> None:
     data = Asked(lambda self: os.getppid())

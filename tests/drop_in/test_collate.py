@@ -217,6 +217,7 @@ COLLATED: dict[str, tuple[Callable[[], Sequence[Any]], Any]] = {
 }
 
 
+@pytest.mark.slow
 @both
 def test_batches_are_what_default_collate_makes(loader_class: Any, num_workers: int) -> None:
     data = Made(lambda: [sample for make, _ in COLLATED.values() for sample in make()])
@@ -237,6 +238,7 @@ LARGE: dict[str, Callable[[int], Any]] = {
 }
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("name", LARGE)
 def test_large_batches_are_what_default_collate_makes_of_their_samples(
@@ -248,6 +250,7 @@ def test_large_batches_are_what_default_collate_makes_of_their_samples(
     assert_same(batches, expected)
 
 
+@pytest.mark.slow
 @both
 def test_rows_of_a_mapped_file_become_tensors(loader_class: Any, num_workers: int, tmp_path: Path) -> None:
     written = np.memmap(tmp_path / "rows", "f4", "w+", shape=(4, 3))
@@ -300,6 +303,7 @@ REFUSED: dict[str, tuple[Callable[[], Sequence[Any]], type[Exception], str]] = {
 }
 
 
+@pytest.mark.slow
 @both
 def test_default_collate_refuses_what_it_has_no_rule_for(loader_class: Any, num_workers: int) -> None:
     data = Made(lambda: [sample for make, *_ in REFUSED.values() for sample in make()])
@@ -336,6 +340,7 @@ def registry() -> Iterator[dict[Any, Any]]:
     default_collate_fn_map.update(before)
 
 
+@pytest.mark.slow
 @both
 def test_registered_functions_are_used_when_the_registry_was_extended(
     loader_class: Any, num_workers: int, registry: dict[Any, Any]
@@ -389,6 +394,7 @@ CONVERTED: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @both
 def test_samples_are_what_default_convert_makes_of_them(loader_class: Any, num_workers: int) -> None:
     samples = list(

@@ -335,6 +335,7 @@ def test_attributes_that_shape_the_loader_are_not_set_later(loader_class: Any, n
         assert getattr(loader, name) is before
 
 
+@pytest.mark.slow
 def test_other_attributes_are_read_at_the_next_iteration_when_set(loader_class: Any) -> None:
     loader = loader_class(Squares(), batch_size=4)
     assert [batch.tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25]]
@@ -360,6 +361,7 @@ def test_subclass_may_set_attributes_before_the_constructor_ran(loader_class: An
     assert [batch.tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_gives_the_same_batches_after_it_was_pickled_or_copied(loader_class: Any, num_workers: int) -> None:
     # The class of the data set need not be importable by its name: a list is enough to tell the batches.

@@ -49,6 +49,7 @@ class Feed(IterableDataset[int]):
         yield from range(10)
 
 
+@pytest.mark.slow
 @WAY
 def test_batches_and_samples_are_counted_over_all_epochs(way: str) -> None:
     with hr.DataLoader(Numbers(10), batch_size=4, **WAYS[way]) as loader:
@@ -104,6 +105,7 @@ def slow_collate(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ready_fork_server")
 @pytest.mark.parametrize("way", [name for name in WAYS if name != "economic"])
 def test_a_slow_data_set_is_named(way: str) -> None:
@@ -113,6 +115,7 @@ def test_a_slow_data_set_is_named(way: str) -> None:
     assert "most of it in Numbers.__getitem__" in report
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ready_fork_server")
 @pytest.mark.parametrize("way", [name for name in WAYS if name != "economic"])
 def test_a_slow_collate_function_is_named(way: str) -> None:
@@ -121,6 +124,7 @@ def test_a_slow_collate_function_is_named(way: str) -> None:
     assert bound_by == "collate", report
 
 
+@pytest.mark.slow
 @WAY
 def test_a_slow_trainer_is_named(way: str) -> None:
     with hr.DataLoader(Numbers(40), batch_size=1, **WAYS[way]) as loader:
@@ -139,6 +143,7 @@ class Beginning:
         spin(self.seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ready_fork_server")
 def test_the_start_of_workers_is_named() -> None:
     seconds = 1.0

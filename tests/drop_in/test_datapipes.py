@@ -94,6 +94,7 @@ def transcript(loader_class: type[Any], graph: Any, with_generator: bool, **opti
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", list(WORKERS))
 @pytest.mark.parametrize("graph", list(GRAPHS))
 def test_samples_order_and_random_states_are_torchs(graph: str, workers: str) -> None:
@@ -104,6 +105,7 @@ def test_samples_order_and_random_states_are_torchs(graph: str, workers: str) ->
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", list(WORKERS))
 def test_single_samples_of_a_graph_are_torchs(workers: str) -> None:
     torchs, ours = (
@@ -113,6 +115,7 @@ def test_single_samples_of_a_graph_are_torchs(workers: str) -> None:
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_sharding_filter_gives_each_sample_to_one_worker(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(source().sharding_filter(), batch_size=None, num_workers=num_workers)
@@ -125,6 +128,7 @@ def test_every_worker_gives_all_samples_without_a_sharding_filter(loader_class: 
     assert list(loader) == [x for x in range(COUNT) for _ in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_shuffle_before_the_shards_is_the_same_in_all_workers(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(source().shuffle().sharding_filter(), batch_size=None, num_workers=num_workers)
@@ -133,6 +137,7 @@ def test_shuffle_before_the_shards_is_the_same_in_all_workers(loader_class: type
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_order_is_the_same_whatever_the_number_of_workers(loader_class: type[Any], num_workers: int) -> None:
     def order(workers: int) -> list[int]:
@@ -142,6 +147,7 @@ def test_order_is_the_same_whatever_the_number_of_workers(loader_class: type[Any
     assert order(num_workers) == order(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_shuffle_option_switches_the_shufflers_of_the_graph(loader_class: type[Any], num_workers: int) -> None:
     torch.manual_seed(5)
@@ -159,6 +165,7 @@ def test_shuffle_option_adds_a_shuffler_with_torchs_warning_when_the_graph_has_n
     assert sorted(loader) == list(range(COUNT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_pipe_of_ones_own_may_hold_lambdas(loader_class: type[Any], num_workers: int) -> None:
     graph = Squares(source().sharding_filter().map(lambda x: x + 1))
@@ -194,6 +201,7 @@ def test_error_in_a_pipe_keeps_its_type(loader_class: type[Any], num_workers: in
     assert got[2:] == (list(range(2, COUNT, 2)) if num_workers else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", list(WORKERS))
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_map_pipes_are_read_as_map_data_sets(workers: str, shuffle: bool) -> None:

@@ -68,6 +68,7 @@ def told_of_deaths() -> Iterator[list[str]]:
     texts += [text for text in (str(w.message) for w in recorded) if "This DataLoader will create" not in text]
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("ending", ["SIGKILL", "os._exit"])
 def test_dead_worker_is_a_runtime_error_that_names_the_process(loader_class: type[Any], ending: str) -> None:
@@ -93,6 +94,7 @@ def test_no_sample_is_lost_and_a_warning_tells_of_it_when_a_worker_dies(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_no_sample_is_lost_when_workers_are_killed_from_outside(persistent: bool) -> None:
     loader = hr.DataLoader(range(200), batch_size=4, num_workers=2, persistent_workers=persistent)
@@ -128,6 +130,7 @@ def test_fresh_worker_is_seeded_and_initialised_as_the_dead_one_was(tmp_path: Pa
     assert got == [[k, k % 2, base + k % 2, base + k % 2, str(k % 2)] for k in range(20)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", list(ENDINGS))
 def test_sample_that_kills_three_workers_is_named_and_iteration_goes_on(
     ending: str, capfd: pytest.CaptureFixture[str]
@@ -207,6 +210,7 @@ def test_stream_of_the_other_worker_goes_on_after_a_death() -> None:
     assert [type(error) for error in errors] == [hr.WorkerDiedError]
 
 
+@pytest.mark.slow
 def test_next_loader_works_after_a_death() -> None:
     with told_of_deaths():
         assert isinstance(read_all(iter(hr.DataLoader(Acting(kill_self, at=(0,)), num_workers=1)))[0], RuntimeError)

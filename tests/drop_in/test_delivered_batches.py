@@ -98,6 +98,7 @@ def told(value: Any) -> Any:
     return (type(value), [told(part) for part in value]) if isinstance(value, list | tuple) else (type(value), value)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_batches_are_what_collate_fn_returned_of_whatever_type(loader_class: Any, num_workers: int) -> None:
@@ -113,6 +114,7 @@ def test_a_batch_that_is_an_exception_is_given_not_raised(loader_class: Any, num
     assert [(type(batch), batch.args) for batch in loader] == [(ValueError, (1,)), (ValueError, (2,))]
 
 
+@pytest.mark.slow
 @both
 def test_batches_are_of_the_users_own_classes(loader_class: Any, num_workers: int) -> None:
     records = loader_class(
@@ -142,6 +144,7 @@ def test_values_are_right_when_a_tensor_is_conjugated_lazily() -> None:
 # For good, and the trainer's own
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: {"rows": np.stack(rows)}], ids=name_of)
 def test_batches_stay_what_they_were_when_all_are_kept(loader_class: Any, num_workers: int, collate: Any) -> None:
@@ -151,6 +154,7 @@ def test_batches_stay_what_they_were_when_all_are_kept(loader_class: Any, num_wo
         assert (np.asarray(batch) == [[2 * k], [2 * k + 1]]).all()
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("collate", [None, torch.stack, lambda rows: torch.stack(rows).numpy()], ids=name_of)
 def test_batches_may_be_written_to_without_a_change_to_others(
@@ -198,6 +202,7 @@ def test_batches_of_ours_are_not_shared_until_they_are_asked_to_be() -> None:
 # Pinned memory
 
 
+@pytest.mark.slow
 @both
 @without_accelerator
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")

@@ -49,6 +49,7 @@ class DetailedError(ValueError):
         self.code = code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ValueError, IndexError, OSError, AttributeError, NotImplementedError, DetailedError])
 def test_error_of_a_worker_keeps_type_and_shows_where_it_was_raised(
     loader_class: type[Any], kind: type[Exception]
@@ -108,6 +109,7 @@ class SilentError(Exception):
         return "the file is damaged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MissingError, NamedKeyError, SilentError])
 def test_error_keeps_its_type_when_its_text_is_not_what_it_is_given(
     loader_class: type[Any], kind: type[Exception]
@@ -134,6 +136,7 @@ class UsersEnd(BaseException):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, UsersEnd])
 def test_what_is_no_exception_is_a_runtime_error_of_its_batch(our_class: type[Any], kind: type[BaseException]) -> None:
     """As with torch's, whose worker ends by it, and whose error may come in any line of the main thread."""
@@ -149,6 +152,7 @@ def test_what_is_no_exception_is_a_runtime_error_of_its_batch(our_class: type[An
         list(our_class(Acting(raising(lambda: kind("pressed"))), batch_size=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"economic": True}, {"economic": True, "workers": "thread"}])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, UsersEnd])
 def test_what_is_no_exception_is_a_runtime_error_in_economic_mode_too(
@@ -245,6 +249,7 @@ def test_error_of_a_class_that_only_this_function_knows_keeps_its_type(our_class
     assert "here" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_iteration_goes_on_after_each_error_and_then_ends_for_ever(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(
@@ -376,6 +381,7 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(UNSENDABLE))
 @pytest.mark.parametrize("place", ["sample", "collate"])
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -103,6 +103,7 @@ THINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", THINGS)
 def test_data_set_is_inherited_with_one_warning_when_it_cannot_be_carried(name: str) -> None:
     make, ask, kind = THINGS[name]
@@ -298,6 +299,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [None, "fork", "spawn", "forkserver"])
 def test_workers_are_forked_only_where_torchs_would_be(method: str | None) -> None:
     before = f"multiprocessing.set_start_method({method!r})" if method else ""

@@ -126,6 +126,7 @@ def read(loader: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 @both
 def test_collate_fn_gets_what_getitems_gives_whatever_that_is(loader_class: Any, num_workers: int) -> None:
     expected = {form: described(FORMS[form](keys)) for form, *keys in KEYS}
@@ -148,6 +149,7 @@ def test_default_collate_makes_of_it_what_it_makes_with_torch(our_class: Any, nu
     assert read(our_class(Many(), batch_sampler=KEYS, num_workers=num_workers)) == theirs
 
 
+@pytest.mark.slow
 def test_what_getitems_gives_is_handed_on_when_a_state_is_gone_on_from(our_class: Any) -> None:
     def loader() -> Any:
         return our_class(Counting(), 2, num_workers=2, collate_fn=described, snapshot_every_n_steps=2)

@@ -22,6 +22,7 @@ def told() -> dict[str, tuple[str, str]]:
     return {name: (theirs, ours) for name, theirs, ours in map(json.loads, run.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", inherited.CASES)
 def test_thing_that_a_data_set_holds_is_as_it_would_be_after_a_fork(
     told: dict[str, tuple[str, str]], case: str

@@ -85,6 +85,7 @@ def test_every_worker_gives_all_samples_of_its_copy(loader_class: Any) -> None:
     assert plain(loader_class(Counting(3), 2, num_workers=2)) == [[0, 1], [0, 1], [2], [2]]
 
 
+@pytest.mark.slow
 def test_batches_are_of_one_workers_samples_when_the_data_set_divides_them(loader_class: Any) -> None:
     loader = loader_class(Shared(10), 2, num_workers=2)
     assert plain(loader) == [[0, 2], [1, 3], [4, 6], [5, 7], [8], [9]]
@@ -119,6 +120,7 @@ def test_collate_fn_gets_lists_of_samples(loader_class: Any, num_workers: int) -
     assert list(loader) == [(list, 3), (list, 2)]
 
 
+@pytest.mark.slow
 @both
 def test_an_empty_data_set_gives_no_batches(loader_class: Any, num_workers: int) -> None:
     for options in ({}, {"batch_size": None}, {"drop_last": True}):
@@ -206,6 +208,7 @@ def test_errors_of_a_sample_come_at_its_turn(loader_class: Any, num_workers: int
         next(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_data_set_is_iterated_once_for_each_worker_and_epoch(
     loader_class: Any, tmp_path: Path, persistent: bool

@@ -104,6 +104,7 @@ def plain(batches: Iterable[Any]) -> list[Any]:
 # How batches are made
 
 
+@pytest.mark.slow
 @both
 def test_batches_are_lists_of_samples_collated_in_order(loader_class: Any, num_workers: int) -> None:
     assert plain(loader_class(Squares(5), 2, num_workers=num_workers)) == [[0, 1], [4, 9], [16]]
@@ -117,6 +118,7 @@ def test_samples_come_alone_when_batch_size_is_none(loader_class: Any, num_worke
     assert list(marked) == [("one", 0), ("one", 1), ("one", 4)]
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize(
     "sampler", [[3, 1, 1], range(3), (2, 0), {7: "x", 8: "y"}, OldSequence(), Counted([9, 0])], ids=kind
@@ -128,6 +130,7 @@ def test_sampler_is_any_iterable(loader_class: Any, num_workers: int, sampler: A
     assert [n for batch in plain(batched) for n in batch] == [k * k for k in sampler]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
 def test_sampler_is_iterated_once_for_each_epoch(loader_class: Any, persistent: bool, name: str) -> None:
@@ -145,6 +148,7 @@ def test_data_set_is_asked_for_what_the_sampler_gives_when_that_is_a_list(loader
     assert plain(loader) == [[1, 4, 9], [16]]
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("batches", [[[0, 1], [2]], [(0, 1), (2,)], ([1, 1, 1],), [range(3)]], ids=repr)
 def test_batch_sampler_says_the_batches(loader_class: Any, num_workers: int, batches: Any) -> None:
@@ -163,6 +167,7 @@ def test_collate_fn_gets_an_empty_list_when_the_batch_is_empty(loader_class: Any
     assert isinstance(next_error(iterator), IndexError), "the default asks for the first sample"
 
 
+@pytest.mark.slow
 @both
 def test_whole_batches_are_asked_for_when_the_data_set_has_getitems(loader_class: Any, num_workers: int) -> None:
     loader = loader_class(Many(3), 2, collate_fn=tuple, num_workers=num_workers)
@@ -401,6 +406,7 @@ def test_iterator_is_the_same_and_begins_anew_when_persistent(loader_class: Any)
 # Time-outs
 
 
+@pytest.mark.slow
 def test_next_raises_when_a_batch_takes_longer_than_the_timeout(loader_class: Any, tmp_path: Path) -> None:
     data = Gate(tmp_path, 2)
     iterator = iter(loader_class(data, None, num_workers=1, timeout=0.25))

@@ -54,6 +54,7 @@ READ: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", READ.values(), ids=READ)
 def test_file_is_mapped_and_not_copied(make: Callable[[Path], Any], tmp_path: Path) -> None:
     def look(self: Any) -> tuple[bool, int, bool]:
@@ -77,6 +78,7 @@ WRITTEN: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", WRITTEN.values(), ids=WRITTEN)
 def test_what_workers_write_to_a_mapped_file_reaches_it(make: Callable[[Path], Any], tmp_path: Path) -> None:
     def write(self: Any) -> None:

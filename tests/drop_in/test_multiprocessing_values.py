@@ -53,6 +53,7 @@ def told(dataset: Dataset[Any], **options: Any) -> list[Any]:
         return list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES, ids=str)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_value_counts_for_all_workers_under_its_lock(context: Any, style: dict[str, Any]) -> None:
@@ -66,6 +67,7 @@ def test_value_counts_for_all_workers_under_its_lock(context: Any, style: dict[s
     assert value.value == 20 * COUNT, "none was lost: the lock is one for both"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_lock_keeps_workers_out_while_the_trainer_holds_it(context: Any, kind: str) -> None:
@@ -96,6 +98,7 @@ def test_event_and_barrier_work_between_trainer_and_workers(context: Any) -> Non
     assert ready.is_set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Queue", "SimpleQueue", "JoinableQueue"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_queue_carries_from_workers_to_the_trainer_and_back(context: Any, kind: str) -> None:

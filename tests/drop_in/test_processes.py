@@ -61,6 +61,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize(
     ("context", "answer"),
@@ -113,6 +114,7 @@ print(next(iterator).tolist(), *(worker.pid for worker in iterator._workers))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
     loader_class: type[Any], persistent: bool
@@ -124,6 +126,7 @@ def test_interpreter_exits_well_and_workers_with_it_when_an_iterator_is_live(
     wait_until(lambda: not any(map(is_running, pids)), "the workers are gone")
 
 
+@pytest.mark.slow
 def test_interpreter_exits_by_the_trainers_error_when_an_iterator_is_live(loader_class: type[Any]) -> None:
     code = IMPORTS[loader_class] + LIVE.format(persistent=False, ending="raise ZeroDivisionError('of the trainer')")
     with trainer(code, preamble=PREAMBLE) as running:
@@ -157,6 +160,7 @@ def in_child(act):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True], ids=["new workers", "persistent workers"])
 def test_child_that_is_forked_mid_epoch_gets_a_clear_error_and_the_trainer_goes_on(persistent: bool) -> None:
     lines = run(
@@ -177,6 +181,7 @@ def test_child_that_is_forked_mid_epoch_gets_a_clear_error_and_the_trainer_goes_
     assert lines[4:] == ["True", "True"]
 
 
+@pytest.mark.slow
 def test_child_takes_nothing_and_asks_for_nothing_when_the_next_batch_has_arrived_already(tmp_path: Path) -> None:
     """Batch 1 is there before batch 0: worker 1 lets worker 0 go on only when it is at batch 3."""
     os.mkfifo(tmp_path / "meeting")
@@ -198,6 +203,7 @@ def test_child_takes_nothing_and_asks_for_nothing_when_the_next_batch_has_arrive
     assert lines[1:] == ["True"]
 
 
+@pytest.mark.slow
 def test_child_of_a_fork_makes_a_loader_of_its_own() -> None:
     lines = run(
         "loader = DataLoader(range(40), batch_size=2, num_workers=2)\n"
@@ -210,6 +216,7 @@ def test_child_of_a_fork_makes_a_loader_of_its_own() -> None:
     assert lines == ["[[0, 1], [2, 3]]", "True"]
 
 
+@pytest.mark.slow
 def test_script_without_a_main_guard_runs_once() -> None:
     returncode, out, err = run_script("""
         from torch.utils.data import Dataset

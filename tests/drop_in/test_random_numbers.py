@@ -111,6 +111,7 @@ ORDERS: dict[str, Callable[[torch.Generator | None], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
 @pytest.mark.parametrize("workers", list(WORKERS))
 @pytest.mark.parametrize("order", list(ORDERS))
@@ -125,6 +126,7 @@ def test_batches_and_random_states_are_torchs_for_three_epochs(order: str, worke
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", list(WORKERS))
 def test_batches_and_random_states_are_torchs_when_the_data_set_is_iterable(workers: str) -> None:
     torchs, ours = (
@@ -139,6 +141,7 @@ def test_batches_and_random_states_are_torchs_when_the_data_set_is_iterable(work
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", list(WORKERS))
 def test_batches_and_random_states_are_torchs_when_single_samples_are_shuffled(workers: str) -> None:
     torchs, ours = (
@@ -150,6 +153,7 @@ def test_batches_and_random_states_are_torchs_when_single_samples_are_shuffled(w
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [1, 3])
 def test_batches_are_torchs_when_persistent_workers_begin_anew_after_an_early_break(batches: int) -> None:
     """What was asked of the workers before the break has advanced their generators: all of it, whatever their pace."""
@@ -166,6 +170,7 @@ def test_batches_are_torchs_when_persistent_workers_begin_anew_after_an_early_br
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -220,6 +225,7 @@ def as_is(samples: list[Any]) -> list[Any]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
 def test_each_iter_draws_one_int64_and_nothing_else(
@@ -243,6 +249,7 @@ def test_each_iter_draws_one_int64_and_nothing_else(
     del iterator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("with_generator", [False, True], ids=["global generator", "own generator"])
 def test_base_seed_is_drawn_before_the_shuffle(loader_class: type[Any], num_workers: int, with_generator: bool) -> None:
@@ -301,6 +308,7 @@ def test_workers_seed_is_base_seed_plus_number_for_all_three_generators(loader_c
         assert of_torch == torch.Generator().manual_seed(seed).get_state().tolist()
 
 
+@pytest.mark.slow
 @in_processes
 def test_persistent_workers_are_not_seeded_again_and_no_base_seed_is_drawn(loader_class: type[Any]) -> None:
     torch.manual_seed(SEED)

@@ -116,6 +116,7 @@ def test_stack_data_set_gives_dicts(loader_class: type[Any], num_workers: int) -
     )
 
 
+@pytest.mark.slow
 def test_random_split_gives_disjoint_parts(loader_class: type[Any], num_workers: int) -> None:
     parts = random_split(Tenfold(), [0.75, 0.25], generator=torch.Generator().manual_seed(1))
     expected = torch.randperm(20, generator=torch.Generator().manual_seed(1)).mul(10).tolist()
@@ -126,6 +127,7 @@ def test_random_split_gives_disjoint_parts(loader_class: type[Any], num_workers:
 # Samplers of torch
 
 
+@pytest.mark.slow
 def test_distributed_samplers_share_the_samples_and_follow_set_epoch(loader_class: type[Any], num_workers: int) -> None:
     epochs = []
     samplers = [DistributedSampler(Tenfold(), num_replicas=2, rank=rank, seed=5) for rank in range(2)]
@@ -141,6 +143,7 @@ def test_distributed_samplers_share_the_samples_and_follow_set_epoch(loader_clas
     assert epochs[0] != epochs[1] == epochs[2]
 
 
+@pytest.mark.slow
 def test_distributed_sampler_repeats_or_drops_what_does_not_divide(loader_class: type[Any], num_workers: int) -> None:
     for drop_last, expected in ((False, [10, 40, 70]), (True, [10, 40])):
         sampler = DistributedSampler(Tenfold(8), num_replicas=3, rank=1, shuffle=False, drop_last=drop_last)
@@ -166,6 +169,7 @@ def test_subset_random_sampler_gives_its_indices_in_another_order(loader_class: 
     assert got == [10 * indices[k] for k in order]
 
 
+@pytest.mark.slow
 def test_random_sampler_goes_on_with_its_generator_in_each_epoch(loader_class: type[Any], num_workers: int) -> None:
     sampler = RandomSampler(Tenfold(), generator=torch.Generator().manual_seed(6))
     loader = loader_class(Tenfold(), batch_size=6, sampler=sampler, num_workers=num_workers)
@@ -214,6 +218,7 @@ class Evens:
         yield from range(0, 10, 2)
 
 
+@pytest.mark.slow
 def test_sampler_of_ones_own_is_asked_anew_for_each_epoch(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(Tenfold(), batch_size=2, sampler=Evens(), num_workers=num_workers)
     assert len(loader) == 3
@@ -221,6 +226,7 @@ def test_sampler_of_ones_own_is_asked_anew_for_each_epoch(loader_class: type[Any
         assert numbers(loader) == [[0, 20], [40, 60], [80]]
 
 
+@pytest.mark.slow
 def test_generator_object_serves_one_epoch_and_has_no_length(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(Tenfold(), batch_size=2, sampler=(k for k in (3, 1, 4)), num_workers=num_workers)
     with pytest.raises(TypeError):
@@ -253,6 +259,7 @@ class ByKey(Dataset[str]):
 KEYS: list[Any] = ["a name", ("shard", 3), b"bytes", frozenset({1}), None, 2.5, -1, 10**30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [None, 1, 3])
 def test_keys_of_any_type_arrive_as_they_are(loader_class: type[Any], num_workers: int, batch_size: int | None) -> None:
     loader = loader_class(ByKey(), batch_size=batch_size, sampler=KEYS, num_workers=num_workers)
@@ -294,6 +301,7 @@ def whole(samples: list[torch.Tensor]) -> list[Any]:
     return samples[0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers_in_a_sample", [1, 20_000], ids=["small results", "large results"])
 @pytest.mark.parametrize("taken", [0, 3])
 def test_long_lists_of_indices_lock_nothing_up_when_the_trainer_leaves_early(
@@ -309,6 +317,7 @@ def test_long_lists_of_indices_lock_nothing_up_when_the_trainer_leaves_early(
     del iterator
 
 
+@pytest.mark.slow
 def test_long_lists_of_indices_arrive_whole(loader_class: type[Any], num_workers: int) -> None:
     options: dict[str, Any] = {"prefetch_factor": 12} if num_workers else {}
     batches = [list(range(20_000 * k, 20_000 * (k + 1))) for k in range(24)]

@@ -177,11 +177,13 @@ def fill_and_read_again(cache: Any, **options: Any) -> None:
         assert [value for batch in loader for value in batch.tolist()] == [100 + index for index in range(COUNT)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS)
 def test_cache_in_shared_memory_is_filled_by_workers_and_read_by_them(make: Callable[[], Any]) -> None:
     fill_and_read_again(make(), persistent_workers=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("make", [over_array, array_of_shared_tensor, part_of_shared_tensor])
 def test_cache_recipe_holds_in_every_style_of_workers(make: Callable[[], Any], style: str) -> None:
@@ -197,6 +199,7 @@ def shared() -> Iterator[SharedMemory]:
     memory.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_cache_in_named_shared_memory_is_filled_and_read(shared: SharedMemory, style: str) -> None:
     fill_and_read_again(shared.buf[:COUNT], **STYLES[style])
@@ -261,6 +264,7 @@ def test_tensors_over_one_storage_share_one_in_a_worker_and_know_that_it_is_shar
     assert set(told(Asked(look, whole=whole, part=whole.T[3:]))) == {(True, True, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.may_leave(
     processes="torch_shm_manager", files="torch-shm-dir", descriptors="socket:", reason="torch keeps it while it lives"
 )
@@ -295,6 +299,7 @@ class Numbers(hr.AsyncDataset):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [over_array, of_raw_array, part_of_shared_tensor, every_other_of_an_array])
 def test_memory_that_functions_of_a_stream_capture_is_the_same_in_all_workers(make: Callable[[], Any]) -> None:
     cache = make()
@@ -359,6 +364,7 @@ def test_many_shared_tensors_travel_and_their_descriptors_are_closed() -> None:
         assert descriptors < 300 + 50, "one each, that torch keeps, and what the worker had"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:DataLoader worker .* exited:RuntimeWarning")
 @pytest.mark.parametrize("style", STYLES)
 def test_worker_that_takes_the_place_of_another_has_the_same_memory(style: str) -> None:
@@ -430,6 +436,7 @@ def test_ctypes_array_of_one_process_is_copied() -> None:
     assert told(Asked(lambda self: self.array[2][1], array=array)) == [7] * COUNT
 
 
+@pytest.mark.slow
 def test_more_descriptors_than_may_be_on_their_way_are_sent_one_after_the_other() -> None:
     code, out, err = run_script(f"""
         import resource

@@ -49,6 +49,7 @@ def assert_goes_on(make: Callable[[], Any], data: Any) -> None:
     assert len(got[0]) == count - stop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=8)
 @given(data=st.data())
@@ -66,6 +67,7 @@ def test_resumed_loader_gives_the_rest_and_the_next_epoch_with_workers(kind: Cal
     assert_goes_on(lambda: hr.DataLoader(kind(), **options), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60)
 @given(data=st.data())
@@ -87,6 +89,7 @@ def test_resumed_loader_gives_the_rest_when_workers_are_threads(kind: Callable[[
     assert got == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("kind", [Counted, EpochStream])
 def test_state_is_right_when_a_resumed_loader_is_asked_soon(make: Make, kind: Callable[[], Any], every: int) -> None:
@@ -125,6 +128,7 @@ def test_loading_a_state_keeps_a_copy_of_it(make: Make) -> None:
     assert next(iter(other)) == [4, 5, 6, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_state_before_iter_is_that_of_the_next_iterator(make: Make, num_workers: int) -> None:
     loader = make(Numbers(), shuffle=True, num_workers=num_workers)
@@ -172,6 +176,7 @@ def test_load_lets_go_of_persistent_workers_and_their_copies(make: Make) -> None
     assert list(loader) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_after_the_last_batch_gives_nothing_and_then_an_epoch(
@@ -190,6 +195,7 @@ def test_state_after_the_last_batch_gives_nothing_and_then_an_epoch(
     assert len(list(other)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1, 4])
 @pytest.mark.parametrize("kind", [Counted, EpochStream, StreamOfPlaces])
 def test_copies_of_persistent_workers_go_on_into_the_next_epoch(
@@ -226,6 +232,7 @@ def test_iterator_has_its_own_state_and_the_loader_that_of_the_newest(make: Make
     assert list(loader) == list(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 def test_state_after_an_earlier_batch_is_there_for_the_last_three(

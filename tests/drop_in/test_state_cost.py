@@ -171,6 +171,7 @@ def test_batches_come_when_state_dict_is_a_property_that_raises(num_workers: int
     assert len(list(hr.DataLoader(Property(), num_workers=num_workers))) == 23
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream, StreamOfPlaces])
 @WORKERS
 def test_first_state_of_all_gives_the_rest_and_so_do_later_ones(kind: Callable[[], Any], num_workers: int) -> None:

@@ -51,6 +51,7 @@ def test_state_is_there_when_a_worker_dies_at_being_asked(kind: Callable[[int], 
         assert list(iterator) == [[(0, 1), (1, 2), (2, 3), (3, 4)]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
 def test_state_is_there_when_a_worker_has_died_in_the_epoch(number: int) -> None:
     expected = list(loader_of(Counted()))
@@ -63,6 +64,7 @@ def test_state_is_there_when_a_worker_has_died_in_the_epoch(number: int) -> None
     assert list(other) == expected[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [0, 1])
 @pytest.mark.parametrize("is_asked_before", [False, True])
 def test_state_after_an_epoch_is_what_goes_on_when_a_persistent_worker_has_died(
@@ -100,6 +102,7 @@ def test_state_after_close_is_refused_when_what_copies_carry_on_was_never_told(
         loader.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 @pytest.mark.parametrize("batches", [0, 3, None])
 def test_state_after_close_is_that_before_when_somebody_had_asked(kind: Callable[[], Any], batches: int | None) -> None:
@@ -115,6 +118,7 @@ def test_state_after_close_is_that_before_when_somebody_had_asked(kind: Callable
     assert loader.state_dict() == state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Numbers, Counted, EpochStream])
 def test_state_after_close_begins_the_epoch_when_it_was_the_first(kind: Callable[[], Any]) -> None:
     loader = loader_of(kind())

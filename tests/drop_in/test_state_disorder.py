@@ -87,6 +87,7 @@ def assert_logged(got: list[Any]) -> None:
         logs[worker] = (*before, index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, 0, 1, 3])
 @pytest.mark.parametrize("batches", [1, 4])
 def test_copies_go_on_with_what_is_left_when_batches_come_out_of_order(batches: int, every: int | None) -> None:
@@ -96,6 +97,7 @@ def test_copies_go_on_with_what_is_left_when_batches_come_out_of_order(batches: 
     assert_complete(got + [sample for batch in loader for sample in batch])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("every", [None, 0, 3])
 def test_copies_go_on_with_what_is_left_when_order_was_once_not_kept(every: int | None, in_order: bool) -> None:

@@ -35,6 +35,7 @@ def streamed(generator: Any) -> hr.DataLoader[Any]:
     return hr.DataLoader(Stream(), 4, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_finished", [False, True])
 @pytest.mark.parametrize("had_one", [False, True])
 @pytest.mark.parametrize("kind", [with_own, in_order, in_sampler, economic, streamed])
@@ -86,6 +87,7 @@ def test_state_is_taken_when_a_sampler_has_made_its_generator_by_itself() -> Non
     assert resumed == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, 0, 1])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("received", [0, 5, 6])
@@ -140,6 +142,7 @@ class SamplerOfDrawnPlaces(EpochSampler):
         return DrawnPlaces(self.count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.parametrize("received", [1, 3])

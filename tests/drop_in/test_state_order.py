@@ -38,6 +38,7 @@ def shuffled(num_workers: int, seed: int | None = None, **options: Any) -> hr.Da
     return hr.DataLoader(Numbers(), 4, shuffle=True, num_workers=num_workers, generator=generator, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("at", [2, 2.5])
@@ -62,6 +63,7 @@ def test_order_of_epochs_goes_on_as_without_interruption(
     assert rest == expected[2:]
 
 
+@pytest.mark.slow
 @WORKERS
 def test_epochs_go_on_from_the_global_generator_where_that_was_restored(num_workers: int) -> None:
     def run(loader: hr.DataLoader[Any], count: int) -> Iterator[Any]:
@@ -95,6 +97,7 @@ def test_saving_and_resuming_leave_the_global_generator_alone(num_workers: int) 
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -158,6 +161,7 @@ def test_seed_that_the_user_sets_before_each_epoch_counts_after_a_resume(num_wor
     assert [epoch(other, seed) for seed in (2, 3)] == [epoch(first, seed) for seed in (2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_told_by_the_loader", [False, True])
 @WORKERS
 def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
@@ -182,6 +186,7 @@ def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one(
         assert list(other) == expected
 
 
+@pytest.mark.slow
 def test_epoch_that_is_set_after_a_state_was_asked_for_is_the_next_one_in_economic_mode() -> None:
     options: dict[str, Any] = {"num_workers": 1, "economic": True, "seed": 3, "collate_fn": identity}
     with hr.DataLoader(Drawing(), **options) as loader, hr.DataLoader(Drawing(), **options) as other:
@@ -277,6 +282,7 @@ class Drawing(Numbers):
         return index, hr.rng().random()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"seed": 3}, {"persistent_workers": True}, {"workers": "thread"}, {"num_workers": 1}],

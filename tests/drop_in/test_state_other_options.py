@@ -32,6 +32,7 @@ def refused(state: dict[str, Any], loader: hr.DataLoader[Any], **options: Any) -
     assert told.value.field == "batch_size"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(4, 2, 7), (4, 12, 3), (2, 4, 5)])
 @pytest.mark.parametrize("sampler", [lambda: None, lambda: EpochSampler(60)], ids=["torch's", "stateful"])
 @pytest.mark.parametrize("kind", [Numbers, Counted])
@@ -84,6 +85,7 @@ def test_states_of_copies_belong_to_their_batches_when_the_batch_size_has_change
     assert list(third) == list(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -151,6 +153,7 @@ def test_batch_size_of_a_batch_sampler_counts_when_it_is_given() -> None:
             assert flat(other) == flat(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -181,6 +184,7 @@ def test_force_takes_another_batch_size_in_economic_mode() -> None:
         assert sorted(got + flat(other)) == list(range(23))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changed",
     [{"in_order": False}, {"snapshot_every_n_steps": 2}, {"persistent_workers": True}, {"prefetch_factor": 5}],

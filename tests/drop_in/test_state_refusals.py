@@ -25,6 +25,7 @@ def state_of(dataset: Any, **options: Any) -> dict[str, Any]:
     return loader.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "loaded"), [(0, 2), (2, 0), (1, 2)])
 @pytest.mark.parametrize("kind", [Numbers, EpochStream])
 def test_state_of_another_number_of_workers_is_refused_by_name(kind: Any, saved: int, loaded: int) -> None:

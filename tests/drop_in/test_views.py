@@ -90,6 +90,7 @@ VIEWS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", VIEWS.values(), ids=VIEWS)
 def test_view_is_one_of_the_same_memory_in_a_worker_and_is_not_sent_twice(views: Callable[[], Any]) -> None:
     given = views()

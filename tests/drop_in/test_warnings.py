@@ -88,6 +88,7 @@ def one_cpu() -> Iterator[None]:
 # More workers than CPUs
 
 
+@pytest.mark.slow
 def test_more_workers_than_cpus_are_warned_about_at_construction_and_at_each_iter(
     loader_class: Any, one_cpu: None
 ) -> None:

@@ -124,6 +124,7 @@ def test_workers_find_the_trainers_surroundings_and_one_torch_thread(
 # Which code can be carried
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("context", [None, "fork"])
 def test_lambdas_local_classes_closures_and_bound_methods_work(loader_class: type[Any], context: str | None) -> None:
@@ -183,6 +184,7 @@ def test_copies_of_the_data_set_live_on_in_persistent_workers(loader_class: type
     assert data.asked == 0
 
 
+@pytest.mark.slow
 @in_processes
 def test_changes_to_the_data_set_are_seen_by_the_next_iterator(loader_class: type[Any]) -> None:
     data = Counting()
@@ -214,6 +216,7 @@ def test_persistent_iterator_is_the_same_object_with_the_same_workers(loader_cla
     assert torch.cat(list(second)).tolist() == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"economic": True}, {"workers": "thread"}])
 @pytest.mark.parametrize("taken", [0, 1, 4])
 def test_loader_of_persistent_workers_goes_on_with_others_when_its_iterator_was_closed(
@@ -229,6 +232,7 @@ def test_loader_of_persistent_workers_goes_on_with_others_when_its_iterator_was_
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_half_used_epoch_is_discarded_when_persistent_workers_begin_anew(loader_class: type[Any], taken: int) -> None:
     loader = loader_class(range(12), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=2)
@@ -315,6 +319,7 @@ def test_idle_worker_can_be_terminated(loader_class: type[Any]) -> None:
     assert worker.exitcode is not None
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_workers_are_gone_when_the_iterator_is_deleted(loader_class: type[Any], taken: int) -> None:

@@ -31,9 +31,16 @@ def name_of(page: Path) -> str:
 
 
 def blocks() -> list[object]:
-    """(page, line of the fence, settings, code) of each block."""
+    """(page, line of the fence, settings, code) of each block. Those of docs/ are slow."""
     return [
-        pytest.param(page, line, match["settings"], match["code"], id=f"{name_of(page)}:{line}")
+        pytest.param(
+            page,
+            line,
+            match["settings"],
+            match["code"],
+            id=f"{name_of(page)}:{line}",
+            marks=[pytest.mark.slow] if "docs" in page.parts else [],
+        )
         for page in PAGES
         for match in BLOCK.finditer(page.read_text())
         for line in [page.read_text().count("\n", 0, match.start()) + 1]

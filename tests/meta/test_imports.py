@@ -36,6 +36,7 @@ def test_import_costs_less_than_150_ms_of_cpu(probes: list[dict]) -> None:
     assert statistics.median(probe["cpu_s"] for probe in probes) < 0.150
 
 
+@pytest.mark.slow
 def test_loaders_import_no_format_before_one_is_needed() -> None:
     probe = "import sys, headrace.loader; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=50)

@@ -49,6 +49,7 @@ async def fill(reader: Reader, url: str) -> bytes:
     return bytes(target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [read, read_part, fill])
 @pytest.mark.parametrize(
     ("faults", "origins"),

@@ -386,6 +386,7 @@ def test_bucket_is_listed_in_pages(fault: str, query: str, expected: list[list[s
         assert ask(f"{server.url}/no-shelf?list-type=2").status == 404
 
 
+@pytest.mark.slow
 def test_folder_is_served_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "shelf" / "deep").mkdir(parents=True)
     (tmp_path / "shelf" / "deep" / "a.bin").write_bytes(BODY)

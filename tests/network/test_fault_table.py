@@ -216,6 +216,7 @@ SEEN = [name for name, row in TABLE.items() if not row.unseen]
 UNSEEN_ONES = [name for name, row in TABLE.items() if row.unseen]
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 @pytest.mark.parametrize("names", [SEEN[n : n + 5] for n in range(0, len(SEEN), 5)], ids=", ".join)
 async def test_read_is_exact_or_the_right_error(names: list[str]) -> None:

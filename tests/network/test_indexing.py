@@ -235,6 +235,7 @@ COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers_only", [False, True])
 @pytest.mark.parametrize("ending", COMPRESSED)
 def test_compressed_shard_is_indexed_by_what_comes_out_of_it(ending: str, headers_only: bool) -> None:

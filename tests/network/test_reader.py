@@ -407,6 +407,7 @@ async def test_meter_counts_requests_bytes_and_time(server: FaultServer) -> None
     assert meter.waiting_s > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_many_reads_with_faults_are_exact_on_every_loop(server: FaultServer, loop: str) -> None:
     factory: Callable[[], asyncio.AbstractEventLoop] = (

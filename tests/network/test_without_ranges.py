@@ -66,6 +66,7 @@ def pythons(tmp_path: Path) -> Iterator[PythonsServer]:
     server.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_stream_from_pythons_server_gives_every_sample_in_every_epoch_by_one_request_a_shard(
     pythons: PythonsServer, num_workers: int
@@ -117,6 +118,7 @@ def test_index_of_shards_on_a_server_without_ranges_says_what_is_missing(pythons
             keys_of(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", BREAKS)
 def test_body_that_breaks_is_asked_for_again_once_for_each_break(how: str) -> None:
     fetch = FetchOptions(range_bytes=64 * 1024, backoff_s=0.0, stall_timeout_s=0.5, first_byte_timeout_s=0.5)

@@ -55,6 +55,7 @@ asyncio.run(main({folder!r}))
 """
 
 
+@pytest.mark.slow
 def test_ranks_share_a_folder_within_its_limit_though_some_are_killed(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     largest = 6  # blocks

@@ -58,6 +58,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["ours", "drop-in", "economic", "torch"])
 def test_global_of_a_script_that_changes_between_epochs_is_seen(kind: str, num_workers: int, tmp_path: Path) -> None:
@@ -87,6 +88,7 @@ def flat(loader: Any) -> list[Any]:
     return [x for batch in loader for x in batch.tolist()]
 
 
+@pytest.mark.slow
 def test_what_has_not_changed_is_not_sent_again_and_what_has_is() -> None:
     table, step = np.arange(1_000_000), {"by": 1}
 
@@ -119,6 +121,7 @@ def test_samples_may_have_another_form_in_the_next_epoch() -> None:
             assert [batch[:, -1].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 50_000])
 def test_iterator_that_is_in_use_goes_on_when_functions_change(size: int) -> None:
     form: list[Any] = [size, np.float32, 1]

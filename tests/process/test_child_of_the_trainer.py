@@ -89,6 +89,7 @@ for name in ("ours", "economic", "streaming"):
 """
 
 
+@pytest.mark.slow
 def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_started_earlier() -> None:
     code, out, err = run_script(SIDE_BY_SIDE)
     assert code == 0, err
@@ -104,6 +105,7 @@ def test_worker_has_what_a_child_of_the_trainer_has_though_the_fork_server_was_s
     assert sorted(numbers.values()) == [f"Process-{number}" for number in (1, 2, 3, 4)], "as one program's children"
 
 
+@pytest.mark.slow
 def test_limits_and_priorities_that_may_not_be_taken_are_no_error() -> None:
     code, out, err = run_script("""
         import resource
@@ -131,6 +133,7 @@ def test_limits_and_priorities_that_may_not_be_taken_are_no_error() -> None:
     assert out.splitlines() == ["[1, 2]", f"{niceness} (600, 600)"]
 
 
+@pytest.mark.slow
 def test_interpreter_of_workers_has_the_options_of_the_trainers() -> None:
     code, out, err = run_script(
         """
@@ -198,6 +201,7 @@ loader.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["torch", "economic", "streaming"])
 def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("notes", "temporary"):
@@ -210,6 +214,7 @@ def test_finalizers_of_workers_run_at_their_end(which: str, tmp_path: Path, monk
     assert list((tmp_path / "temporary").glob("pymp-*")) == [], "folders that multiprocessing makes are gone"
 
 
+@pytest.mark.slow
 def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_function() -> None:
     code, out, err = run_script("""
         import multiprocessing

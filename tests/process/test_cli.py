@@ -103,6 +103,7 @@ def test_index_goes_to_the_cache_and_one_line_tells_of_it() -> None:
         assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
+@pytest.mark.slow
 def test_index_goes_where_it_is_told_to(folder: Path) -> None:
     for k in range(2):
         (folder / f"{k}.tar").write_bytes(shard(3))
@@ -131,6 +132,7 @@ def test_error_is_one_line_without_traceback(arguments: list[str], message: str,
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -149,6 +151,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert "'secret'" not in err
 
 
+@pytest.mark.slow
 def test_damaged_shard_is_named_and_the_others_are_done() -> None:
     with serving() as (server, pattern):
         server.add("1.tar", shard(21)[:-20_000])
@@ -165,6 +168,7 @@ def test_damaged_shard_is_named_and_the_others_are_done() -> None:
         assert (status, out.startswith("5 shards (3 from before), 110 samples")) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_build_that_was_ended_goes_on_and_gives_the_same_file(how: signal.Signals, folder: Path) -> None:
     with serving() as (server, pattern):
@@ -189,6 +193,7 @@ def test_build_that_was_ended_goes_on_and_gives_the_same_file(how: signal.Signal
         assert sorted(path.name for path in folder.iterdir()) == ["once.hri", "twice.hri"]
 
 
+@pytest.mark.slow
 def test_second_process_says_that_another_builds_the_same_index() -> None:
     with serving() as (server, pattern):
         server.add("0.tar", shard(20), "hang")
@@ -221,6 +226,7 @@ def test_help_and_version_are_told() -> None:
     assert "--headers" in headrace("index", "--help")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "allowed"), [("--help", set()), ("index 0.tar", {"numpy"})])
 def test_command_imports_no_more_than_it_needs(arguments: str, allowed: set[str], folder: Path) -> None:
     (folder / "0.tar").write_bytes(shard(3))

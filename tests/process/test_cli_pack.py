@@ -115,6 +115,7 @@ def test_place_that_has_shards_of_others_is_left_alone(folder: Path, capsys: pyt
     assert (folder / "out" / "000000.tar").read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 def test_killed_run_goes_on_and_writes_what_one_run_writes(folder: Path) -> None:
     command = [sys.executable, "-m", "headrace.cli", "pack", "rows.jsonl", "out", "--samples-per-shard", "5"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
@@ -175,6 +176,7 @@ def test_inspect_counts_what_objects_say_of_themselves(folder: Path, capsys: pyt
     assert "000000.parquet is damaged" in said.err
 
 
+@pytest.mark.slow
 def test_inspect_ends_where_nobody_reads_what_it_says() -> None:
     command = [sys.executable, "-m", "headrace.cli", "inspect", "rows.jsonl", "--samples", "25"]
     reading, writing = os.pipe()

@@ -33,6 +33,7 @@ def gate(path: str, first: int) -> Callable[[int], int]:
     return wait
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collated", ["in slots", "by one worker"])
 def test_first_batches_come_while_later_samples_are_still_made(tmp_path: Path, collated: str) -> None:
     path = tmp_path / "open"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from process.waiting import run_script
 
 CHILD = """
@@ -36,6 +37,7 @@ def forking(code: str, *, end: str = "os._exit(0)") -> list[str]:
     return out.splitlines()
 
 
+@pytest.mark.slow
 def test_child_gets_an_error_and_the_parent_goes_on_exactly() -> None:
     lines = forking("""
         loader = hr.DataLoader(Numbers(400).map(lambda x: x), batch_size=4, num_workers=2)
@@ -62,6 +64,7 @@ def test_child_gets_an_error_and_the_parent_goes_on_exactly() -> None:
     assert lines[15:] == ["True", "True", "1"]
 
 
+@pytest.mark.slow
 def test_child_that_exits_as_interpreters_do_leaves_the_parent_alone() -> None:
     lines = forking(
         """
@@ -79,6 +82,7 @@ def test_child_that_exits_as_interpreters_do_leaves_the_parent_alone() -> None:
     assert lines == ["('None', 5)", "('bye', 5)", "True [[0, 1, 2, 3], [4, 5, 6, 7]]"]
 
 
+@pytest.mark.slow
 def test_child_can_make_a_loader_of_its_own() -> None:
     lines = forking("""
         def own():
@@ -95,6 +99,7 @@ def test_child_can_make_a_loader_of_its_own() -> None:
     assert lines == ["('[[0, -1, -2, -3], [-4, -5, -6, -7]]', 0)", "True"]
 
 
+@pytest.mark.slow
 def test_batch_that_a_child_holds_is_not_written_over_by_the_parent() -> None:
     lines = forking("""
         def large(x):

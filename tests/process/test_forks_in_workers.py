@@ -63,6 +63,7 @@ def only_originals(batches: Any, folder: Path, children: int = 5) -> None:
     wait_until(lambda: not any(is_running(int(name)) for name in os.listdir(folder)), "they have ended")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2000], ids=["small samples", "samples in slots"])
 @pytest.mark.parametrize("regime", ["torch", "fork", "economic", "ours"])
 def test_child_of_a_function_delivers_nothing(regime: str, size: int, tmp_path: Path) -> None:
@@ -98,6 +99,7 @@ def test_child_of_a_collate_function_delivers_nothing(regime: str, tmp_path: Pat
         only_originals(loader, tmp_path, COUNT // 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["torch", "ours"])
 def test_child_of_a_function_in_a_thread_delivers_nothing(regime: str, tmp_path: Path) -> None:
     """In a script of its own: to fork it is to fork the trainer."""
@@ -125,6 +127,7 @@ def leave_with_exception() -> None:
     raise ValueError("of the child")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [sys.exit, leave_with_exception], ids=["SystemExit", "an exception"])
 @pytest.mark.parametrize("regime", ["torch", "ours"])
 def test_child_that_leaves_the_function_otherwise_delivers_nothing(
@@ -135,6 +138,7 @@ def test_child_that_leaves_the_function_otherwise_delivers_nothing(
         only_originals(loader, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "told"), [("return -1", "has returned from it"), ("1 / 0", "division by zero")])
 def test_child_says_which_function_it_has_left(how: str, told: str) -> None:
     code, out, err = run_script(

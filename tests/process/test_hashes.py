@@ -58,6 +58,7 @@ def told(options: tuple[str, ...] = (), change: str = "") -> tuple[int, set[int]
     return ours, set(hashes), set(seeds), set(servers)
 
 
+@pytest.mark.slow
 def test_hash_of_text_is_one_in_all_workers_also_of_fork_servers_that_are_started_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -69,6 +70,7 @@ def test_hash_of_text_is_one_in_all_workers_also_of_fork_servers_that_are_starte
     assert ours not in hashes, "which nobody can be asked for"
 
 
+@pytest.mark.slow
 def test_hash_of_text_is_the_trainers_when_that_has_no_random_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     ours, hashes, seeds, _ = told()

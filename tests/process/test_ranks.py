@@ -115,6 +115,7 @@ def keys_seen_by(rank: Rank) -> Any:
     return rank.answer()
 
 
+@pytest.mark.slow
 def test_ranks_agree_epoch_after_epoch_and_the_store_does_not_grow_when_digests_are_the_same(three: list[Rank]) -> None:
     keys = set()
     for epoch in range(20):
@@ -183,6 +184,7 @@ def test_ranks_compare_anew_when_the_process_group_is_made_anew(three: list[Rank
     assert answers(three) == [[0, 3], [1, 3], [2, 3]]
 
 
+@pytest.mark.slow
 def test_error_of_torch_says_what_was_under_way_when_the_process_that_keeps_the_store_has_ended() -> None:
     with ranks_of(2) as (first, second):
         first.end()

@@ -329,6 +329,7 @@ def test_base_exception_of_a_sample_is_raised_and_is_no_hang_without_workers(kin
         assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["aget", "map", "aiter"])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, UsersEnd, asyncio.CancelledError])
@@ -358,6 +359,7 @@ def test_base_exception_on_the_loop_is_raised_at_its_place(kind: type[BaseExcept
             assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 def test_another_fork_server_and_its_workers_go_on_when_one_is_killed() -> None:
     code, out, err = run_script("""
         loader = hr.DataLoader(Numbers(400).map(lambda x: time.sleep(0.002) or x), batch_size=4, num_workers=2)
@@ -375,6 +377,7 @@ def test_another_fork_server_and_its_workers_go_on_when_one_is_killed() -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_fork_server_that_is_killed_before_the_first_iteration_is_an_error_and_no_hang() -> None:
     code, out, err = run_script("""
         loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
@@ -408,6 +411,7 @@ class _Kills(Format):
         return [{"n": 4 * bodies[0][0] + row} for row in range(4)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:DataLoader worker:RuntimeWarning")
 def test_the_first_sample_of_a_block_is_blamed_that_ends_workers(tmp_path: Path) -> None:
     (tmp_path / "x.kills").write_bytes(bytes(range(4)))

@@ -138,6 +138,7 @@ def test_object_that_changes_while_it_is_read_is_an_error() -> None:
     simulate(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", [(), PASSING], ids=["well", "faults"])
 @pytest.mark.parametrize("charged", [False, True])
 def test_read_cancelled_at_any_step_leaves_nothing_behind(faults: tuple[str, ...], charged: bool) -> None:

@@ -45,6 +45,7 @@ class BusyStore(FaultyStore):
         raise ThrottledError("slow down", url=path, status=503)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_the_second", [False, True], ids=["even", "by-the-second"])
 @pytest.mark.parametrize("latency", [0.001, 0.02, 0.1])
 @pytest.mark.parametrize("rate", [100, 1000])
@@ -74,6 +75,7 @@ def test_readers_that_share_a_busy_store_get_nearly_all_it_gives(
     assert requests <= 1.3
 
 
+@pytest.mark.slow
 def test_pace_ends_when_the_store_is_itself_again() -> None:
     async def run() -> None:
         store = BusyStore(random.Random(1), {"a": bytes(100)}, latency=lambda: 0.01)

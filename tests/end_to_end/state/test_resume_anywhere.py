@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 from end_to_end.state import sources
 from end_to_end.state.runs import Case, assert_same, interrupted, uninterrupted
 from end_to_end.state.sources import KEYS, KINDS, NUMBERED, Places, Seen, Written
+from full.contributed import in_turn, length_buckets, noisy_copies, token_batches  # noqa: F401 (they are registered by that)
 
 import headrace as hr
 from headrace.datasets.operators.registered import registered_operators

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from contributed import half_floats
 from end_to_end.tars import tar
+from full.contributed import half_floats
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -27,7 +27,7 @@ def only_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("half", "contributed.half_floats:decode", "headrace.decoders")
+    entry = importlib.metadata.EntryPoint("half", "full.contributed.half_floats:decode", "headrace.decoders")
     monkeypatch.setattr(decoders, "entry_points", lambda group: [entry])
     decoders._installed.cache_clear()
 
@@ -91,7 +91,7 @@ def test_what_cannot_be_called_is_refused() -> None:
 
 
 def test_what_packages_name_for_ours_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("json", "contributed.half_floats:decode", "headrace.decoders")
+    entry = importlib.metadata.EntryPoint("json", "full.contributed.half_floats:decode", "headrace.decoders")
     monkeypatch.setattr(decoders, "entry_points", lambda group: [entry])
     decoders._installed.cache_clear()
     assert hr.from_map([{"json": b"[1]"}]).decode()[0]["json"] == [1]

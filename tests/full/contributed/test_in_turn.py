@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contributed import in_turn
+from full.contributed import in_turn
 
 import headrace as hr
 from headrace.testing import OperatorContract

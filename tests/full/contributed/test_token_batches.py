@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from contributed import token_batches  # noqa: F401 (it is registered by that)
+from full.contributed import token_batches  # noqa: F401 (it is registered by that)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

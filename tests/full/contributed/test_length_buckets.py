@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from contributed import length_buckets  # noqa: F401 (it is registered by that)
+from full.contributed import length_buckets  # noqa: F401 (it is registered by that)
 
 import headrace as hr
 from headrace.testing import OperatorContract

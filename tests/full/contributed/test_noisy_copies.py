@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from contributed import noisy_copies
+from full.contributed import noisy_copies
 
 import headrace as hr
 from headrace.datasets.operators import registered
@@ -16,7 +16,7 @@ from headrace.testing import OperatorContract
 
 @pytest.fixture
 def by_entry_point(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    entry = importlib.metadata.EntryPoint("copies", "contributed.noisy_copies:noisy_copies", "headrace.operators")
+    entry = importlib.metadata.EntryPoint("copies", "full.contributed.noisy_copies:noisy_copies", "headrace.operators")
     monkeypatch.setattr(registered, "entry_points", lambda group: [entry])
     registered._installed.cache_clear()
     yield

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from contributed.pipe_workers import PipeExecutor
+from full.contributed.pipe_workers import PipeExecutor
 
 import headrace as hr
 from headrace.testing import ExecutorContract

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from contributed.pairs import Pairs
+from full.contributed.pairs import Pairs
 
 import headrace as hr
 

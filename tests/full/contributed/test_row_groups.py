@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
-from contributed import row_groups
-from contributed.row_groups import RowGroups
+from full.contributed import row_groups
+from full.contributed.row_groups import RowGroups
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -36,7 +36,7 @@ class TestRowGroups(FormatContract):
         if request.param == "call":
             hr.register_format(RowGroups())
         else:
-            entry = importlib.metadata.EntryPoint("any", "contributed.row_groups:RowGroups", "headrace.formats")
+            entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
             monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
 
     def open_format(self) -> Format:
@@ -114,7 +114,7 @@ def test_suffix_that_another_format_has_is_refused(monkeypatch: pytest.MonkeyPat
     ):
         hr.register_format(Others())
     hr.register_format(RowGroups())  # again, as a notebook's cell is run again
-    entry = importlib.metadata.EntryPoint("any", "contributed.row_groups:RowGroups", "headrace.formats")
+    entry = importlib.metadata.EntryPoint("any", "full.contributed.row_groups:RowGroups", "headrace.formats")
     monkeypatch.setattr(registry, "_registered", {})
     monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
     registry._installed.cache_clear()
@@ -123,7 +123,7 @@ def test_suffix_that_another_format_has_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_suffix_that_two_installed_formats_have_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["contributed.row_groups:RowGroups", f"{__name__}:Others"]
+    names = ["full.contributed.row_groups:RowGroups", f"{__name__}:Others"]
     entries = [importlib.metadata.EntryPoint("any", name, "headrace.formats") for name in names]
     monkeypatch.setattr(registry, "entry_points", lambda group: entries)
     monkeypatch.setattr(
