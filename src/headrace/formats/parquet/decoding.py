@@ -136,7 +136,8 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
     pyarrow wraps nanoseconds outside of 1677-2262 without an error. Spark writes such timestamps, with microseconds.
 
     Args:
-        fine, coarse: the column in nanoseconds and in microseconds, as pyarrow reads each.
+        fine: the column in nanoseconds, as pyarrow reads it.
+        coarse: the column in microseconds, as pyarrow reads it.
 
     Raises:
         ValueError: neither unit holds all values exactly.
