@@ -69,6 +69,37 @@ def test_iterable_without_states_has_none() -> None:
             loader.state_dict()
 
 
+def lines() -> Iterator[int]:
+    yield from range(5)
+
+
+class ItsOwnIterator:
+    def __iter__(self) -> ItsOwnIterator:
+        return self
+
+    def __next__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("iterator", [lines(), iter([1, 2]), map(str, [1]), ItsOwnIterator()])
+def test_iterator_is_refused_without_one_epoch(iterator: Any) -> None:
+    with pytest.raises(hr.OptionError, match="is an iterator, which would be empty in its second epoch"):
+        hr.from_iterable(iterator)
+
+
+def test_second_epoch_of_an_iterator_is_an_error() -> None:
+    used_up, begun = lines(), iter(range(5))
+    for data in (
+        hr.from_iterable(lines(), one_epoch=True),
+        hr.from_iterable(begun, one_epoch=True),
+        hr.from_iterable(lambda: used_up),
+    ):
+        with hr.DataLoader(data, batch_size=4) as loader:
+            assert batches_of(loader) == [[0, 1, 2, 3], [4]]
+            with pytest.raises(hr.OptionError, match="an earlier loop has used up its samples"):
+                list(loader)
+
+
 def test_function_that_makes_an_iterable_is_called_in_each_epoch() -> None:
     with loader_of(lambda: Counting()) as loader:
         assert batches_of(loader) == batches_of(loader)

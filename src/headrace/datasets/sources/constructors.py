@@ -321,22 +321,31 @@ def from_map(dataset: Any, *, threads: int = 1) -> Stream:
     return Stream(FromMap(dataset, threads))
 
 
-def from_iterable(iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None) -> Stream:
-    """Any iterable, its `iter` and `next` called in a thread.
+def from_iterable(
+    iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None, one_epoch: bool = False
+) -> Stream:
+    """Read samples from an iterable, whose `iter` and `next` are called in a thread.
 
-    One with `state_dict` and `load_state_dict`, as Hugging Face's `IterableDataset` is, is gone on with by these.
+    One with `state_dict` and `load_state_dict`, as Hugging Face's `IterableDataset` is, is resumed by these.
 
     Args:
         iterable: iterated over anew in each epoch; or a function that is called for one in each epoch.
         ranks_by: how several ranks divide its samples, as `AsyncIterableDataset.ranks_by` has it; `hr.shard_info()`
             answers in the function, and in the iterable's `iter` and `next`.
+        one_epoch: Accept an iterator, such as a generator or an open file. It has samples for one epoch; a second one
+            raises an error.
 
     Raises:
-        OptionError: it is neither.
+        OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
     """
-    from headrace.datasets.sources.synchronous import FromIterable, ResumableIterable, makes_one
+    from headrace.datasets.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise OptionError(f"hr.from_iterable({iterable!r:.200}): an iterable, or a function that gives one, is needed")
+    if not one_epoch and not makes_one(iterable) and is_iterator(iterable):
+        raise OptionError(
+            f"hr.from_iterable({iterable!r:.200}) is an iterator, which would be empty in its second epoch. Give a "
+            "function that returns a new one, as in hr.from_iterable(lambda: …), or one_epoch=True"
+        )
     is_resumable = gives_state(iterable) and not makes_one(iterable)
-    return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by))
+    return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by, one_epoch=one_epoch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -15,6 +16,7 @@ from anyio.lowlevel import RunVar
 
 from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
+from headrace.errors import OptionError
 from headrace.forks import PROCESS, called
 from headrace.running import running_reader
 
@@ -91,12 +93,27 @@ def _gate_of(dataset: object, threads: int) -> _CallGate:
 class FromIterable(AsyncIterableDataset):
     """What `from_iterable` gives."""
 
-    def __init__(self, iterable: Iterable[object] | Callable[[], Iterable[object]], ranks_by: RanksBy | None) -> None:
-        self.iterable, self.ranks_by = iterable, ranks_by
+    def __init__(
+        self,
+        iterable: Iterable[object] | Callable[[], Iterable[object]],
+        ranks_by: RanksBy | None,
+        *,
+        one_epoch: bool = False,
+    ) -> None:
+        self.iterable, self.ranks_by, self.one_epoch = iterable, ranks_by, one_epoch
+        self._is_begun = False
 
     def _opened(self) -> Iterator[object]:
         iterable: Any = self.iterable
-        return iter(iterable() if makes_one(iterable) else iterable)
+        samples = iter(iterable() if makes_one(iterable) else iterable)
+        is_over = inspect.isgenerator(samples) and inspect.getgeneratorstate(samples) == inspect.GEN_CLOSED
+        if is_over or (self.one_epoch and self._is_begun):
+            raise OptionError(
+                f"hr.from_iterable({iterable!r:.200}): an earlier loop has used up its samples. For more than one "
+                "epoch give a function that returns a new iterator: hr.from_iterable(lambda: …)"
+            )
+        self._is_begun = True
+        return samples
 
     async def aiter(self) -> AsyncIterator[object]:
         end = object()
@@ -115,8 +132,8 @@ class ResumableIterable(FromIterable):
     It keeps that between the samples: nobody asks for the next one meanwhile.
     """
 
-    def __init__(self, iterable: Any, ranks_by: RanksBy | None) -> None:
-        super().__init__(iterable, ranks_by)
+    def __init__(self, iterable: Any, ranks_by: RanksBy | None, *, one_epoch: bool = False) -> None:
+        super().__init__(iterable, ranks_by, one_epoch=one_epoch)
         self._fresh: Any = None
         self._is_loaded = self._goes_on = False
 
@@ -137,6 +154,11 @@ class ResumableIterable(FromIterable):
             self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
         self._goes_on, self._is_loaded = self._is_loaded, False
         return super()._opened()
+
+
+def is_iterator(iterable: object) -> bool:
+    """True if `iter` returns the object itself, so that a second epoch has no samples."""
+    return hasattr(iterable, "__next__") and iter(iterable) is iterable  # type: ignore[call-overload]
 
 
 def makes_one(iterable: object) -> bool:
