@@ -81,6 +81,57 @@ def test_folders_that_may_be_classes_or_not_are_asked_about(put: Any) -> None:
     assert len(hr.folder("memory://pets/", labels=False)) == 3
 
 
+@pytest.mark.parametrize(
+    ("place", "pattern"), [("", None), ("/*/*.txt", None), ("/**/*", None), ("", "{label}/{id}.txt")]
+)
+def test_empty_folder_is_a_class(tmp_path: Path, place: str, pattern: str | None) -> None:
+    for name in ("bird", "cat", "dog", ".hidden"):
+        (tmp_path / name).mkdir()
+    for name in ("bird", "dog"):
+        (tmp_path / name / "1.txt").write_bytes(b"x")
+    data = hr.folder(f"{tmp_path}{place}", pattern=pattern)
+    assert data.source.classes == ("bird", "cat", "dog")
+    assert [sample["label"] for sample in data] == [0, 2]
+    assert "3 classes (1 of them without files)" in data.describe()
+
+
+def test_classes_set_the_numbers_of_labels(put: Any) -> None:
+    for name in ("train/cat/1.txt", "train/dog/2.txt"):
+        put(name)
+    put("rows.csv", b"path,kind\ntrain/cat/1.txt,cat\ntrain/dog/2.txt,dog\n")
+    classes = ("dog", "bird", "cat")
+
+    def data_with(classes: Any) -> list[Any]:
+        return [
+            hr.folder("memory://pets/train/", classes=classes),
+            hr.folder("memory://pets/train/", pattern="{label}/{id}.txt", classes=classes),
+            hr.table("memory://pets/rows.csv", label_column="kind", classes=classes),
+        ]
+
+    for data, other in zip(data_with(classes), data_with(sorted(classes)), strict=True):
+        assert data.source.classes == classes
+        assert [sample["label"] for sample in data] == [2, 0]
+        with hr.DataLoader(data, batch_size=None) as loader, pytest.raises(hr.StateMismatchError):
+            hr.DataLoader(other, batch_size=None).load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        ("has classes that classes= does not list: 'dog'", {"classes": ["cat"]}),
+        ("each comes once", {"classes": ["cat", "dog", "cat"]}),
+        ("a list of names is needed", {"classes": "cat"}),
+        ("labels=False, so that there are no classes", {"classes": ["cat", "dog"], "labels": False}),
+        ("has no {label}", {"classes": ["cat", "dog"], "pattern": "{kind}/{id}.txt"}),
+    ],
+)
+def test_classes_are_refused_when_they_do_not_fit(put: Any, error: str, options: dict[str, Any]) -> None:
+    for name in ("cat/1.txt", "dog/2.txt"):
+        put(name)
+    with pytest.raises(OptionError, match=error):
+        hr.folder("memory://pets/", **options)
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl"])
 def test_table_says_which_objects_there_are(put: Any, kind: str) -> None:
     for k in range(5):

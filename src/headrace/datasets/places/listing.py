@@ -150,6 +150,11 @@ class _LeavesOut:
         return data
 
 
+def is_data_folder(name: str) -> bool:
+    """True if the files of a folder with this name are listed as data."""
+    return _why_not(f"{name}/data", hides=True) is None
+
+
 def _why_not(path: str, *, hides: bool) -> str | None:
     """Why an object in a folder is no data; None: it is."""
     if hides and (path.startswith(".") or "/." in path):

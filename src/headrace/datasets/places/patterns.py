@@ -46,6 +46,13 @@ class Pattern:
         """Whether the object with this path, from the folder on, is meant."""
         return self._regex.fullmatch(path) is not None
 
+    def matches_below(self, name: str) -> bool:
+        """True if objects in this folder, which lies directly in the pattern's, may match."""
+        first = self._parts[0]
+        if first == "**":
+            return not name.startswith(".")
+        return len(self._parts) > 1 and re.fullmatch(_translated(first), name, re.DOTALL) is not None
+
 
 def is_pattern(url: str) -> bool:
     """Whether an address has signs of a pattern; a file whose name has them is that file."""

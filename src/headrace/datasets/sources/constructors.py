@@ -210,6 +210,7 @@ def folder(
     *,
     pattern: str | None = None,
     labels: bool | None = None,
+    classes: Sequence[str] | None = None,
     listing: Literal["new", "kept"] = "new",
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
@@ -223,11 +224,15 @@ def folder(
         pattern: what names say, from the folder on, such as "{split}/{label}_{id:d}.png": a field for each `{name}`, of
             `{name:d}` a number; of `label` the number of its class.
         labels: False: folders are no classes. True: they are, also such as are called train and test.
+        classes: The class names in the order of their numbers, for the same numbers in training and validation. A
+            class without a folder counts. By default these are the sorted names of the folders. Empty folders of this
+            machine count, too; object stores have no empty folders.
         listing: as in `hr.stream`.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: files are not named as the pattern says; or lie beside folders that may be classes.
+        OptionError: files are not named as the pattern says; or lie beside folders that may be classes; or a folder
+            is not in `classes`.
         StorageError: the folder was not listed.
 
     Examples:
@@ -249,7 +254,14 @@ def folder(
         found = folders_at((place,), storage_options, kept=kept)
     if len(found.listings) != 1:
         raise OptionError(f"hr.folder({place!r}): one folder, or one pattern, is needed")
-    data = folder_of(found.listings[0], pattern, labels=labels, storage_options=storage_options, facts=found.facts)
+    data = folder_of(
+        found.listings[0],
+        pattern,
+        labels=labels,
+        storage_options=storage_options,
+        classes=classes,
+        facts=found.facts,
+    )
     return Stream(data)
 
 
@@ -258,6 +270,7 @@ def table(
     *,
     url_column: str | Sequence[str] | None = None,
     label_column: str | None = None,
+    classes: Sequence[str] | None = None,
     base: str | None = None,
     storage_options: Mapping[str, object] | None = None,
 ) -> Stream:
@@ -272,11 +285,13 @@ def table(
             bytes are under the column's name and the extension, as in "mask.png". By default the one that is called
             file_name, path, image or the like.
         label_column: the column whose values are classes: `label` is their number, in the order of `source.classes`.
+        classes: The values of that column in the order of their numbers, also such as no row has. By default these are
+            the values of the rows, sorted.
         base: the folder that paths are meant from, in the place of the table's.
         storage_options: for the store: credentials, endpoint, region.
 
     Raises:
-        OptionError: there is no such column.
+        OptionError: there is no such column; or a value of `label_column` is not in `classes`.
         FormatError: the table is damaged.
     """
     from headrace.datasets.sources.tables import table_of
@@ -293,6 +308,7 @@ def table(
             url_column,
             base=base,
             label_column=label_column,
+            classes=classes,
             storage_options=storage_options,
             others=rows_of,
         )

@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from urllib.parse import urlsplit
 
 from headrace.datasets.asynchronous import AsyncDataset, KeySource
 from headrace.datasets.places.entries import version_at
 from headrace.datasets.source import SampleSource, Traits
 from headrace.datasets.stored import StoredSource
-from headrace.errors import masked
+from headrace.errors import OptionError, masked
 from headrace.reading import read_from
 from headrace.types import Ints
 
 Facts = tuple[tuple[str, str], ...]
+_SHOWN = 5
+
+
+def classes_of(found: set[str], given: Sequence[str] | None, place: str) -> tuple[str, ...]:
+    """Return the classes in the order of their numbers: as they were given, or sorted.
+
+    Args:
+        found: the classes that samples have.
+        given: `classes=`, if it was given.
+        place: where they were found, for errors.
+
+    Raises:
+        OptionError: `given` is a single text, names a class twice, or lacks one that was found.
+    """
+    if given is None:
+        return tuple(sorted(found))
+    classes = tuple(given)
+    if isinstance(given, str) or len(set(classes)) < len(classes):
+        raise OptionError(f"classes={given!r:.200}: a list of names is needed, in which each comes once")
+    if missing := sorted(found - set(classes)):
+        shown = ", ".join(map(repr, missing[:_SHOWN])) + (", …" if len(missing) > _SHOWN else "")
+        raise OptionError(
+            f"{masked(place)} has classes that classes= does not list: {shown}. Add them, or leave out their samples"
+        )
+    return classes
+
+
+def digest_with(digest: str | None, classes: Sequence[str] | None) -> str | None:
+    """Return the digest of a data set with the numbers of its classes."""
+    if digest is None or classes is None:
+        return digest
+    return blake2b(repr((digest, classes)).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 class Objects(AsyncDataset):

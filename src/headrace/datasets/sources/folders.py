@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+import os
 import re
 from array import array
 from collections import Counter
@@ -15,8 +15,9 @@ import numpy as np
 from headrace.datasets.places.entries import Entries, entries_of, survey_of
 from headrace.datasets.places.guessing import Options
 from headrace.datasets.places.kinds import extension_of, stem_of, without_extension
-from headrace.datasets.places.listing import Listing
-from headrace.datasets.sources.files import Facts, Objects
+from headrace.datasets.places.listing import Listing, is_data_folder
+from headrace.datasets.places.patterns import Pattern
+from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.errors import OptionError, masked
 from headrace.indexes.index import for_each
 from headrace.types import Ints
@@ -72,7 +73,7 @@ class FolderFiles(Objects):
         urls: all files, sorted.
         folder: their addresses begin with it.
         starts: which of them begin a sample, and how many there are; None: each is one.
-        classes: of the first folders' names, or of the pattern's `label`; None: there are none.
+        classes: the classes in the order of their numbers; None: there are none.
         pattern: what names say.
     """
 
@@ -90,6 +91,7 @@ class FolderFiles(Objects):
         super().__init__(urls, storage_options, facts)
         self.folder, self.starts, self.pattern = folder, starts, pattern
         self.classes = None if classes is None else tuple(classes)
+        self._numbers = {name: number for number, name in enumerate(classes or ())}
 
     def __len__(self) -> int:
         return len(self.urls) if self.starts is None else len(self.starts) - 1
@@ -112,8 +114,8 @@ class FolderFiles(Objects):
         return sample
 
     def digest(self) -> str | None:
-        """What tells these samples from others: their paths in the folder."""
-        return survey_of(self.urls).digest
+        """What tells these samples from others: their paths in the folder, and their classes."""
+        return digest_with(survey_of(self.urls).digest, self.classes)
 
     def _said(self, path: str) -> dict[str, object]:
         """What a path says of its sample."""
@@ -123,12 +125,18 @@ class FolderFiles(Objects):
             said = self.pattern.of(path) or {}
         label = said.get("label")
         if self.classes is not None and isinstance(label, str):
-            said["label"] = bisect.bisect_left(self.classes, label)
+            said["label"] = self._numbers[label]
         return said
 
 
 def folder_of(
-    listing: Listing, pattern: str | None, *, labels: bool | None, storage_options: Options, facts: Facts = ()
+    listing: Listing,
+    pattern: str | None,
+    *,
+    labels: bool | None,
+    storage_options: Options,
+    classes: Sequence[str] | None = None,
+    facts: Facts = (),
 ) -> FolderFiles:
     """The samples of a folder that was listed; see `hr.folder`.
 
@@ -137,24 +145,35 @@ def folder_of(
     """
     folder = listing.folder
     named = None if pattern is None else NamePattern(pattern)
+    is_asked = labels is True or classes is not None
     found: set[str] = set()
     if named is not None:
         found = _labels_by_pattern(named, listing)
+        is_by_folder = named.text.startswith("{label}/")
     elif labels is not False:
-        found = _labels_by_folder(listing, is_asked=labels is True)
-    classes = sorted(found) if found else None
+        found = _labels_by_folder(listing, is_asked=is_asked)
+        is_by_folder = True
+    if classes is not None and (labels is False or (named is not None and not found)):
+        why = "labels=False" if labels is False else f"pattern={pattern!r} has no {{label}} that is a name"
+        raise OptionError(f"hr.folder(classes={classes!r:.200}): {why}, so that there are no classes")
+    without_files = set[str]()
+    if found and is_by_folder and classes is None:
+        without_files = _local_folders(listing) - found
+    numbered = classes_of(found | without_files, classes, listing.place) if found or classes is not None else None
     urls, starts, fields = _grouped(listing.urls)
     why = "each file" if starts is None else "files that differ in their extensions alone"
     said = [("samples are", f"{why}: {fields}")]
-    if classes is not None:
-        shown = ", ".join(classes[:_SHOWN]) + (", …" if len(classes) > _SHOWN else "")
+    if numbered is not None:
+        shown = ", ".join(numbered[:_SHOWN]) + (", …" if len(numbered) > _SHOWN else "")
         by = "the pattern" if named is not None else "the first folder's name"
-        said.append(("label", f"number of {len(classes):,} classes, by {by}: {shown}"))
+        empty = len(numbered) - len(found)
+        count = f"{len(numbered):,} classes" + (f" ({empty:,} of them without files)" if empty else "")
+        said.append(("label", f"number of {count}, by {by}: {shown}"))
     return FolderFiles(
         urls,
         folder,
         starts=starts,
-        classes=classes,
+        classes=numbered,
         pattern=named,
         storage_options=storage_options,
         facts=(*facts, *said),
@@ -196,6 +215,16 @@ def _labels_by_folder(listing: Listing, *, is_asked: bool) -> set[str]:
             f"address of one, such as {masked(listing.folder)}{min(found)}/, or labels=False"
         )
     return found
+
+
+def _local_folders(listing: Listing) -> set[str]:
+    """Return the names of a local folder's folders, also of empty ones, which a listing of files does not show."""
+    if "://" in listing.folder:
+        return set()
+    pattern = None if listing.is_whole else Pattern(listing.place)
+    with os.scandir(listing.folder or ".") as entries:
+        names = {entry.name for entry in entries if entry.is_dir()}
+    return {name for name in names if (is_data_folder(name) if pattern is None else pattern.matches_below(name))}
 
 
 def _path_below(folder: str, url: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import csv
 import io
 import json
@@ -16,7 +15,7 @@ import numpy as np
 from headrace.datasets.blocking import blocking
 from headrace.datasets.packed import Packed, packed
 from headrace.datasets.places.kinds import extension_of
-from headrace.datasets.sources.files import Facts, Objects
+from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression.decompressor import path_of, without_compression
 from headrace.formats.json_values import as_object, as_text
@@ -40,9 +39,7 @@ class TableFiles(Objects):
         columns: which of a row's columns name objects.
         base: what their addresses begin with, where they do not say a place of their own.
         label: the column whose values are classes.
-
-    Attributes:
-        classes: the values of that column, sorted.
+        classes: the classes in the order of their numbers; None: the values of that column, sorted.
     """
 
     def __init__(
@@ -53,12 +50,15 @@ class TableFiles(Objects):
         base: str,
         *,
         label: str | None = None,
+        classes: Sequence[str] | None = None,
         storage_options: Mapping[str, object] | None = None,
         facts: Facts = (),
     ) -> None:
         super().__init__((table,), storage_options, facts)
         self.rows, self.columns, self.base, self.label = rows, tuple(columns), base, label
-        self.classes = None if label is None else tuple(sorted({str(row[label]) for row in rows}))
+        found = set() if label is None else {str(row[label]) for row in rows}
+        self.classes = None if label is None else classes_of(found, classes, table)
+        self._numbers = {name: number for number, name in enumerate(self.classes or ())}
         self._digest: str | None = None
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class TableFiles(Objects):
         places = [self._place(row, column, key) for column in self.columns]
         sample: dict[str, object] = {"__key__": str(row[self.columns[0]]), "__url__": masked(places[0]), **row}
         if self.classes is not None:
-            sample["label"] = bisect.bisect_left(self.classes, str(row[str(self.label)]))
+            sample["label"] = self._numbers[str(row[str(self.label)])]
         bodies = await for_each(len(places), lambda k: read_from(self.storage_options, places[k]))
         for column, place, body in zip(self.columns, places, bodies, strict=True):
             extension = extension_of(place) or "data"
@@ -85,7 +85,7 @@ class TableFiles(Objects):
             digest = blake2b(digest_size=8)
             for row in self.rows:
                 digest.update(repr([row.get(column) for column in self.columns]).encode("utf-8", "surrogatepass"))
-            self._digest = digest.hexdigest()
+            self._digest = digest_with(digest.hexdigest(), self.classes)
         return self._digest
 
     def _place(self, row: Row, column: str, number: int) -> str:
@@ -107,6 +107,7 @@ def table_of(
     *,
     base: str | None,
     label_column: str | None,
+    classes: Sequence[str] | None,
     storage_options: Mapping[str, object] | None,
     others: Callable[[str], Sequence[Row]],
 ) -> TableFiles:
@@ -127,6 +128,8 @@ def table_of(
     for name in [*columns, *([] if label_column is None else [label_column])]:
         if name not in names:
             raise OptionError(f"{masked(url)} has no column {name!r}; it has {', '.join(map(repr, names))}")
+    if classes is not None and label_column is None:
+        raise OptionError(f"hr.table(classes={classes!r:.200}) needs label_column=")
     if label_column is not None and "label" in names and label_column != "label":
         raise OptionError(f"{masked(url)} has a column 'label' already: label_column={label_column!r} has no room")
     if taken := [name for name in names if name.startswith("__")]:
@@ -135,10 +138,17 @@ def table_of(
     whose = "as it was said" if url_column is not None else "by its name"
     facts = [("objects by", f"column {', '.join(columns)} ({whose}) of {masked(url)}"), ("columns", ", ".join(names))]
     table = TableFiles(
-        url, rows, columns, base, label=label_column, storage_options=storage_options, facts=tuple(facts)
+        url,
+        rows,
+        columns,
+        base,
+        label=label_column,
+        classes=classes,
+        storage_options=storage_options,
+        facts=tuple(facts),
     )
     if table.classes is not None:
-        table.facts = (*facts, ("label", f"number of {len(table.classes):,} values of {label_column}"))
+        table.facts = (*facts, ("label", f"number of {len(table.classes):,} classes, by column {label_column}"))
     return table
 
 
