@@ -258,6 +258,43 @@ def test_samples_that_make_no_batch_are_told_with_their_forms(num_workers: int) 
     assert "Tensor[3]" in str(error)
 
 
+ONE, TWO = {"__key__": "a", "x": 1}, {"__key__": "b", "x": 2, "y": {"z": 3}}
+GROUPED = {
+    "batch_size": lambda samples: hr.DataLoader(hr.from_map(samples), batch_size=2),
+    "batch_size in workers": lambda samples: hr.DataLoader(hr.from_map(samples), batch_size=2, num_workers=2),
+    "batch": lambda samples: hr.DataLoader(hr.from_map(samples).batch(2).unbatch(), batch_size=2),
+    "collate": lambda samples: hr.DataLoader(hr.from_map([samples[:2], samples[2:]]).collate()),
+    "padded_batch": lambda samples: hr.DataLoader(hr.from_map(samples).padded_batch(2)),
+}
+
+
+@pytest.mark.parametrize("group", GROUPED)
+@pytest.mark.parametrize(
+    ("samples", "has", "field", "lacks"),
+    [
+        ([ONE, TWO], "sample 1 of the batch (key 'b')", "'y'", "sample 0 of the batch (key 'a')"),
+        ([TWO, ONE], "sample 0 of the batch (key 'b')", "'y'", "sample 1 of the batch (key 'a')"),
+        ([{"x": {"n": 0}}, {"x": {"n": 0, "y": 1}}], "sample 1 of the batch", "'x.y'", "sample 0 of the batch"),
+        (
+            [({"n": 0}, {"n": 0}), ({"n": 0, "y": 1}, {"n": 0})],
+            "sample 1 of the batch",
+            "'0.y'",
+            "sample 0 of the batch",
+        ),
+    ],
+)
+def test_field_that_some_samples_of_a_batch_lack_is_an_error(
+    samples: list[Any], has: str, field: str, lacks: str, group: str
+) -> None:
+    with GROUPED[group]([samples[0], samples[0], *samples]) as loader:
+        batches = iter(loader)
+        next(batches)
+        with pytest.raises(hr.CollateError) as caught:
+            next(batches)
+    assert f"{has} has the field {field}, and {lacks} lacks it" in str(caught.value)
+    assert caught.value.stage == "collate"
+
+
 class Getting(hr.AsyncDataset):
     def __init__(self, get: Callable[[int], Any]) -> None:
         self.get = get

@@ -26,6 +26,7 @@ from headrace.datasets.source import KeepsKey, SampleSource, Traits
 from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.tasks import Step
+from headrace.torch_compat.collate_by_torch import for_workers
 
 _SOURCE_MOST = 100  # characters of what it is called, in the notes of errors
 
@@ -99,6 +100,8 @@ class _Compiler:
 
     def add_each(self, operator: EachSample) -> None:
         step = replace(operator.step, passed=" → ".join(self.passed))
+        if operator.is_collate:
+            step = replace(step, fn=for_workers(step.fn) or step.fn)
         operator = replace(operator, step=step)
         self._check_last(operator, keeps_count=step.keeps_count)
         if step.is_numbered:

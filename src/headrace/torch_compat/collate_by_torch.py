@@ -2,15 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from headrace.errors import CollateError
 
 
 def collate_by_torch(samples: list[Any]) -> object:
-    """What torch's default_collate gives; torch is loaded at the first call."""
-    from torch.utils.data import default_collate
+    """Collate as torch's default_collate does; torch is loaded at the first call.
 
+    Raises:
+        CollateError: the samples differ in their fields, of which torch would drop those that the first one lacks.
+    """
+    from torch.utils.data import default_collate
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    check_fields(samples, tuple(default_collate_fn_map))
     return default_collate(samples)
+
+
+def check_fields(samples: Sequence[Any], leaves: tuple[Any, ...] = ()) -> None:
+    """Compare the fields of the samples of a batch, also of dicts in them.
+
+    Args:
+        samples: the samples.
+        leaves: the types that are not looked into.
+
+    Raises:
+        CollateError: a sample lacks a field of the first one, or the other way round.
+    """
+    _check(samples, samples, "", leaves)
+
+
+def _check(values: Sequence[Any], samples: Sequence[Any], path: str, leaves: tuple[Any, ...]) -> None:
+    first = values[0]
+    if isinstance(first, leaves):
+        return
+    if isinstance(first, Mapping):
+        for number, value in enumerate(values):
+            if not isinstance(value, Mapping):
+                return  # which collation refuses
+            if value.keys() != first.keys():
+                raise _other_fields(first, value, number, samples, path)
+        for name in first:
+            _check([value[name] for value in values], samples, f"{path}{name}.", leaves)
+    elif isinstance(first, list | tuple) and any(isinstance(part, Mapping | list | tuple) for part in first):
+        sizes = {len(value) if isinstance(value, list | tuple) else None for value in values}
+        for place, column in enumerate(zip(*values, strict=True) if sizes == {len(first)} else ()):
+            _check(column, samples, f"{path}{place}.", leaves)
+
+
+def _other_fields(
+    first: Mapping[Any, Any], other: Mapping[Any, Any], number: int, samples: Sequence[Any], path: str
+) -> CollateError:
+    more = [name for name in other if name not in first]
+    name, has, lacks = (more[0], number, 0) if more else (next(name for name in first if name not in other), 0, number)
+    return CollateError(
+        f"{_named(samples, has)} has the field {f'{path}{name}'!r}, and {_named(samples, lacks)} lacks it: the samples "
+        "of a batch need the same fields. Add the missing values by .map(), take the fields that all have by "
+        ".select(), or give a collate_fn",
+        stage="collate",
+    )
+
+
+def _named(samples: Sequence[Any], number: int) -> str:
+    """The name of a sample of a batch in errors."""
+    key = samples[number].get("__key__") if isinstance(samples[number], Mapping) else None
+    return f"sample {number} of the batch" if key is None else f"sample {number} of the batch (key {key!r:.80})"
 
 
 def for_workers(collate: Callable[[list[Any]], object] | None) -> Callable[[list[Any]], object] | None:

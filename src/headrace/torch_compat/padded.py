@@ -10,6 +10,7 @@ import torch
 
 from headrace.numbers import array_of, holds
 from headrace.torch_compat.collate import is_extended, plain_collate
+from headrace.torch_compat.collate_by_torch import check_fields
 from headrace.torch_compat.sample_table import ArrayColumn, RowsOfTables, SampleTable
 
 Pad = float | Mapping[str, float]
@@ -32,7 +33,11 @@ class PaddedCollate:
     def __call__(self, samples: Sequence[Any]) -> object:
         fields: set[str] = set()
         table = samples.table() if isinstance(samples, RowsOfTables) and not is_extended() else None
-        batch = self._collated([*samples], "", fields) if table is None else self._of_columns(table, fields)
+        if table is None:
+            check_fields(rows := [*samples])
+            batch = self._collated(rows, "", fields)
+        else:
+            batch = self._of_columns(table, fields)
         if unknown := self._pad.keys() - fields:
             raise ValueError(
                 f"pad_value names {', '.join(map(repr, sorted(unknown)))}, and samples have "

@@ -32,7 +32,9 @@ def note_origin(
 def collate_error(error: BaseException, function: object, samples: Sequence[object], batch: int) -> BaseException:
     """What torch's own function raises is made to say which batch; the user's function keeps its exception."""
     keys = [key for key in (key_of(s) for s in samples[:1]) if key is not None]
-    if function is collate_by_torch:
+    if isinstance(error, CollateError):
+        error.batch = batch
+    elif function is collate_by_torch:
         forms = sorted({_form(sample) for sample in samples})[:4]
         made = CollateError(
             f"the samples of batch {batch} do not make a batch: {error}. Their forms: {'; '.join(forms)}. "

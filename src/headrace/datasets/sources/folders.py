@@ -146,13 +146,11 @@ def folder_of(
     folder = listing.folder
     named = None if pattern is None else NamePattern(pattern)
     is_asked = labels is True or classes is not None
-    found: set[str] = set()
+    found, is_by_folder = set[str](), named is None or named.text.startswith("{label}/")
     if named is not None:
         found = _labels_by_pattern(named, listing)
-        is_by_folder = named.text.startswith("{label}/")
     elif labels is not False:
         found = _labels_by_folder(listing, is_asked=is_asked)
-        is_by_folder = True
     if classes is not None and (labels is False or (named is not None and not found)):
         why = "labels=False" if labels is False else f"pattern={pattern!r} has no {{label}} that is a name"
         raise OptionError(f"hr.folder(classes={classes!r:.200}): {why}, so that there are no classes")

@@ -105,7 +105,7 @@ class FromIterable(AsyncIterableDataset):
 
     def _opened(self) -> Iterator[object]:
         iterable: Any = self.iterable
-        samples = iter(iterable() if makes_one(iterable) else iterable)
+        samples: Iterator[object] = iter(iterable() if makes_one(iterable) else iterable)
         is_over = inspect.isgenerator(samples) and inspect.getgeneratorstate(samples) == inspect.GEN_CLOSED
         if is_over or (self.one_epoch and self._is_begun):
             raise OptionError(
