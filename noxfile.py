@@ -33,8 +33,8 @@ FOREIGN = [
     "array-record",
 ]
 PEERS = {  # the two sets exclude each other, over huggingface-hub
-    "most": [".[test]", "torchdata", "datasets", "grain", "litdata", "webdataset"],
-    "mosaic": [".[test]", "mosaicml-streaming"],
+    "most": [".[parquet]", "torchdata", "datasets", "grain", "litdata", "webdataset"],
+    "mosaic": [".[parquet]", "mosaicml-streaming"],
 }
 BENCH = [".[fast]", "-r", "benchmarks/requirements.txt"]
 
