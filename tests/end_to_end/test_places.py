@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
 import pickle
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 from end_to_end import litdata, mds
 from moto_s3 import client_of
 
@@ -80,6 +83,45 @@ def test_folder_and_pattern_are_their_shards_in_order(put: Any) -> None:
         keys(hr.stream(["memory://place/train/[12].tar", "memory://place/train/0.tar"])) == IN_ORDER[3:] + IN_ORDER[:3]
     )
     assert keys(hr.stream("memory://place/tr*/{2,0}.tar")) == IN_ORDER[6:] + IN_ORDER[:3]
+
+
+LINES = b'{"n": 1, "text": "%s"}\n{"n": 2}\n' % (b"x" * 9000)
+PRETTY = b'{\n  "n": 1\n}\n'
+MEMBERS = tar_of(["a.txt"])
+
+
+NAMED = [
+    ("a.json", LINES, 2, "jsonl"),
+    ("a.json.gz", gzip.compress(LINES), 2, "jsonl"),
+    ("c4-train.00000-of-01024.json.gz", gzip.compress(LINES), 2, "jsonl"),
+    ("a.json.bz2", bz2.compress(LINES), 2, "jsonl"),
+    ("a.json.zst", zstandard.compress(LINES), 2, "jsonl"),
+    ("part-0.gz", gzip.compress(MEMBERS), 1, "tar"),
+    ("part-0", MEMBERS, 1, "tar"),
+    ("a.json", PRETTY, 1, None),
+    ("a.json.gz", gzip.compress(PRETTY), 1, None),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "count", "format"), NAMED, ids=[f"{one[0]} of {one[3]}" for one in NAMED])
+def test_address_pattern_and_folder_are_of_the_format_that_their_first_bytes_say(
+    put: Any,
+    name: str,
+    body: bytes,
+    count: int,
+    format: str | None,  # noqa: A002 (the name that the field uses)
+) -> None:
+    put(f"named/{name}", body)
+    for place in (f"named/{name}", f"named/*{name[-5:]}", "named/", "named"):
+        if format is not None:
+            data = hr.stream(f"memory://place/{place}")
+            assert f"format: {format}, by the" in data.describe()
+            assert len(list(data)) == count
+        elif place == "named/a.json" or name.endswith("gz"):
+            with pytest.raises(OptionError, match=r"it has no JSON object on each line; hr\.files"):
+                hr.stream(f"memory://place/{place}")
+        else:
+            assert next(iter(hr.stream(f"memory://place/{place}")))["json"] == PRETTY
 
 
 def test_what_is_left_out_is_said_and_why_a_format_was_taken(put: Any) -> None:

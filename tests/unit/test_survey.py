@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.datasets.packed import packed
 from headrace.datasets.places import survey
-from headrace.datasets.places.kinds import MEDIA, Survey, extension_of, stem_of
+from headrace.datasets.places.kinds import MEDIA, Survey, extension_of, kind_in, stem_of
 from headrace.datasets.places.survey import kept_from, kept_survey, surveyed
 from headrace.formats.registry import format_of
 
@@ -20,7 +20,7 @@ _LAST = st.sampled_from(
     [
         "a", "b", "a.jpg", "a.JPG", "a.json", "a.b.jpg", "b.tar", "b.tar.gz", "c.tgz", ".x", ".", "a.", "x.gz",
         "é.tar", "metadata.csv", "metadata.jsonl", "xmetadata.csv", "metadata.CSV", "a.longextension", "a.é",
-        "part-0", "c.txt.zst",
+        "part-0", "c.txt.zst", "c.json.gz", "c.00.GZ",
     ]
 )  # fmt: skip
 _PATHS = st.builds(
@@ -34,7 +34,7 @@ def one_by_one(names: list[str], start: int) -> Survey:
     for name in names:
         form = format_of([name])
         if form is None:
-            others[extension_of(name)] += 1
+            others[kind_in(name)] += 1
         else:
             formats[form.name] += 1
         found.media += extension_of(name) in MEDIA

@@ -114,11 +114,12 @@ def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequ
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
     from headrace.formats.registry import format_named, format_of
-    from headrace.formats.tar.format import TAR
 
     names = names_at(given.urls, options)
     if not is_looked_up(names):
-        return names.urls, (format_of(names.urls) if given.format is None else format_named(given.format)) or TAR
+        known = format_of(names.urls) if given.format is None else format_named(given.format)
+        if known is not None:
+            return names.urls, known
     place = place_of(names, given.format, DEFAULTS, options)
     form = MP4 if place.format is None and all(is_video(url) for url in place.urls) else place.format
     if form is None:

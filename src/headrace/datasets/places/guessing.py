@@ -15,8 +15,9 @@ from headrace.datasets.places.entries import Entries, entries_of, listed_of, onl
 from headrace.datasets.places.patterns import Pattern, is_pattern
 from headrace.datasets.places.urls import expand
 from headrace.errors import OptionError, StorageError, masked
+from headrace.formats.compression.decompressor import begin_of, kind_of
 from headrace.formats.folders import beside, check_each_once
-from headrace.formats.format import Format, ShardEntry
+from headrace.formats.format import Format, ShardEntry, packing_of
 from headrace.formats.limits import Limits
 from headrace.formats.registry import (
     SNIFFED_BYTES,
@@ -42,6 +43,7 @@ Facts = tuple[tuple[str, str], ...]
 _WEB = ("http://", "https://")
 _ASKED_MOST = 1000  # of a longer list nobody asks of each whether it is a folder
 _LEROBOT = "meta/info.json"
+_BLOCK_BYTES = 2**20
 _PAGES = (b"<!doctype html", b"<html")
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_ROOT = re.compile(r"hf://(?:(?:datasets|models|spaces)/)?[^/]+/[^/]+/?")
@@ -167,6 +169,11 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
     kinds = Kinds(survey_of(urls))
     if kinds.media and len(kinds.tables) == 1 and len(names.listings) == 1 and first.is_whole:
         return Place(urls, None, facts, folder=first, table=kinds.tables[0])
+    if kinds.is_unnamed:
+        url = next((one.path for one in listed_of(urls) if one.size != 0), urls[0])
+        form, which = _by_bytes(url, asks, asks(url, SNIFFED_BYTES))
+        if form is not None:
+            return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(url)}")))
     if kinds.is_loose:
         if len(names.listings) > 1:
             raise OptionError(f"{first.text}, and others: objects of one sample each are for hr.files")
@@ -177,14 +184,9 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
     form = form_in(kinds)
     if form is not None:
         return Place(urls, form, (*facts, ("format", f"{form.name}, by the names of {len(urls):,} objects")))
-    if kinds.formats or len(kinds.others) != 1:
+    if not kinds.is_unnamed:
         raise _of_lerobot(first) if f"{first.folder}{_LEROBOT}" in first.urls else mixed(first.place, kinds)
-    form, which = _by_bytes(urls[0], asks, asks(urls[0], SNIFFED_BYTES))
-    if form is None:
-        raise OptionError(
-            f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}"
-        )
-    return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(urls[0])}")))
+    raise OptionError(f"{masked(first.place)} has {kinds.text}, and nothing is known to read that{way_round(urls[0])}")
 
 
 def _of_lerobot(folder: Listing) -> OptionError:
@@ -200,13 +202,26 @@ def _of_lerobot(folder: Listing) -> OptionError:
 def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:
     """(the format that an object's first bytes say, or else its last ones; which of these).
 
+    Of an object whose name says that it is compressed they are the bytes that come out of it.
+
     Args:
         head: its first bytes; None: it cannot be read.
     """
+    if head is not None and (kind := kind_of(url)) is not None:
+        return _by_unpacked_bytes(url, asks, head, kind), "unpacked"
     if head is None or (form := sniffed(url, head)) is not None:
         return (None, "") if head is None else (form, "first")
     tail = asks(url, -SNIFFED_BYTES)
     return None if tail is None else sniffed_by_end(url, tail), "last"
+
+
+def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
+    """The format that the first bytes say which come out of a compressed object."""
+    begin = begin_of(kind, head, SNIFFED_BYTES)
+    if not begin:  # a block of bzip2 or Zstandard comes out when all of it is there
+        begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
+    form = sniffed(url, begin)
+    return None if form is None or packing_of(form, url) is None else form
 
 
 def _without_what_lies_beside(names: Names, kinds: Kinds) -> tuple[Sequence[str], Facts]:
@@ -261,7 +276,7 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
     raise OptionError(
         f"{masked(urls[0])} does not say its format, and "
         f"{no_bytes if head is None else 'its bytes do not either'}; names in {known} do, or "
-        f"give format='tar'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
+        f"give format=, such as 'jsonl'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
 
 

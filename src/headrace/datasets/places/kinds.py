@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import path_of
+from headrace.formats.compression.decompressor import path_of, without_compression
 from headrace.formats.decoders import WHAT_BY_EXTENSION, registered_decoders
 from headrace.formats.format import Format
 from headrace.formats.images import EXTENSIONS as IMAGES
@@ -36,7 +36,7 @@ _WAYS = {
     **dict.fromkeys(("zarr", "lance"), "its own library reads it: hr.from_map takes what has __len__ and __getitem__"),
     **dict.fromkeys(("db", "sqlite", "lmdb", "mdb"), "a data base is for hr.from_map, with what reads its rows"),
     "csv": "hr.table(url) has a row as a sample",
-    "json": "one JSON value is no stream; lines of JSON are .jsonl, and hr.files(url).decode() has it as one sample",
+    "json": "it has no JSON object on each line; hr.files(url).decode() has one JSON value in a file as one sample",
     **dict.fromkeys(MEDIA, "objects of one sample each are for hr.files(url), a folder of them for hr.folder(url)"),
 }
 
@@ -52,9 +52,17 @@ def extension_of(url: str) -> str:
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
+def kind_in(url: str) -> str:
+    """The extension of a name; of a compressed object also the one before it, as in "json.gz"."""
+    extension, path = extension_of(url), path_in(url).lower()
+    bare = without_compression(path)
+    inner = extension_of(bare) if bare != path else ""
+    return f"{inner}.{extension}" if inner in _WAYS or inner in WHAT_BY_EXTENSION else extension
+
+
 def way_round(url: str) -> str:
     """What else can be done about an object whose format is not known."""
-    way = _WAYS.get(extension_of(url))
+    way = _WAYS.get(_bare(kind_in(url)))
     return "" if way is None else f"; {way}"
 
 
@@ -64,7 +72,7 @@ class Survey:
 
     Attributes:
         formats: how many are of a format, by its name.
-        others: how many have another extension.
+        others: how many have another extension, as `kind_in` has it.
         media: how many are pictures, sounds or films.
         tables: those that say something of the others.
         extensions: how many have each extension.
@@ -90,13 +98,18 @@ class Kinds:
 
     Attributes:
         formats: how many are of a format, by its name.
-        others: how many have another extension.
+        others: how many have another extension, as `kind_in` has it.
         tables: those that say something of the others.
     """
 
     def __init__(self, found: Survey) -> None:
         self.formats, self.others = Counter(found.formats), Counter(found.others)
         self.media, self.tables = found.media, found.tables
+
+    @property
+    def is_unnamed(self) -> bool:
+        """True if their first bytes say what they are: all have one extension, which is of no format."""
+        return not self.media and not self.formats and len(set(map(_bare, self.others))) == 1
 
     @property
     def is_loose(self) -> bool:
@@ -114,6 +127,11 @@ class Kinds:
         counts = [*self.formats.most_common(), *others]
         shown = ", ".join(f"{count:,} {name}" for name, count in counts[:_SHOWN])
         return shown + (f" and {len(counts) - _SHOWN} other kinds" if len(counts) > _SHOWN else "")
+
+
+def _bare(kind: str) -> str:
+    """The extension without the one that says how an object is compressed."""
+    return kind.partition(".")[0]
 
 
 def only_shards(urls: Sequence[str], name: str) -> Callable[[str], bool]:
@@ -147,9 +165,11 @@ def without_extension(url: str) -> str:
 
 def mixed(place: str, kinds: Kinds) -> OptionError:
     """The error of a place that has several kinds of objects."""
+    named = {known_formats()[name].suffixes[0]: count for name, count in kinds.formats.items()}
+    ending = max(named, key=lambda one: named[one]) if named else f".{kinds.others.most_common(1)[0][0]}"
     return OptionError(
         f"{masked(place)} has {kinds.text}: say which are meant by a pattern such as "
-        f"{masked(place.partition('*')[0].rstrip('/'))}/**/*.tar, or by format='tar'; pictures by a table are for "
+        f"{masked(place.partition('*')[0].rstrip('/'))}/**/*{ending}, or by format=; pictures by a table are for "
         "hr.table(…), and files that lie in folders by their classes for hr.folder(…)"
     )
 

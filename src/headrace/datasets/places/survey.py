@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.packed import Packed
-from headrace.datasets.places.kinds import MEDIA, TABLE, Survey, extension_of
+from headrace.datasets.places.kinds import MEDIA, TABLE, Survey, extension_of, kind_in
 from headrace.formats.compression.decompressor import ENDINGS
 from headrace.formats.registry import KnownFormat, formats_by_names, known_formats
 from headrace.types import Ints
@@ -54,9 +54,9 @@ def surveyed(names: Packed[str], start: int) -> Survey:
             found.media += len(numbers) if text in MEDIA else 0
             if TABLE.fullmatch(f"metadata.{text}"):
                 found.tables += chunk.tables(numbers)
-            for form, count in _formats(chunk, text, numbers, says):
+            for (form, kind), count in _formats(chunk, text, numbers, says):
                 if form is None:
-                    others[text] += count
+                    others[kind] += count
                 else:
                     formats[form] += count
         some, loose = chunk.folders(start)
@@ -69,14 +69,13 @@ def surveyed(names: Packed[str], start: int) -> Survey:
     return found
 
 
-def _formats(chunk: _Chunk, extension: str, numbers: Ints, says: Says) -> Iterator[tuple[str | None, int]]:
-    """The formats that names with one extension say, and how many say it."""
+def _formats(chunk: _Chunk, extension: str, numbers: Ints, says: Says) -> Iterable[tuple[tuple[str | None, str], int]]:
+    """(format, kind as `kind_in` has it) of names with one extension, and how many have these."""
     if extension.isascii() and extension not in _not_alone():
         form = says(f"x.{extension}" if extension else "x")
-        yield None if form is None else form.name, len(numbers)
-        return
-    all_say = map(says, map(chunk.text, numbers.tolist()))
-    yield from Counter(None if form is None else form.name for form in all_say).items()
+        return [((None if form is None else form.name, extension), len(numbers))]
+    names = map(chunk.text, numbers.tolist())
+    return Counter((None, kind_in(name)) if (form := says(name)) is None else (form.name, "") for name in names).items()
 
 
 def _not_alone() -> frozenset[str]:

@@ -152,9 +152,9 @@ def _about(folder: str, storage_options: Options) -> _About:
     if not isinstance(fps, int | float) or not 0 < fps < 1e6 or count is None:
         raise FormatError(f"{masked(place)} is damaged: it has no fps, or no total_episodes", url=place)
     videos = [name for name, one in features.items() if (as_object(one) or {}).get("dtype") == "video"]
-    paths = [as_text(said.get(name)) or "" for name in ("video_path", "data_path")]
+    video_path, data_path = (as_text(said.get(name)) or "" for name in ("video_path", "data_path"))
     frames = as_number(said.get("total_frames"))
-    return _About(version, float(fps), count, frames, tuple(videos), *paths, max(chunk or 1000, 1))
+    return _About(version, float(fps), count, frames, tuple(videos), video_path, data_path, max(chunk or 1000, 1))
 
 
 class _There:

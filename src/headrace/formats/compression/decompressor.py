@@ -74,6 +74,17 @@ def path_of(url: str) -> str:
         return url  # what is wrong with the address is said where it is asked for
 
 
+def begin_of(kind: str, packed: bytes, most: int) -> bytes:
+    """The first bytes that come out of the begin of a compressed object, `most` at most; none if it is damaged."""
+    target = bytearray(most)
+    try:
+        decompressor = Decompressor(kind, "")
+        decompressor.feed(packed)
+        return bytes(target[: decompressor.read_into(memoryview(target))])
+    except (FormatError, OptionError):
+        return b""
+
+
 class Decompressor:
     """Decompresses one archive in order, and holds no more than was fed, one step's output, and the format's window.
 
