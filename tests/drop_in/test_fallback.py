@@ -329,6 +329,66 @@ class Unready:
         return {"a": 1}
 
 
+CLASSES = """
+    import enum, threading, warnings
+    warnings.simplefilter("ignore")
+
+    class Color(enum.Enum):
+        RED = 1
+
+    class Sample:
+        lock = threading.Lock()  # no process can be sent it
+
+        def __init__(self, color):
+            self.color = color
+
+    class MyError(Exception):
+        pass
+
+    class Data:
+        def __init__(self, lock=None):
+            self.lock = lock
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, color):
+            if color is not Color.RED:
+                raise MyError(color, Color.RED)
+            return Sample(color)
+
+    def seen(data, **options):
+        class Local(Sample):
+            pass
+
+        loader = hr.DataLoader(
+            data, batch_size=None, sampler=[Color.RED, Color], num_workers=1,
+            collate_fn=lambda sample: [sample, Local(sample.color)], **options
+        )
+        batches = iter(loader)
+        sample, local = next(batches)
+        assert type(sample) is Sample and type(local) is Local and isinstance(local, Sample)
+        assert sample.color is Color.RED
+        try:
+            next(batches)
+        except MyError as error:
+            kind, member = error.__cause__.args
+            assert kind is Color and member is Color.RED
+        else:
+            raise AssertionError
+        del batches
+
+    seen(Data(), multiprocessing_context="fork")
+    seen(Data(threading.Lock()))
+    print("the same")
+"""
+
+
+def test_forked_workers_have_the_classes_of_the_script_and_no_copies() -> None:
+    code, out, err = run_script(CLASSES)
+    assert (code, out.strip()) == (0, "the same"), err
+
+
 def test_error_in_a_worker_says_what_to_do_when_a_data_set_cannot_be_made_again() -> None:
     with pytest.raises(LookupError, match="not here") as caught:
         list(hr.DataLoader(Unready(), num_workers=1))

@@ -61,10 +61,44 @@ def packing() -> Iterator[None]:
                 _lent.clear()
 
 
-def dumped(value: object) -> bytes:
-    """What cloudpickle makes of a value, with those modules by value."""
-    with packing():
-        return bytes(internals.dumps(value))
+_shared: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose ids both sides of a fork know
+_is_forked_worker = False
+
+
+def share_classes() -> list[type]:
+    """Give ids to the classes that would travel by value, so that forks of this process can refer to them.
+
+    Returns the classes. The caller keeps them alive for as long as its forks run.
+    """
+    by_value = {"__main__", *modules_by_value()}
+    classes, waiting = set[type](), [object]
+    while waiting:
+        new = [kind for kind in type.__subclasses__(waiting.pop()) if kind not in classes]
+        classes.update(new)
+        waiting += new
+    found = [kind for kind in classes if vars(kind).get("__module__") in by_value]
+    for kind in found:
+        internals._get_or_create_tracker_id(kind)
+    _shared.update(found)
+    return found
+
+
+def begin_forked_worker() -> None:
+    """Have this process, a forked worker, refer to the classes that it shares with the trainer."""
+    global _is_forked_worker
+    _is_forked_worker = True
+
+
+def reference_to(kind: type) -> tuple[Callable[[str], type], tuple[str]] | None:
+    """The reduced form of a class that the trainer of this forked worker has; None for others."""
+    if not _is_forked_worker or kind not in _shared:
+        return None
+    return _shared_class, (internals._get_or_create_tracker_id(kind),)
+
+
+def _shared_class(tracker: str) -> type:
+    found: type = internals._DYNAMIC_CLASS_TRACKER_BY_ID[tracker]
+    return found
 
 
 def has_modules() -> bool:

@@ -29,6 +29,7 @@ from headrace.torch_compat.by_value import (
     reduced_class,
     reduced_code,
     reduced_function,
+    reference_to,
 )
 from headrace.torch_compat.mappings import Mappings
 from headrace.types import Buffer
@@ -58,6 +59,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if is_tensor(obj) and _is_plain(obj):
             return _form_of_tensor(obj)
         if isinstance(obj, type):
+            reference = None if self.is_outward else reference_to(obj)
+            if reference is not None:
+                return reference
             load_home(obj)
             return reduced_class(super().reducer_override(obj), obj, outward=self.is_outward)
         return super().reducer_override(obj)

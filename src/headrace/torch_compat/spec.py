@@ -13,11 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.torch_compat.by_value import dumped
 from headrace.torch_compat.leaves import Leaf, Mismatch, Taker, leaf_of
 
 _COPY_BYTES = 4096  # leaves of this size leave the slab: keeping the labels must not keep the images
@@ -178,12 +176,16 @@ class Spec:
 
     def dumps(self) -> bytes:
         """The spec as bytes, with the user's own named tuples in it."""
-        return dumped(self)
+        from headrace.torch_compat.serialize import pack_bytes
+
+        return pack_bytes(self)
 
     @staticmethod
     def loads(blob: bytes) -> Spec:
         """The spec of `dumps`."""
-        spec: Spec = cloudpickle.loads(blob)
+        from headrace.torch_compat.serialize import unpack_bytes
+
+        spec: Spec = unpack_bytes(blob)
         return spec
 
     def fits(self, sample: object) -> bool:

@@ -15,6 +15,7 @@ from headrace.drop_in.workers.messages import WorkerConfig
 from headrace.drop_in.workers.starter import WorkerHandle
 from headrace.drop_in.workers.worker_main import main_of_context
 from headrace.processes import fork_server as protocol
+from headrace.torch_compat.by_value import begin_forked_worker, share_classes
 
 _our_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -33,6 +34,8 @@ class ContextStarter:
         self._context, self._config = context, config
         self._started: list[BaseProcess] = []
         self._owner = os.getpid()
+        # Workers that are forked have the script's own classes, and not copies: both sides refer to them.
+        self._classes = share_classes() if context.get_start_method() == "fork" else []
 
     def start(self, number: int, start: int) -> tuple[WorkerHandle, socket.socket]:
         ours, theirs = socket.socketpair()
@@ -79,4 +82,5 @@ class ContextStarter:
 def _run(sock: socket.socket, number: int, start: int, config: WorkerConfig) -> None:
     for end in list(_our_ends):  # forked: the trainer alone must hold them, so that their closing is seen
         end.close()
+    begin_forked_worker()
     main_of_context(sock, number, start, config)
