@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from process.waiting import run_script
+
+import headrace as hr
+from headrace.processes import boot
 
 # The fork server is started first, by the loader; then the trainer changes what its children inherit.
 SIDE_BY_SIDE = """
@@ -141,16 +146,66 @@ def test_interpreter_of_workers_has_the_options_of_the_trainers() -> None:
             def __len__(self):
                 return 1
             def __getitem__(self, index):
-                return [__debug__, sys.flags.utf8_mode, sys.flags.safe_path, sys.warnoptions]
+                return [__debug__, sys.warnoptions, *(getattr(sys.flags, name) for name in sys.flags.__match_args__)]
         def first(samples):
             return samples[0]
         for kind in (torch.utils.data.DataLoader, hr.DataLoader):
             print(*kind(Told(), collate_fn=first, num_workers=1))
         """,
-        options=("-O", "-X", "utf8", "-W", "error::EncodingWarning"),
+        options=("-O", "-I", "-X", "utf8", "-W", "error::EncodingWarning"),
     )
     assert code == 0, err
-    assert out.splitlines() == ["[False, 1, False, ['error::EncodingWarning']]"] * 2
+    torchs, ours = out.splitlines()
+    assert ours == torchs
+
+
+def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tmp_path: Path) -> None:
+    code, _, err = run_script(
+        f"""
+        class Written:
+            def __len__(self):
+                return 1
+            def __getitem__(self, index):
+                return os.write(1, b"text"), os.write(2, b"text"), os.read(0, 1)
+
+        notes = os.dup2(os.open({str(tmp_path / "notes")!r}, os.O_WRONLY | os.O_CREAT), 50)
+        os.closerange(0, 3)
+        loader = hr.DataLoader(Written(), None, num_workers=1, collate_fn=str)
+        os.write(notes, next(iter(loader)).encode())
+        """
+    )
+    assert code == 0, err
+    assert (tmp_path / "notes").read_text() == "(4, 4, b'')"
+
+
+def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of(tmp_path: Path) -> None:
+    python = tmp_path / "interpreter"
+    python.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    code, out, err = run_script(f"""
+        import multiprocessing
+        multiprocessing.set_executable({str(python)!r})
+        print(*hr.DataLoader(["told"], num_workers=1))
+        """)
+    assert (code, out) == (0, "['told']\n"), err
+    assert (tmp_path / "started").exists()
+
+
+def test_interpreter_is_that_beside_the_library_when_a_host_program_embeds_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours = sys.executable
+    multiprocessing.set_executable(ours)
+    for host in ("/opt/host/program", "", None):
+        monkeypatch.setattr(sys, "executable", host)
+        multiprocessing.set_executable(host)
+        assert Path(boot.executable()).resolve() == Path(ours).resolve()
+    for prefix in ("prefix", "exec_prefix", "base_exec_prefix"):
+        monkeypatch.setattr(sys, prefix, str(tmp_path))
+    with pytest.raises(hr.OptionError, match=r"sys.executable is None: call multiprocessing.set_executable"):
+        boot.executable()
+    multiprocessing.set_executable(ours)
+    assert boot.executable() == ours
 
 
 FINALIZERS = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -11,8 +12,50 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headrace.errors import OptionError
+
 _SEED = "PYTHONHASHSEED"
+_NAMES = re.compile(r"python|pypy", re.IGNORECASE)  # of interpreters
 _MOST = 2**32 - 1  # that Python takes
+
+
+def executable() -> str:
+    """The Python interpreter that starts other processes: what `multiprocessing.set_executable` was told, if anything.
+
+    Raises:
+        OptionError: this process is a program that embeds Python, and there is no interpreter beside it.
+    """
+    from multiprocessing import spawn
+
+    told = os.fsdecode(spawn.get_executable() or b"")
+    if told and told != sys.executable:
+        return told
+    if not getattr(sys, "frozen", False):  # a program that is one file, with no interpreter
+        ours = sys.executable or ""
+        if any(_NAMES.match(Path(path).name) for path in (ours, os.path.realpath(ours))):
+            return ours
+        for folder in (sys.prefix, sys.exec_prefix, sys.base_exec_prefix):
+            if os.access(beside := f"{folder}/bin/python{sys.version_info[0]}.{sys.version_info[1]}", os.X_OK):
+                return beside
+    raise OptionError(
+        f"workers need a Python interpreter, and sys.executable is {sys.executable!r}: call "
+        "multiprocessing.set_executable('/path/to/python') before the loader is used"
+    )
+
+
+def stream(fd: int) -> int | None:
+    """What `subprocess.Popen` is to give another process as stdout (1) or stderr (2).
+
+    A stream that is closed here would be the first file or socket that the other process opens.
+    """
+    return None if _is_inherited(fd) else subprocess.DEVNULL
+
+
+def _is_inherited(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)  # what Python opened itself is not: it was closed, and this took its number
+    except OSError:
+        return False
 
 
 def flags() -> list[str]:

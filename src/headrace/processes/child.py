@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import resource
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from multiprocessing import process as processes
 from multiprocessing import resource_tracker
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 _PR_SET_NAME = 15
+_FLAGS = ("ignore_environment", "isolated")  # the fork server has an environment that is free of what they ignore
 _NAME = b"pt_data_worker"  # as torch's; `ps` and `top` show it
 _LIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
@@ -36,6 +38,8 @@ class Surroundings(TypedDict):
     umask: int | None
     limits: list[list[int]]  # which, soft, hard
     locale: str
+    executable: str
+    flags: dict[str, int]
     arguments: list[str]
     script: str | None
     warnoptions: list[str]
@@ -67,6 +71,8 @@ def described(thread: int = 0) -> Surroundings:
         "umask": _umask(),
         "limits": [[which, *resource.getrlimit(which)] for which in _LIMITS],
         "locale": locale.setlocale(locale.LC_ALL),
+        "executable": sys.executable,
+        "flags": {name: getattr(sys.flags, name) for name in _FLAGS},
         "arguments": [str(argument) for argument in getattr(sys, "argv", ())],
         "script": getattr(sys.modules.get("__main__"), "__file__", None),
         "warnoptions": [str(option) for option in sys.warnoptions],
@@ -121,6 +127,8 @@ def _apply(surroundings: Surroundings) -> None:
         _limit(which, soft, hard)
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_ALL, surroundings["locale"])
+    sys.executable = surroundings["executable"]
+    _have_flags(surroundings["flags"])
     sys.argv = list(surroundings["arguments"])
     if surroundings["script"] is not None:
         sys.modules["__main__"].__file__ = surroundings["script"]
@@ -128,6 +136,14 @@ def _apply(surroundings: Surroundings) -> None:
     with contextlib.suppress(RecursionError):
         sys.setrecursionlimit(surroundings["recursion_limit"])
     sys.setswitchinterval(surroundings["switch_interval_s"])
+
+
+def _have_flags(told: dict[str, int]) -> None:
+    """Have `sys.flags` say what the trainer's does. Python makes no other ones, so this is a tuple with their names."""
+    system: Any = sys
+    own = {name: getattr(sys.flags, name) for name in system.flags.__match_args__}
+    if own | told != own:
+        system.flags = namedtuple("flags", own)(**own | told)  # noqa: PYI024 (its names are found here)
 
 
 def _limit(which: int, soft: int, hard: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import itertools
 import json
 import logging
@@ -13,14 +14,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
 from headrace.memory import Segment
 from headrace.processes import fork_server as protocol
-from headrace.processes.boot import boot
+from headrace.processes.boot import boot, executable, stream
 from headrace.processes.child import described, next_number
 from headrace.processes.inheritance import capture
 from headrace.processes.stopped import PATIENCE, Watch, is_stopped
@@ -50,20 +52,23 @@ class ForkServer:
         self.owner, self._has_torch = os.getpid(), with_torch
         self.users = 0
         self._imported: dict[str, int] = {}  # modules, and when their files were written
+        python = executable()
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()  # the process ends at once if this end is closed while it still imports
-        with theirs, os.fdopen(life):
+        with theirs, os.fdopen(life), _beyond_streams(theirs.fileno()) as control, _beyond_streams(life) as alive:
             path = json.dumps([str(p) for p in sys.path])
-            code = _BOOT.format(path=path, fd=theirs.fileno(), pid=self.owner, life=life, torch=with_torch)
+            code = _BOOT.format(path=path, fd=control, pid=self.owner, life=alive, torch=with_torch)
             options, environment = boot()
             # Ctrl-C before the fork server can ignore it is no business of its own either: it inherits our mask.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, *options, "-c", code],
+                    [python, *options, "-c", code],
                     stdin=subprocess.DEVNULL,
+                    stdout=stream(1),
+                    stderr=stream(2),
                     env=environment,
-                    pass_fds=[theirs.fileno(), life],
+                    pass_fds=[control, alive],
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -331,6 +336,16 @@ class WorkerSpawner:
                 asked.set_exception(OSError(message["why"]))
         elif "exited" in message:
             self._exited(message["exited"], message["code"])
+
+
+@contextmanager
+def _beyond_streams(fd: int) -> Iterator[int]:
+    """A copy of a descriptor whose number is none of a standard stream's, which another process has for itself."""
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
 
 
 def _tracker() -> tuple[int, ...]:
