@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import headrace as hr
 from headrace.errors import FormatError, ObjectMissingError, OptionError
@@ -38,9 +40,27 @@ def test_folders_are_classes_and_files_of_one_name_are_one_sample(put: Any) -> N
         "bird/x/9": 0, "cat/1-a": 1, "cat/1.b": 1, "cat/1": 1, "dog/2": 2,
     }  # fmt: skip
     assert samples["cat/1"]["json"] == {"of": 1}
-    assert samples["cat/1"]["jpg"] == b"cat/1.jpg"
+    assert samples["cat/1"]["image"] == b"cat/1.jpg"
     assert "3 classes, by the first folder's name: bird, cat, dog" in data.describe()
     assert data[4]["__key__"] == "dog/2"
+
+
+def test_images_of_a_folder_are_one_field_whatever_their_format(put: Any) -> None:
+    for name, kind in (("cat/1.jpg", "JPEG"), ("cat/2.png", "PNG"), ("dog/3.JPEG", "JPEG"), ("dog/3.txt", None)):
+        picture = io.BytesIO(b"text")
+        if kind is not None:
+            Image.new("RGB", (8, 6)).save(picture, kind)
+        put(name, picture.getvalue())
+    data = hr.folder("memory://pets")
+    ((images, labels),) = hr.DataLoader(data.decode("rgb8").to_tuple("image", "label"), batch_size=3)
+    assert images.shape == (3, 6, 8, 3)
+    assert labels.tolist() == [0, 0, 1]
+    assert "image: field of the files in jpeg, jpg, png" in data.describe()
+    with pytest.raises(FormatError, match="has no field 'jpg' or 'png'; its fields are: image, label"):
+        list(data.to_tuple("jpg;png"))
+
+    put("dog/3.png")  # a mask, which would be the same field
+    assert {*hr.folder("memory://pets")[2]} == {"__key__", "__url__", "label", "jpeg", "png", "txt"}
 
 
 def test_place_with_pictures_is_a_folder(put: Any) -> None:

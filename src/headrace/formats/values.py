@@ -63,8 +63,8 @@ def decoder(
     """What decodes the fields of samples; it pickles where the callables given to it do.
 
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
-    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff to images, if `spec` is
-    given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
+    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff, and the field image,
+    to images, if `spec` is given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
     fields stay as they are, and so do values that are not bytes. pkl and pickle are among these, unless `allow_pickle`.
 
     Args:
@@ -181,6 +181,8 @@ class Decoder:
             what = None
         elif what is None and not field.startswith("__"):
             what = self._spec if extension in IMAGE_EXTENSIONS else WHAT_BY_EXTENSION.get(extension)
+            if field == "image" and field not in self._registered:
+                what = self._spec
             if what is None and extension in self._registered:
                 what = extension
             elif extension in PICKLES and self._allow_pickle:

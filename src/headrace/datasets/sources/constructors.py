@@ -216,8 +216,9 @@ def folder(
 ) -> Stream:
     """The files of a folder as samples, by random access: shuffled globally, with a length.
 
-    Files that differ in their extensions alone are one sample, with a field for each: `a.jpg` and `a.json`. Where files
-    lie in folders, the first folder's name is their class: `label` is its number, in the order of `source.classes`.
+    Files that differ in their extensions alone are one sample, with a field for each: `a.jpg` and `a.json`. An image is
+    the field `image`, whatever its extension; if samples have two images, extensions name the fields. Where files lie
+    in folders, the first folder's name is their class: `label` is its number, in the order of `source.classes`.
 
     Args:
         url: the folder, or a pattern such as "photos/**/*.jpg": what it leaves out is not looked at.

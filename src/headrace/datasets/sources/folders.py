@@ -6,7 +6,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from urllib.parse import unquote
 
@@ -19,6 +19,7 @@ from headrace.datasets.places.listing import Listing, is_data_folder
 from headrace.datasets.places.patterns import Pattern
 from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
 from headrace.errors import OptionError, masked
+from headrace.formats.images import EXTENSIONS
 from headrace.indexes.index import for_each
 from headrace.types import Ints
 
@@ -75,6 +76,7 @@ class FolderFiles(Objects):
         starts: which of them begin a sample, and how many there are; None: each is one.
         classes: the classes in the order of their numbers; None: there are none.
         pattern: what names say.
+        has_images: whether files of images are the field `image`, whatever their extension.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class FolderFiles(Objects):
         urls: Sequence[str],
         folder: str,
         *,
+        has_images: bool,
         starts: Ints | None = None,
         classes: Sequence[str] | None = None,
         pattern: NamePattern | None = None,
@@ -89,7 +92,7 @@ class FolderFiles(Objects):
         facts: Facts = (),
     ) -> None:
         super().__init__(urls, storage_options, facts)
-        self.folder, self.starts, self.pattern = folder, starts, pattern
+        self.folder, self.starts, self.pattern, self.has_images = folder, starts, pattern, has_images
         self.classes = None if classes is None else tuple(classes)
         self._numbers = {name: number for number, name in enumerate(classes or ())}
 
@@ -107,7 +110,7 @@ class FolderFiles(Objects):
         else:
             bodies = await for_each(len(urls), lambda k: self.body(first + k))
         for url, body in zip(urls, bodies, strict=True):
-            field = extension_of(url) or "data"
+            field = _field_of(extension_of(url), self.has_images)
             if field in sample:
                 raise OptionError(f"{masked(url)}: sample {stem!r} has two fields {field!r}")
             sample[field] = body
@@ -160,7 +163,11 @@ def folder_of(
     numbered = classes_of(found | without_files, classes, listing.place) if found or classes is not None else None
     urls, starts, fields = _grouped(listing.urls)
     why = "each file" if starts is None else "files that differ in their extensions alone"
-    said = [("samples are", f"{why}: {fields}")]
+    said = [("samples are", f"{why}: {_shown(fields)}")]
+    extensions = {extension for sample in fields for extension in sample.split("+")}
+    has_images = _has_images(fields) and not (named is not None and "image" in named.fields)
+    if has_images:
+        said.append(("image", f"field of the files in {', '.join(sorted(extensions & EXTENSIONS))}"))
     if numbered is not None:
         shown = ", ".join(numbered[:_SHOWN]) + (", …" if len(numbered) > _SHOWN else "")
         by = "the pattern" if named is not None else "the first folder's name"
@@ -170,6 +177,7 @@ def folder_of(
     return FolderFiles(
         urls,
         folder,
+        has_images=has_images,
         starts=starts,
         classes=numbered,
         pattern=named,
@@ -233,13 +241,27 @@ def _path_below(folder: str, url: str) -> str:
     return "/".join(unquote(part, errors="surrogateescape").replace("/", "%2F") for part in path.split("/"))
 
 
-def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
+def _field_of(extension: str, has_images: bool) -> str:
+    return "image" if has_images and extension in EXTENSIONS else extension or "data"
+
+
+def _has_images(samples: Iterable[str]) -> bool:
+    """True if there are images, and no sample has two of them, such as a photo in jpg with its mask in png.
+
+    Args:
+        samples: the extensions of their files, as `a+b`.
+    """
+    counts = [sum(extension in EXTENSIONS for extension in sample.split("+")) for sample in samples]
+    return max(counts, default=0) == 1 and all("image" not in sample.split("+") for sample in samples)
+
+
+def _grouped(urls: Entries) -> tuple[Entries, Ints | None, Counter[str]]:
     """(the addresses, where samples begin, what these have); files that differ in their extensions alone are one.
 
     Sorted addresses have those that agree up to the first dot together, but not always those that do up to the last.
     """
     if urls.survey.is_single:
-        return urls, None, _shown(Counter({name or "data": n for name, n in urls.survey.extensions.items()}))
+        return urls, None, Counter({name or "data": n for name, n in urls.survey.extensions.items()})
     is_sorted, lengths, fields = True, array("q"), Counter[str]()
     for _, group in groupby(urls, stem_of):
         some = list(group)
@@ -255,8 +277,8 @@ def _grouped(urls: Entries) -> tuple[Entries, Ints | None, str]:
         revision, urls = urls.revision, entries_of(chain.from_iterable(in_groups), urls.start)
         urls.revision = revision
     if len(lengths) == len(urls):
-        return urls, None, _shown(fields)
-    return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), _shown(fields)
+        return urls, None, fields
+    return urls, np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]), fields
 
 
 def _shown(fields: Counter[str]) -> str:
