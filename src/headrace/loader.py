@@ -55,7 +55,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     Args:
         dataset: the data.
-        batch_size: samples in a batch; None gives single samples.
+        batch_size: samples in a batch; None gives single samples. Leave it out where the stream makes batches itself,
+            as `.padded_batch()` and `.bucket()` do.
         shuffle: the same as `.shuffle()` on the data set.
         num_workers: worker processes for plain functions and collation; 0: a thread of this process.
         collate_fn: makes a batch of a list of samples; by default torch's default_collate.
@@ -69,7 +70,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             together. Otherwise by all workers together: by default 4, or 2 for each worker where a worker makes whole
             batches (a collate_fn of your own); 0: nothing is made before it is asked for. With `batch_size=None` it
             counts samples; by default they come some together, by bytes and by the time that they take.
-        persistent_workers: workers, and their copies of the data set, stay for further epochs. Torch regime only.
+        persistent_workers: workers, and their copies of the data set, stay for further epochs. With headrace's data
+            sets they always do.
         in_order: False gives batches as they become ready.
         seed: of the order and of the samples' random numbers; None means 0.
         shard: ranks of a distributed run get different samples of each global batch; False gives every rank all.
@@ -206,6 +208,7 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             "generator": generator,
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
+            "persistent_workers": persistent_workers,
         }
         resolve.check_workers(workers, num_workers, collate_fn)
         if self.regime == "torch":
@@ -218,7 +221,6 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
                 drop_last=drop_last,
                 multiprocessing_context=multiprocessing_context,
                 prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
                 **common,
             )
             resolve.check_torch(self)
@@ -228,7 +230,6 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             self,
             type(dataset).__name__,
             multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
             prefetch_factor=prefetch_factor,
         )
         if sampler is not None or batch_sampler is not None:
@@ -289,6 +290,13 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def __len__(self) -> int:
         """Batches in an epoch; TypeError where that is not known before it ends."""
         return self._behind.length() if isinstance(self._behind, Streaming) else super().__len__()
+
+    def __bool__(self) -> bool:
+        """False if it is known that an epoch has no batches."""
+        try:
+            return len(self) > 0
+        except TypeError:
+            return True
 
     def __getstate__(self) -> dict[str, Any]:
         if self.regime == "headrace":

@@ -97,18 +97,15 @@ def check_torch(loader: Any) -> None:
     _check_economic(loader, kind)
 
 
-def check_ours(
-    loader: Any, kind: str, *, multiprocessing_context: object, persistent_workers: bool, prefetch_factor: int | None
-) -> None:
+def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefetch_factor: int | None) -> None:
     """The arguments of a loader over a data set of ours that are for torch's alone.
 
     Raises:
         OptionError: one of them was given.
         ValueError: `prefetch_factor` is negative.
     """
-    if multiprocessing_context is not None or persistent_workers:
-        name = "persistent_workers" if persistent_workers else "multiprocessing_context"
-        raise OptionError(f"{name} is for data sets of torch's; workers of {kind} are the loader's")
+    if multiprocessing_context is not None:
+        raise OptionError(f"multiprocessing_context is for data sets of torch's; workers of {kind} are the loader's")
     for name in ("economic", "num_batch_workers", "num_workers_batches"):
         if value := getattr(loader, name):
             raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
@@ -176,6 +173,7 @@ class Grouping(Protocol):
         after: what is done to batches in workers.
         gives_many: by what many samples may come of one, or one of many.
         puts_together: by what samples are put together before batches are made of them.
+        batched_by: by what batches are made that come out.
         timed: by what those are that wait for one another for some time only.
         prefetch: how much of what comes out is made ahead at most; None: it says nothing.
         separate: what runs in worker processes alone.
@@ -195,6 +193,9 @@ class Grouping(Protocol):
 
     @property
     def puts_together(self) -> str | None: ...
+
+    @property
+    def batched_by(self) -> str: ...
 
     @property
     def timed(self) -> str | None: ...
@@ -232,7 +233,10 @@ def resolve(loader: Any, pipeline: Grouping) -> Settings:
     elif pipeline.is_batched:
         if batch_size not in (None, 1):
             also = ", or put .unbatch() last" if pipeline.timed is None else ""
-            raise OptionError(f"batch_size={batch_size} and .{pipeline.timed or 'batch()'}: give one of them{also}")
+            raise OptionError(
+                f"batch_size={batch_size} and .{pipeline.batched_by}, which makes batches already: leave the loader's "
+                f"batch_size out{also}"
+            )
         if pipeline.timed is not None and function not in (default_collate, default_convert, as_it_is):
             name = name_of(function)
             raise OptionError(f"collate_fn={name} and .{pipeline.timed}: put .collate({name}) right behind that")

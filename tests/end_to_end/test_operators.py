@@ -149,8 +149,17 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
         (lambda: texts().slice(None), hr.OptionError, r"\.slice\(None, None, 1\): 0 <= start <= stop"),
         (lambda: texts().slice(2, 1), hr.OptionError, r"\.slice\(2, 1, 1\): 0 <= start <= stop"),
         (lambda: texts().slice(0, 1, 0), hr.OptionError, r"\.slice\(0, 1, 0\): .* step >= 1, whole numbers"),
-        (lambda: texts().shard(None, 2), hr.OptionError, r"\.shard\(None, 2\): 0 <= index < count"),
-        (lambda: texts().shard(2, 2), hr.OptionError, r"\.shard\(2, 2\): 0 <= index < count"),
+        (
+            lambda: texts().shard(index=None, count=2),
+            hr.OptionError,
+            r"\.shard\(index=None, count=2\): 0 <= index < count",
+        ),
+        (
+            lambda: texts().shard(4, 0),
+            hr.OptionError,
+            r"\.shard\(4, 0\): name the arguments, as in \.shard\(index=0, count",
+        ),
+        (lambda: texts().shard(index=2, count=2), hr.OptionError, r"\.shard\(index=2, count=2\): 0 <= index < count"),
         (lambda: texts().skip(1).filter(len).batch(2).skip(1), hr.OptionError, r"behind \.batch"),
         (lambda: numbers().batch(2).map(sum).collate(), hr.OptionError, r"right behind \.batch"),
         (lambda: numbers().collate(sum), TypeError, "'int' object is not iterable"),
@@ -220,7 +229,7 @@ def test_lists_are_collated_where_something_else_has_put_samples_together() -> N
 def test_what_collates_is_said_once() -> None:
     with pytest.raises(hr.OptionError, match=r"collate_fn=len and \.padded_batch\(2\): give one of them"):
         hr.DataLoader(numbers().padded_batch(2), collate_fn=len)
-    with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.batch\(\): give one"):
+    with pytest.raises(hr.OptionError, match=r"batch_size=3 and \.bucket\(int, \[3\], batch_size=2\), which makes"):
         hr.DataLoader(numbers().bucket(int, [3], batch_size=2), batch_size=3)
 
 
@@ -263,21 +272,33 @@ def test_ranks_make_as_many_steps_of_buckets() -> None:
         with hr.DataLoader(stream, rank=rank, world_size=2) as loader:
             counts.append(len(list(loader)))
     assert counts == [4, 4]
+    with pytest.raises(hr.OptionError, match=r"batch_size=2 and \.bucket\('ids', \[2\], batch_size=4\), which makes"):
+        hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), batch_size=2)
     with pytest.raises(hr.OptionError, match="bucket"):
         next(iter(hr.DataLoader(arrays().bucket("ids", [2], batch_size=4), rank=0, world_size=2)))
 
 
+def test_streams_and_loaders_are_true_unless_it_is_known_that_they_are_empty() -> None:
+    for stream in (numbers(3), numbers(3).filter(bool), hr.from_iterable([])):
+        assert stream
+        assert hr.DataLoader(stream, persistent_workers=True, num_workers=1)
+    assert not numbers(3).take(0)
+    assert not hr.DataLoader(numbers(3).take(0))
+    with pytest.raises(TypeError, match=r"has no length: .* tqdm\(loader, total=100\)"):
+        len(hr.DataLoader(hr.from_iterable([])))
+
+
 def test_a_part_of_the_samples_comes_by_its_number() -> None:
     data = numbers(11)
-    parts = [list(data.shard(k, 3)) for k in range(3)]
+    parts = [list(data.shard(index=k, count=3)) for k in range(3)]
     assert parts == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10]]
-    mixed = [list(data.shuffle(seed=1).shard(k, 3)) for k in range(3)]
+    mixed = [list(data.shuffle(seed=1).shard(index=k, count=3)) for k in range(3)]
     assert sorted(n for part in mixed for n in part) == list(range(11))
     assert list(data.skip(8)) == [8, 9, 10]
     assert list(data.skip(12)) == []
     assert list(data.skip(2).slice(1, None, 4).take(2)) == [3, 7]
-    assert [len(data.skip(8)), len(data.shard(1, 3)), len(data.slice(2, 100, 3))] == [3, 4, 3]
-    assert repr(data.skip(8).shard(0, 2)) == "FromMap(…).skip(8).shard(0, 2)"
+    assert [len(data.skip(8)), len(data.shard(index=1, count=3)), len(data.slice(2, 100, 3))] == [3, 4, 3]
+    assert repr(data.skip(8).shard(index=0, count=2)) == "FromMap(…).skip(8).shard(0, 2)"
 
 
 def test_a_stretch_of_many_numbers_is_no_list_of_them() -> None:
@@ -289,7 +310,7 @@ def test_a_stretch_of_many_numbers_is_no_list_of_them() -> None:
             return index
 
     assert list(Many().skip(10**14).slice(5, None, 3).take(3)) == [10**14 + 5, 10**14 + 8, 10**14 + 11]
-    assert list(Many().shard(7, 8).take(1)) == [7 * 10**15 // 8]
+    assert list(Many().shard(index=7, count=8).take(1)) == [7 * 10**15 // 8]
 
 
 def test_states_say_what_was_skipped() -> None:
@@ -332,7 +353,7 @@ def test_the_first_of_several_fields_is_renamed() -> None:
 
 
 def test_parts_of_what_a_filter_leaves_are_all_of_it() -> None:
-    parts = [list(numbers().filter(lambda n: n % 3 > 0).shard(k, 2)) for k in range(2)]
+    parts = [list(numbers().filter(lambda n: n % 3 > 0).shard(index=k, count=2)) for k in range(2)]
     assert parts == [[1, 2, 4], [5, 7, 8]]
 
 

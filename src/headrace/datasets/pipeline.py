@@ -137,6 +137,12 @@ class Pipeline:
         return next((regroup.name for regroup in self.regroups if regroup.grouping is not None), None)
 
     @property
+    def batched_by(self) -> str:
+        """The operator that has made the batches that come out."""
+        names = [regroup.name for regroup in self.regroups if regroup.grouping is not None]
+        return names[-1] if names else "batch()"
+
+    @property
     def timed(self) -> str | None:
         """What puts samples together that wait for one another for some time only."""
         return next((one.name for one in self.regroups if one.grouping and one.grouping.max_wait_s is not None), None)

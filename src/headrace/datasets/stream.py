@@ -43,7 +43,10 @@ class Stream(Operators["Stream"]):
         """How many samples (or batches) an epoch has; TypeError where that is not known."""
         pipeline = self.pipeline()
         if not pipeline.source.traits.numbered:
-            raise TypeError(f"{self!r} has no length: its samples are counted while they are read")
+            raise TypeError(
+                f"{self!r} has no length: its samples are counted while they are read. Progress bars take a number of "
+                "batches that you know, such as tqdm(loader, total=100)"
+            )
         if any(step.kind == "filter" for step in pipeline.steps) or (pipeline.keeps and not pipeline.has_numbers):
             raise TypeError(f"{self!r} has no length: a filter says only later how many samples it keeps")
         if pipeline.gives_many is not None:
@@ -54,6 +57,13 @@ class Stream(Operators["Stream"]):
         if count >= ENDLESS:
             raise TypeError(f"{self!r} has no length: it has no end")
         return count
+
+    def __bool__(self) -> bool:
+        """False if it is known that an epoch has no samples."""
+        try:
+            return len(self) > 0
+        except TypeError:
+            return True
 
     async def aget(self, key: Any) -> Any:
         """The sample with this key (or number) in the source's own order, through all steps.

@@ -63,9 +63,10 @@ def decoder(
     """What decodes the fields of samples; it pickles where the callables given to it do.
 
     By the last part of the field's name: cls, index, id to int; txt, text, transcript to str; json; npy to an array;
-    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff, and the field image,
-    to images, if `spec` is given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked before. All other
-    fields stay as they are, and so do values that are not bytes. pkl and pickle are among these, unless `allow_pickle`.
+    npz to a dict of arrays; jpg, jpeg, png, ppm, pgm, pbm, pnm, webp, avif, bmp, gif, tif, tiff and the field image to
+    images, if `spec` is given; and what others have registered. With "gz" behind any of these (json.gz) it is unpacked
+    before. All other fields stay as they are, and so do values that are not bytes. pkl and pickle are among these,
+    unless `allow_pickle`.
 
     Args:
         spec: "rgb8" for `[H, W, 3] uint8`, "l8" for `[H, W] uint8`, "torch" for `[3, H, W] uint8`, "pil" for

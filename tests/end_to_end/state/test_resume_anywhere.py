@@ -60,7 +60,7 @@ def chosen(kind: str, total: int, rng: random.Random) -> tuple[str, Callable[[An
         ways["these"] = lambda data: data.sample(numbers)
         ways["slice"] = lambda data: data.slice(1, None, 2)
         ways["skip"] = lambda data: data.skip(3)
-        ways["shard"] = lambda data: data.shard(1, 2)
+        ways["shard"] = lambda data: data.shard(index=1, count=2)
         ways["drawn"] = lambda data: data.sample(weights=weights, count=count)
         for name, make in registered_operators().items():
             if isinstance(make(), hr.OrderOp):

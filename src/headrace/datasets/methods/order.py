@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,18 +71,25 @@ class OrderMethods(AddsOperators[S]):
             raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
 
-    def shard(self, index: int, count: int) -> S:
+    def shard(self, *positional: Never, index: int = -1, count: int = 0) -> S:
         """One of `count` parts of the samples, of data sets with numbers: each as long as the others, but for one.
 
         A part has samples that follow each other: of shards, one reads few of them. For a part of samples from all
         over, shuffle before, by a seed that is the same for all parts. (A loader gives each rank its part by itself.)
 
         Args:
+            *positional: refused, as other libraries have another order.
             index: which part, from 0.
             count: how many parts there are.
         """
+        if positional:
+            given = ", ".join(map(repr, positional))
+            raise OptionError(
+                f".shard({given}): name the arguments, as in .shard(index=0, count=4). Their order differs between "
+                "libraries: tf.data and Hugging Face's datasets have the number of parts first"
+            )
         if not is_whole(index) or not is_whole(count) or index >= count:
-            raise OptionError(f".shard({index!r}, {count!r}): 0 <= index < count, whole numbers")
+            raise OptionError(f".shard(index={index!r}, count={count!r}): 0 <= index < count, whole numbers")
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
     def on_every_rank(self) -> S:
