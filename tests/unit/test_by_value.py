@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import linecache
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
+from typing import Any
 
 import cloudpickle
 import pytest
@@ -76,6 +80,45 @@ def test_list_is_kept_until_the_last_of_several_threads_has_packed(plugin: Modul
     may_end.set()
     thread.join()
     assert "plugin_of_a_user" not in cloudpickle.list_registry_pickle_by_value()
+
+
+CELL = """\
+def double(x):
+    # a comment, which only the source has
+    def inner():
+        return x["number"]
+    return 2 * inner()
+"""
+
+
+def reduced_as_by(file: str | None) -> Callable[[CodeType], Any]:
+    """As versions of cloudpickle reduce code: with its own file, or with another name for all."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduced(code: CodeType) -> Any:
+        make, arguments = reduce(code)
+        return make, tuple(file or code.co_filename if k == 10 else value for k, value in enumerate(arguments))
+
+    return reduced
+
+
+@pytest.mark.parametrize("file", [None, "<dynamic-code>"])
+def test_lines_of_a_cell_travel_with_its_functions(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
+    """A notebook's cell has a file name, and no file: its lines lie in the trainer's `linecache`."""
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduced_as_by(file))
+    cell = "<ipython-input-7-8a1b>"
+    monkeypatch.setitem(linecache.cache, cell, (len(CELL), None, CELL.splitlines(keepends=True), cell))
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, cell, "exec"), scope)
+    descriptors: list[int] = []
+    parts = serialize.pack_for_workers(scope["double"], descriptors)
+    del linecache.cache[cell]  # as in a worker
+    target = memoryview(bytearray(serialize.packed_size(parts)))
+    double = serialize.unpack_in_worker(target, serialize.write(parts, target), descriptors)
+    assert inspect.getsource(double) == CELL
+    with pytest.raises(KeyError) as caught:
+        double({})
+    assert 'return x["number"]' in "".join(traceback.format_exception(caught.value))
 
 
 def test_code_says_which_file_it_is_of_when_it_goes_by_value(plugin: ModuleType) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import importlib
+import linecache
+import os
 import sys
 import threading
 import types
@@ -139,13 +141,35 @@ def reduced_function(reduced: Any, function: types.FunctionType, cells: Cells) -
     return make, (*arguments, empty), *rest
 
 
-def reduced_code(code: types.CodeType) -> object:
+def reduced_code(code: types.CodeType) -> tuple[Callable[..., types.CodeType], tuple[object, ...]]:
     """Code says which file it is of, as where it comes from: tracebacks, warnings and debuggers show its lines.
 
     cloudpickle leaves the file out since 3.1.3.
     """
     make, arguments = internals.Pickler.dispatch_table[types.CodeType](code)
     return make, (*arguments[:_FILE], code.co_filename, *arguments[_FILE + 1 :])
+
+
+def reduced_code_with_lines(code: types.CodeType) -> object:
+    """Reduce code for another process, with its lines if no file has them, as those of a notebook's cell."""
+    make, arguments = reduced_code(code)
+    file = code.co_filename
+    if file not in linecache.cache or os.path.exists(file):  # noqa: PTH110 (it may be anything)
+        return make, arguments
+    return _code_with_lines, (file, linecache.getlines(file), make, arguments)
+
+
+_brought: set[str] = set()  # files whose lines came with code
+
+
+def _code_with_lines(
+    file: str, lines: list[str], make: Callable[..., types.CodeType], arguments: tuple[object, ...]
+) -> types.CodeType:
+    """Make code, and let `linecache` know its lines: tracebacks and `inspect` ask that."""
+    if file not in linecache.cache or file in _brought:
+        _brought.add(file)
+        linecache.cache[file] = sum(map(len, lines)), None, lines, file
+    return make(*arguments)
 
 
 def reduced_class(reduced: Any, kind: type, *, outward: bool) -> object:

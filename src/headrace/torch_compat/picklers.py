@@ -28,6 +28,7 @@ from headrace.torch_compat.by_value import (
     packing,
     reduced_class,
     reduced_code,
+    reduced_code_with_lines,
     reduced_function,
     reference_to,
 )
@@ -99,6 +100,7 @@ class OutwardPacker(Packer):
     """
 
     is_outward = True
+    dispatch_table: ClassVar = ChainMap({CodeType: reduced_code_with_lines}, cloudpickle.Pickler.dispatch_table)
     lets_go_of_graphs = True  # as a data set that is forked: what comes of it is found out with its samples
 
     def __init__(
