@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -68,19 +69,50 @@ def shown(key: object) -> str:
     return f"{key!r:.{_SHOWN_MOST}}"
 
 
+class CaughtError(NamedTuple):
+    """An exception in the process that raised it, with what changes when it is raised again."""
+
+    error: BaseException
+    traceback: TracebackType | None
+    cause: BaseException | None
+    context: BaseException | None
+    hides_context: bool
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, error: BaseException) -> CaughtError:
+        notes = tuple(getattr(error, "__notes__", ()))
+        hides_context = error.__suppress_context__
+        return cls(error, error.__traceback__, error.__cause__, error.__context__, hides_context, notes)
+
+    def restored(self) -> BaseException:
+        """The exception as it was caught, also where it stands for several samples and was raised for one of them."""
+        error = self.error
+        error.__traceback__, error.__cause__, error.__context__ = self.traceback, self.cause, self.context
+        error.__suppress_context__ = self.hides_context  # which was set with the cause
+        if self.notes or hasattr(error, "__notes__"):
+            error.__notes__ = list(self.notes)
+        return error
+
+
 @dataclass(frozen=True, slots=True)
 class PackedError:
-    """An exception as bytes.
+    """An exception on its way to the trainer: as bytes, and in the process that raised it also as it is.
 
     Attributes:
-        blob: what `headrace.torch_compat.errors.unpack_error` makes it of.
+        blob: what `headrace.torch_compat.errors.unpack_error` makes it of in other processes.
         origin: where it was raised.
         scope: whose failure it is.
+        original: the exception itself; other processes do not get it.
     """
 
     blob: bytes
     origin: Origin = NOWHERE
     scope: Scope = Scope.SAMPLE
+    original: CaughtError | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PackedError, (self.blob, self.origin, self.scope)
 
     def widened(self) -> PackedError:
         """The same as no single sample's."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headrace.errors import BadResponseError, ObjectChangedError
+from headrace.failures import PackedError
 from headrace.types import Buffer
 
 
@@ -184,8 +185,8 @@ class Sender(Protocol):
         """
         ...
 
-    def fail(self, blob: bytes) -> None:
-        """Have the receiver raise a packed exception after all messages."""
+    def fail(self, failure: PackedError) -> None:
+        """Have the receiver raise an exception after all messages."""
         ...
 
     def close(self) -> None:

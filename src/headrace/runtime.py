@@ -20,6 +20,7 @@ from headrace.deliver.iterator import BatchIterator, Watcher
 from headrace.deliver.opening import BatchOpener
 from headrace.deliver.slabs import HELD_SLABS, Slabs, Views
 from headrace.errors import LoaderClosedError
+from headrace.failures import PackedError
 from headrace.fetch import Meter, Reader
 from headrace.memory import Arena
 from headrace.observe.stats import DeliverStats, FetchStats, Function, LoaderMeters, Stats, WorkStats
@@ -156,7 +157,7 @@ class Runtime:
                 mailbox.post(epoch.stop)
 
         def refused() -> None:
-            sender.fail(serialize.pack_error(LoaderClosedError("the loader was closed")).blob)
+            sender.fail(serialize.pack_error(LoaderClosedError("the loader was closed")))
 
         engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
         return BatchIterator(
@@ -354,7 +355,7 @@ class Runtime:
         self,
         epoch: Epoch,
         prepare: Callable[[Runtime], Awaitable[None]] | None,
-        fail: Callable[[bytes], None],
+        fail: Callable[[PackedError], None],
         ahead: int,
     ) -> None:
         self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
@@ -370,9 +371,9 @@ class Runtime:
                     self._is_ready = True
         except BaseException as error:  # also a cancellation: whoever waits for the first batch must not wait for ever
             if is_ours(error):
-                fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")).blob)
+                fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")))
                 raise
-            fail(serialize.pack_error(error).blob)
+            fail(serialize.pack_error(error))
             return
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
         with self._slabs.serve(slabs):

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 
 from headrace.deliver.channel import ProcessReceiver, ProcessSender
+from headrace.failures import PackedError
 
 _LENGTH = struct.Struct("<I")
 
@@ -58,8 +59,8 @@ class RemoteSender:
     def send(self, message: Any) -> None:
         self._do("send", message)
 
-    def fail(self, blob: bytes) -> None:
-        self._do("fail", blob)
+    def fail(self, failure: PackedError) -> None:
+        self._do("fail", failure)
 
     def close(self) -> None:
         self._do("close")

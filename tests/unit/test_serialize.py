@@ -6,14 +6,22 @@ import asyncio
 import itertools
 import pickle
 import threading
+import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import aiohttp
+import botocore.exceptions
 import numpy as np
 import pytest
+import requests
 import torch
+from aiohttp.client_reqrep import ConnectionKey, RequestInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from headrace.errors import DecodeError, StorageError
 from headrace.torch_compat import serialize
@@ -136,10 +144,11 @@ def test_functions_and_classes_of_a_script_travel_by_value() -> None:
 
 
 def raised(error: BaseException) -> BaseException:
+    """The error as another process gets it."""
     try:
         raise error
     except BaseException as caught:
-        return serialize.unpack_error(serialize.pack_error(caught))
+        return serialize.unpack_error(pickle.loads(pickle.dumps(serialize.pack_error(caught))))
 
 
 def test_an_error_keeps_type_arguments_notes_attributes_and_traceback() -> None:
@@ -184,6 +193,90 @@ def test_what_does_not_pickle_of_an_error_travels_as_text() -> None:
     assert type(got) is ValueError
     assert got.args[0] == "a lock"
     assert "lock object" in got.args[1]
+
+
+class StatusError(Exception):
+    """As httpx has it: a property that raises where its attribute did not come."""
+
+    def __init__(self, message: str, *, request: object) -> None:
+        super().__init__(message)
+        self.lock, self._request = threading.Lock(), request
+
+    @property
+    def request(self) -> object:
+        if not hasattr(self, "lock"):
+            raise RuntimeError("the request was not set")
+        return self._request
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} for {self.request}"
+
+
+class RpcError(Exception):
+    """As grpc has it: all that it says lies in a state with a lock."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def __repr__(self) -> str:
+        return f"<RpcError of RPC that terminated with: status = {self._state.code}>"
+
+    __str__ = __repr__
+
+
+class RpcState:
+    def __init__(self, code: str) -> None:
+        self.condition, self.code = threading.Condition(), code
+
+
+def client_response_error() -> Exception:
+    headers = CIMultiDictProxy(CIMultiDict({"a": "b"}))
+    url = URL("https://host/a.tar")
+    return aiohttp.ClientResponseError(RequestInfo(url, "GET", headers, url), (), status=404, message="Not Found")
+
+
+def connector_error() -> Exception:
+    key = ConnectionKey("host", 443, True, True, None, None, None)
+    return aiohttp.ClientConnectorError(key, OSError(111, "Connection refused"))
+
+
+def http_error() -> Exception:
+    response = requests.Response()
+    response.status_code, response.url, response.raw = 403, "https://host/a.tar", threading.Lock()
+    return requests.HTTPError("403 Client Error", response=response)
+
+
+THEIR_ERRORS: dict[str, Callable[[], Exception]] = {
+    "aiohttp, an answer": client_response_error,
+    "aiohttp, a connection": connector_error,
+    "botocore, an answer": lambda: botocore.exceptions.ClientError(
+        {"Error": {"Code": "NoSuchKey", "Message": "gone"}}, "GetObject"
+    ),
+    "botocore, a connection": lambda: botocore.exceptions.EndpointConnectionError(endpoint_url="https://host"),
+    "requests": http_error,
+    "httpx": lambda: StatusError("404 Not Found", request="GET https://host/a.tar"),
+    "grpc": lambda: RpcError(RpcState("StatusCode.UNAVAILABLE")),
+}
+
+
+@pytest.mark.parametrize("name", THEIR_ERRORS)
+def test_an_error_has_its_text_elsewhere_too_whatever_that_is_made_of(name: str) -> None:
+    error = THEIR_ERRORS[name]()
+    for got in (raised(error), raised(raised(error))):
+        assert isinstance(got, type(error))
+        assert (type(got).__name__, str(got), repr(got)) == (type(error).__name__, str(error), repr(error))
+        assert f"{error}\n" in "".join(traceback.format_exception_only(got))
+
+
+def test_an_error_is_itself_in_the_process_that_raised_it_however_often_it_stands_for_a_sample() -> None:
+    error = StatusError("404 Not Found", request="GET https://host/a.tar")
+    error.add_note("stage: fetch")
+    packed = serialize.pack_error(error)
+    for number in range(2):
+        got = serialize.unpack_error(packed)
+        assert got is error
+        assert got.__notes__ == ["stage: fetch"]
+        got.add_note(f"batch {number}")
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])

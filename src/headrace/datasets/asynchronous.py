@@ -17,6 +17,7 @@ from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
 from headrace.producer import Producer
 from headrace.protocols import Opens
+from headrace.torch_compat.tracebacks import trimming
 
 Data = TypeVar("Data", bound=Opens)
 
@@ -67,7 +68,8 @@ class AsyncDataset(Operators[Stream]):
             finally:
                 await session.aclose()
 
-        return blocking(get)
+        with trimming:
+            return blocking(get)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._as_stream())

@@ -18,6 +18,7 @@ from headrace.datasets.telling import told
 from headrace.errors import HeadraceError
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
+from headrace.torch_compat.tracebacks import trimming
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -94,7 +95,8 @@ class Stream(Operators["Stream"]):
             finally:
                 await opens.aclose()
 
-        return blocking(get)
+        with trimming:
+            return blocking(get)
 
     def keys(self) -> Sequence[Any]:
         """The keys of the samples, in the source's own order; of shards with an index those in `__key__`."""

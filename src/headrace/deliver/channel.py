@@ -16,24 +16,25 @@ from typing import Any
 
 import anyio
 
+from headrace.failures import PackedError
 from headrace.wakeup import Wakeup, is_readable
 
 _HEADER = struct.Struct("<Q")
 
 
 class ChannelFailedError(Exception):
-    """The sender failed; `blob` is its packed exception."""
+    """The sender failed; `failure` is its exception."""
 
-    def __init__(self, blob: bytes) -> None:
+    def __init__(self, failure: PackedError) -> None:
         super().__init__("the other end of the channel has failed")
-        self.blob = blob
+        self.failure = failure
 
 
 class _End:
     """The last message of a channel."""
 
-    def __init__(self, blob: bytes | None) -> None:
-        self.blob = blob
+    def __init__(self, failure: PackedError | None) -> None:
+        self.failure = failure
 
 
 class _ChannelState:
@@ -68,8 +69,8 @@ class ThreadSender:
         self._sent += 1
         self._push(message)
 
-    def fail(self, blob: bytes) -> None:
-        self._end(blob)
+    def fail(self, failure: PackedError) -> None:
+        self._end(failure)
 
     def close(self) -> None:
         self._end(None)
@@ -81,10 +82,10 @@ class ThreadSender:
         """The messages that were sent and will not be received, because the receiver has closed."""
         return _drained(self._shared) if self._shared.is_closed else ()
 
-    def _end(self, blob: bytes | None) -> None:
+    def _end(self, failure: PackedError | None) -> None:
         if not self._is_ended:
             self._is_ended = True
-            self._push(None, _End(blob))
+            self._push(None, _End(failure))
 
     def _push(self, message: object, end: _End | None = None) -> None:
         self._shared.messages.append((message, end))
@@ -120,8 +121,8 @@ class ThreadReceiver:
         if end is not None:
             shared.messages.append((None, _End(None)))  # the end stays the end, a failure is told once
             self._arrived.set()
-            if end.blob is not None:
-                raise ChannelFailedError(end.blob)
+            if end.failure is not None:
+                raise ChannelFailedError(end.failure)
             raise anyio.EndOfStream
         self._received += 1
         if shared.depth:
@@ -236,8 +237,8 @@ class ProcessSender:
         self._unreceived.append(message)
         self._push(("message", message))
 
-    def fail(self, blob: bytes) -> None:
-        self._end(("failed", blob))
+    def fail(self, failure: PackedError) -> None:
+        self._end(("failed", failure))
 
     def close(self) -> None:
         self._end(("end", None))

@@ -25,6 +25,7 @@ from headrace.errors import LoaderClosedError, NotReady, OptionError
 from headrace.failures import PackedError
 from headrace.protocols import Receiver
 from headrace.torch_compat.errors import unpack_error
+from headrace.torch_compat.tracebacks import trimming
 from headrace.wakeup import is_readable
 
 B = TypeVar("B")
@@ -121,15 +122,20 @@ class BatchIterator(Generic[B]):
         return self
 
     def __next__(self) -> B:
-        if torch._C._autograd._profiler_enabled():
-            with torch.autograd.profiler.record_function(self._name):
-                return self._next()
-        return self._next()
+        with trimming:
+            if torch._C._autograd._profiler_enabled():
+                with torch.autograd.profiler.record_function(self._name):
+                    return self._next()
+            return self._next()
 
     def __aiter__(self) -> BatchIterator[B]:
         return self
 
     async def __anext__(self) -> B:
+        with trimming:
+            return await self._anext()
+
+    async def _anext(self) -> B:
         async with self._tasks_lock.here:
             if self.before is not None:
                 await anyio.to_thread.run_sync(self._begin)
@@ -152,7 +158,7 @@ class BatchIterator(Generic[B]):
             NotReady: it is not; nothing was lost, ask again.
             StopIteration: the epoch is over.
         """
-        with self._lock:
+        with trimming, self._lock:
             self._begin()
             began = time.perf_counter()
             try:
@@ -170,7 +176,8 @@ class BatchIterator(Generic[B]):
             finally:
                 self._is_peeking = False
         made, failure, _ = self._peeked[0]
-        batch: B = _opened(made, failure)
+        with trimming:
+            batch: B = _opened(made, failure)
         return batch
 
     def state_dict(self) -> dict[str, object]:
@@ -328,7 +335,7 @@ class BatchIterator(Generic[B]):
         except anyio.BrokenResourceError as error:
             self._over = partial(_break_off, error)
         except ChannelFailedError as error:
-            self._over = partial(_fail, error.blob)
+            self._over = partial(_fail, error.failure)
         else:
             self._arrived.extend(self._opener.arrived(message))
         return self._over is None
@@ -350,12 +357,11 @@ class BatchIterator(Generic[B]):
         raise StopIteration
 
 
-def _fail(blob: bytes, iterator: BatchIterator[B]) -> NoReturn:
+def _fail(packed: PackedError, iterator: BatchIterator[B]) -> NoReturn:
     """The engine has failed: nothing more comes, but the epoch was not used up."""
     iterator._is_exhausted = True
     iterator._end()
-    failure = unpack_error(PackedError(blob))
-    raise failure from failure.__cause__
+    raise unpack_error(packed)
 
 
 def _refuse(iterator: BatchIterator[B]) -> NoReturn:

@@ -34,6 +34,7 @@ from headrace.scheduler.wiring import EpochSpec
 from headrace.tasks import Chain, Step
 from headrace.torch_compat.collate import is_extended, plain_collate
 from headrace.torch_compat.datapipes import with_sharding
+from headrace.torch_compat.tracebacks import trimming
 from headrace.work.keyed import Begin, OfOne, get_many, getter, pack_in_process, pack_in_thread
 
 
@@ -181,7 +182,7 @@ class EconomicIterator(ResumableIterator):
 
     async def __anext__(self) -> object:
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        with self._receiving():
+        with trimming, self._receiving():
             batch = await anext(self._batches)
         self._num_yielded += 1
         return batch
@@ -194,7 +195,7 @@ class EconomicIterator(ResumableIterator):
             StopIteration: the epoch is over.
         """
         self._draw(self._batches.batches + self._economy.prefetch_factor + 1)
-        with self._receiving():
+        with trimming, self._receiving():
             batch = self._batches.try_next()
         self._num_yielded += 1
         return batch

@@ -12,6 +12,7 @@ import anyio.to_thread
 from headrace.deliver.loops import TaskLock
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.errors import LoaderClosedError, OptionError
+from headrace.torch_compat.tracebacks import trimming
 
 
 class InThread:
@@ -42,7 +43,8 @@ class InThread:
         if error is None:
             return batch
         try:
-            raise StopAsyncIteration if isinstance(error, StopIteration) else error
+            with trimming:
+                raise StopAsyncIteration if isinstance(error, StopIteration) else error
         finally:
             del error  # its traceback has this frame: what they hold would wait for a garbage collection
 

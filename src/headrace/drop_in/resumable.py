@@ -15,6 +15,7 @@ from headrace.errors import StateMismatchError
 from headrace.torch_compat.datapipes import seeded
 from headrace.torch_compat.indices import Indices
 from headrace.torch_compat.stateful import is_stateful
+from headrace.torch_compat.tracebacks import trimming
 
 
 class ResumableIterator(_BaseDataLoaderIter):
@@ -109,9 +110,10 @@ class ResumableIterator(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         this: Any = self
         length = this._IterableDataset_len_called
-        if torch._C._autograd._profiler_enabled() or (length is not None and self._num_yielded >= length):
-            return super().__next__()  # which warns of more batches than `len` has told
-        batch = this._next_data()  # without the mark for a profiler, which takes longer than all the rest
+        with trimming:
+            if torch._C._autograd._profiler_enabled() or (length is not None and self._num_yielded >= length):
+                return super().__next__()  # which warns of more batches than `len` has told
+            batch = this._next_data()  # without the mark for a profiler, which takes longer than all the rest
         self._num_yielded += 1
         return batch
 

@@ -41,6 +41,7 @@ from headrace.errors import LateOptionError, LoaderClosedError, NotReady, Option
 from headrace.processes.stopped import PATIENCE
 from headrace.torch_compat.datapipes import with_sharding
 from headrace.torch_compat.stateful import PackedStates, is_stateful
+from headrace.torch_compat.tracebacks import trimming
 
 
 class WorkerIterator(ResumableIterator):
@@ -303,7 +304,7 @@ class WorkerIterator(ResumableIterator):
             NotReady: it is not; nothing was lost, ask again.
             StopIteration: the epoch is over.
         """
-        with self._lock:
+        with trimming, self._lock:
             self._is_polling = True
             try:
                 return next(self)
@@ -337,6 +338,10 @@ class WorkerIterator(ResumableIterator):
         return self
 
     async def __anext__(self) -> Any:
+        with trimming:
+            return await self._anext()
+
+    async def _anext(self) -> object:
         async with self._tasks_lock.here:
             began_s = time.monotonic()
             while True:

@@ -81,12 +81,12 @@ class Epoch:
                 await self._finished.wait()
                 self._group.cancel_scope.cancel()
         except (Exception, BaseExceptionGroup) as error:
-            self._sender.fail(self._pack_error(first_of(error)).blob)
+            self._sender.fail(self._pack_error(first_of(error)))
         finally:
             self._end_reads()
             if not self._is_done and not is_exiting():
                 closed = LoaderClosedError("the loader was closed while this epoch was running")
-                self._sender.fail(self._pack_error(closed).blob)
+                self._sender.fail(self._pack_error(closed))
             self._assembly.drop()
             for level in self._levels:
                 level.drop()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from headrace.deliver.channel import ChannelFailedError
+from headrace.failures import PackedError
 from headrace.protocols import Receiver, Sender
 from headrace.wakeup import is_readable
 
@@ -95,11 +96,11 @@ def ending_of(receiver: Receiver) -> type[BaseException]:
     raise AssertionError(f"{message!r} came, where nothing more may come")
 
 
-def failure_of(receiver: Receiver) -> bytes:
+def failure_of(receiver: Receiver) -> PackedError:
     try:
         message = receive(receiver)
     except ChannelFailedError as error:
-        return error.blob
+        return error.failure
     raise AssertionError(f"{message!r} came in the place of a failure")
 
 

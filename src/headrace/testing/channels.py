@@ -11,6 +11,7 @@ from typing import ClassVar
 import anyio
 
 from headrace.deliver.channel import ChannelFailedError
+from headrace.failures import PackedError
 from headrace.protocols import Receiver, Sender
 from headrace.testing.channel_ends import (
     DEADLINE_S,
@@ -159,10 +160,10 @@ class ChannelContract:
             count = max(depth, 1)
             for number in range(count):
                 send(sender, number)
-            sender.fail(b"what went wrong")
+            sender.fail(PackedError(b"what went wrong"))
             sender.close()
             assert [receive(receiver) for _ in range(count)] == list(range(count))
-            assert failure_of(receiver) == b"what went wrong"
+            assert failure_of(receiver) == PackedError(b"what went wrong")
             assert ending_of(receiver) is anyio.EndOfStream
 
     def test_first_end_counts(self) -> None:
@@ -170,14 +171,14 @@ class ChannelContract:
         sender.send("message")
         sender.close()
         sender.close()
-        sender.fail(b"too late")
+        sender.fail(PackedError(b"too late"))
         assert receive_all(receiver) == ["message"]
         assert ending_of(receiver) is anyio.EndOfStream
 
     def test_close_and_failure_wake_who_waits(self) -> None:
         endings: list[Callable[[Sender, Receiver], object]] = [
             lambda sender, _: sender.close(),
-            lambda sender, _: sender.fail(b"failed"),
+            lambda sender, _: sender.fail(PackedError(b"failed")),
             lambda _, receiver: receiver.close(),
         ]
         expected = [anyio.EndOfStream, ChannelFailedError, anyio.ClosedResourceError]
@@ -285,7 +286,7 @@ def _interleave(sender: Sender, receiver: Receiver, draws: random.Random, case: 
             assert would_block(receiver), case
     fails = draws.random() < 0.5
     if fails:
-        sender.fail(b"end")
+        sender.fail(PackedError(b"end"))
     sender.close()
     for number in range(received, sent):
         assert receive(receiver) == number, case

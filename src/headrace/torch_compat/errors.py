@@ -12,6 +12,7 @@ from typing import Any
 from headrace.errors import WorkerDiedError
 from headrace.failures import NOWHERE, Origin, PackedError
 from headrace.torch_compat import serialize
+from headrace.torch_compat.tracebacks import trim
 
 
 def pack_worker_error(error: BaseException, where: str, origin: Origin = NOWHERE) -> PackedError:
@@ -75,6 +76,7 @@ def caught(error: BaseException, where: str) -> BaseException:
 
 
 def _caught_text(error: BaseException, where: str) -> str:
+    trim(error)
     return f"Caught {type(error).__name__} {where}.\nOriginal {''.join(traceback.format_exception(error))}"
 
 

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
-from headrace.failures import NOWHERE, Origin, PackedError
+from headrace.failures import NOWHERE, CaughtError, Origin, PackedError
 from headrace.memory import close_all
 from headrace.torch_compat import reducers, spawning, views
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
@@ -36,6 +37,7 @@ from headrace.torch_compat.picklers import (
 )
 from headrace.torch_compat.received import Received
 from headrace.torch_compat.reducers import put_together
+from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
 
 _ALIGNMENT = 64
@@ -326,35 +328,88 @@ class WorkerTraceback(Exception):
 
 
 def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError:
-    """An exception with its traceback's text, its notes and its attributes; what of it does not pickle, as text."""
+    """An exception; for other processes with its notes, its attributes, and the text of its traceback.
+
+    What of it does not pickle is left out there, and is text where it was an argument. It is shown there as here.
+    """
+    trim(error)
     text = "".join(traceback.format_exception(error))
     if isinstance(error, _SIGNALS):
         error = _as_error(error)
     notes = list(getattr(error, "__notes__", ()))
-    for form in (error, _Parts(error)):
+    return PackedError(_packed_error(error, notes, text), origin, original=CaughtError.of(error))
+
+
+def _packed_error(error: BaseException, notes: list[str], text: str) -> bytes:
+    shown = _shown(error)
+    for form in (error, _Parts(error), _Parts(error, shown)):
         try:
             blob = pack_bytes((form, notes, text))
             back = unpack_bytes(blob)[0]  # some exceptions pickle and do not come back, or come back as others
-            if isinstance(back, BaseException) and (form is not error or back.args == error.args):
-                return PackedError(blob, origin)
+            is_whole = isinstance(back, BaseException) and (form is not error or back.args == error.args)
+            if is_whole and [*map(_without_addresses, _shown(back))] == [*map(_without_addresses, shown)]:
+                return blob
         except Exception:  # noqa: S112 (whatever goes wrong, there is another form)
             continue
     line = "".join(traceback.format_exception_only(error)).strip()
     made = RuntimeError(f"{line} (the exception itself cannot be pickled)")
-    return PackedError(pack_bytes((made, notes, text)), origin)
+    return pack_bytes((made, notes, text))
+
+
+def _shown(error: BaseException) -> tuple[str, str]:
+    """What `str` and `repr` make of it."""
+    texts = []
+    for show in (str, repr):
+        try:
+            texts.append(show(error))
+        except Exception as broken:
+            texts.append(f"<{type(error).__name__}: its text cannot be made: {type(broken).__name__}>")
+    return texts[0], texts[1]
+
+
+_without_addresses = partial(re.compile(" at 0x[0-9a-fA-F]+").sub, "")  # those of objects are others in each process
 
 
 class _Parts:
-    """An exception that is put together again without a call of its class, which may want other arguments."""
+    """An exception that is put together again without a call of its class, which may want other arguments.
 
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
+    Args:
+        shown: what `str` and `repr` give of it from now on, whatever its class makes of what is left of it.
+    """
+
+    def __init__(self, error: BaseException, shown: tuple[str, str] | None = None) -> None:
+        self._error, self._shown = error, shown
 
     def __reduce__(self) -> tuple[object, ...]:
         error = self._error
-        args = tuple(value if _packs(value) else repr(value) for value in error.args)
+        args = tuple(value if _packs(value) else ReprText(repr(value)) for value in error.args)
         state = {name: value for name, value in error.__dict__.items() if _packs(value)}
-        return put_together, (type(error), args, state)
+        if self._shown is None:
+            return put_together, (type(error), args, state)
+        return put_together_as, (*self._shown, type(error), args, state)
+
+
+class ReprText(str):
+    """The `repr` of a thing, in the place of that."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def put_together_as(
+    text: str, shown: str, kind: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]
+) -> BaseException:
+    """An exception of a kind that makes its text of what other processes do not have."""
+    members = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__str__": lambda _: text,
+        "__repr__": lambda _: shown,
+        "__reduce__": lambda _: (put_together_as, (text, shown, kind, args, attributes)),
+    }
+    return put_together(type(kind.__name__, (kind,), members), args, attributes)
 
 
 def _packs(value: object) -> bool:
@@ -367,14 +422,16 @@ def _packs(value: object) -> bool:
 
 def _as_error(signal: BaseException) -> RuntimeError:
     """What would be taken for an end of the epoch, or for a wish of the trainer's, where it is raised again."""
-    error = RuntimeError(f"{type(signal).__name__} was raised: {signal}")
+    error = RuntimeError(f"{type(signal).__name__} was raised: {signal}").with_traceback(signal.__traceback__)
     for note in getattr(signal, "__notes__", ()):
         error.add_note(note)
     return error
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """The exception of `pack_error`; its cause shows the traceback it had."""
+    """The exception of `pack_error`: itself in the process that raised it; else its cause shows its traceback."""
+    if packed.original is not None:
+        return packed.original.restored()
     error: BaseException
     error, notes, text = unpack_bytes(packed.blob)
     have = getattr(error, "__notes__", [])

@@ -1,0 +1,163 @@
+"""Errors arrive as they were raised, and their tracebacks have the user's frames, and none of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+import torch
+
+import headrace as hr
+
+PACKAGE = str(Path(hr.__file__).parent)
+RAISED: list[BaseException] = []
+
+
+class RefusedError(Exception):
+    """Makes its text of what does not pickle."""
+
+    def __init__(self, status: int) -> None:
+        self.connection, self.status = threading.Lock(), status
+
+    def __str__(self) -> str:
+        return f"refused with {self.status} over {self.connection and 'a connection'}"
+
+
+def refuse(status: int) -> None:
+    error = RefusedError(status)
+    RAISED.append(error)
+    raise error
+
+
+class Refusing(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return 8
+
+    async def aget(self, key: int) -> int:
+        if key == 3:
+            refuse(503)
+        return key
+
+
+class Stored(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: int) -> int:
+        if key == 3:
+            refuse(503)
+        return key
+
+
+def refusing(number: int) -> int:
+    if number == 3:
+        refuse(503)
+    return number
+
+
+def loop(data: Any, **options: Any) -> None:
+    with hr.DataLoader(data, batch_size=4, **options) as loader:
+        for _ in loader:
+            pass
+
+
+def async_loop(data: Any, **options: Any) -> None:
+    async def main() -> None:
+        async with hr.DataLoader(data, batch_size=4, **options) as loader:
+            async for _ in loader:
+                pass
+
+    asyncio.run(main())
+
+
+def files(frames: TracebackType | None) -> list[str]:
+    return [frame.filename for frame in traceback.extract_tb(frames)]
+
+
+@pytest.fixture(autouse=True)
+def _no_error_stays() -> Any:
+    yield
+    RAISED.clear()
+
+
+DATA: dict[str, Callable[[], Any]] = {
+    "aget": Refusing,
+    "map": lambda: hr.from_map([*range(8)]).map(refusing),
+    "torch": Stored,
+}
+
+
+@pytest.mark.parametrize("read", [loop, async_loop])
+@pytest.mark.parametrize("name", DATA)
+def test_error_of_this_process_is_the_very_object_with_the_users_frames(read: Callable[..., None], name: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read(DATA[name]())
+    assert caught.value is RAISED[0]
+    assert caught.value.__cause__ is None
+    assert not [file for file in files(caught.tb) if file.startswith(PACKAGE)]
+    assert caught.traceback[-1].name == "refuse"
+    assert "refused with 503 over a connection" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("read", [loop, async_loop])
+@pytest.mark.parametrize(("name", "options"), [("map", {}), ("torch", {}), ("torch", {"economic": True})])
+def test_error_of_a_worker_has_its_text_and_the_users_frames(
+    read: Callable[..., None], name: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        read(DATA[name](), num_workers=1, **options)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "RefusedError: refused with 503 over a connection" in told
+    assert "in refuse\n    raise error" in told
+    assert PACKAGE not in told
+
+
+CELL = """\
+import inspect
+
+def double(number):
+    if number == 3:
+        raise ValueError("not this one")
+    return inspect.getsource(double)
+"""
+
+
+def test_lines_of_a_notebooks_cell_are_known_to_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = "<ipython-input-7-8a1b>"
+    monkeypatch.setitem(linecache.cache, cell, (len(CELL), None, CELL.splitlines(keepends=True), cell))
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, cell, "exec"), scope)
+    with hr.DataLoader(hr.from_map([1, 3]).map(scope["double"]), batch_size=None, num_workers=1) as loader:
+        batches = iter(loader)
+        assert next(batches) in CELL
+        with pytest.raises(ValueError, match="not this one") as caught:
+            next(batches)
+    told = "".join(traceback.format_exception(caught.value))
+    assert 'File "<ipython-input-7-8a1b>", line 5, in double\n    raise ValueError("not this one")\n' in told
+
+
+def test_documented_error_has_no_frames_of_ours() -> None:
+    for act, inner in (
+        (lambda: list(hr.stream("memory://tracebacks/none.tar")), None),
+        (lambda: Reading()[0], "aget"),
+        (lambda: list(Reading()), "aget"),
+    ):
+        with pytest.raises(hr.ObjectMissingError) as caught:
+            act()
+        assert PACKAGE not in "".join(traceback.format_exception(caught.value))
+        assert inner is None or caught.traceback[-1].name == inner
+
+
+class Reading(hr.AsyncDataset):
+    def __len__(self) -> int:
+        return 1
+
+    async def aget(self, key: int) -> bytes:
+        return await hr.read(f"memory://tracebacks/{key}")
