@@ -94,6 +94,7 @@ class ProgressDelta:
         given: of each level but the last, how many samples it gave before those that come again; empty where none of
             these levels has a limit.
         lanes: how far lanes are, where documents are packed in these.
+        repeated: how many of the samples are of a second or later pass over the rank's data, where that is counted.
     """
 
     covers: tuple[tuple[int, int], ...]
@@ -104,6 +105,7 @@ class ProgressDelta:
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
     lanes: LaneProgress | None = None
+    repeated: int = 0
 
 
 class Afters(Protocol):

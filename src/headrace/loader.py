@@ -81,6 +81,8 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         tail: what becomes of a last global batch that is short. "short" gives it, and every sample comes once: where
             ranks would have none, the last two share what is left. "drop" leaves it out, as `drop_last`. "pad" fills
             it with samples of the epoch's begin, which come twice. "carry" puts it at the begin of the next epoch.
+            "uneven" lets each rank end with its own data: every sample comes once, also behind filters, and ranks may
+            make different numbers of steps.
         rank: which part of each global batch is this process's, with `world_size`. By default they follow from
             `device_mesh`, from torch.distributed, or from the environment, when the loader is first iterated over.
         world_size: how many parts there are.

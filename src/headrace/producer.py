@@ -81,6 +81,10 @@ class Flow(Protocol):
         """Say that so many samples have been put, and that they come again and again, without end."""
         ...
 
+    def begin_again(self) -> None:
+        """Say that all that is put from now on is of a later pass over the data than the first."""
+        ...
+
     def part_of(self, samples: list[Any], claim: Claim | None) -> Part:
         """Python objects, read by that claim, as a part that workers can be given; None: the claim goes on."""
         ...

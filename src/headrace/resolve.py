@@ -6,7 +6,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, Protocol, SupportsIndex, get_args
 
 import torch
 from torch.utils.data import default_convert
@@ -335,8 +335,9 @@ def _tail(loader: Any, drop_last: bool) -> Tail:
         OptionError: there is no such thing, or two options say different things.
     """
     tail: Tail | None = loader.tail
-    if tail not in (None, "short", "drop", "pad", "carry"):
-        raise OptionError(f"tail={tail!r}: one of 'short', 'drop', 'pad', 'carry' is meant")
+    tails = get_args(Tail)
+    if tail not in (None, *tails):
+        raise OptionError(f"tail={tail!r}: one of {', '.join(map(repr, tails))} is meant")
     if drop_last and tail not in (None, "drop"):
         raise OptionError(f"drop_last=True and tail={tail!r}: give one of them")
     return "drop" if drop_last else tail or "short"

@@ -299,6 +299,7 @@ class Runtime:
             skipped_samples=tuple(meters.skipped_samples),
             repeated=meters.repeated,
             left_out=meters.left_out,
+            unread=meters.unread,
         )
 
     def _running(self) -> Engine:

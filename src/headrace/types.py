@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Buffer = bytes | bytearray | memoryview
 Ints = NDArray[np.int64]
 
-Tail = Literal["short", "drop", "pad", "carry"]
+Tail = Literal["short", "drop", "pad", "carry", "uneven"]
 """What becomes of an epoch's last step where it is short."""
 
 Ranges = tuple[tuple[int, int], ...]

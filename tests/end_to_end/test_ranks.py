@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from end_to_end.tars import put_index, put_shards
+from end_to_end.tars import numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -370,3 +373,98 @@ def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     got = sorted(itertools.chain.from_iterable(itertools.chain.from_iterable(steps)))
     assert got == sorted(set(range(TOTAL)) - lost)
     assert steps[0] == [kept for step in expected if (kept := [n for n in step[: len(step) // 2] if n not in lost])]
+
+
+class Parts(Counting):
+    """Each rank's part has another length."""
+
+    ranks_by = "shard_info"
+
+    async def aiter(self) -> Any:
+        part = hr.shard_info()
+        for n in range(50):
+            if n % 9 % part.world == part.rank:
+                yield n
+
+
+def packed_urls(counts: Sequence[int]) -> list[str]:
+    """Compressed shards, none of which has an index."""
+    urls = [f"memory://ranks-uneven/{number}.tar.gz" for number in range(len(counts))]
+    for url, first, count in zip(urls, itertools.accumulate(counts, initial=0), counts, strict=False):
+        memory.put(url, gzip.compress(tar(numbered_samples(first, count))))
+    return urls
+
+
+UNEVEN: dict[str, tuple[Callable[[], Any], Iterable[int]]] = {
+    "filter": (lambda: Numbers().shuffle().filter(lambda n: n % 5 < 2), [n for n in range(TOTAL) if n % 5 < 2]),
+    "filter of a bounded epoch": (lambda: Numbers().epoch(samples=40).filter(lambda n: n % 3 == 0), range(0, 40, 3)),
+    "nothing is left": (lambda: Numbers().filter(lambda n: n == 7), [7]),
+    "known count": (lambda: Numbers(9), range(9)),
+    "fewer samples than ranks": (lambda: Numbers(2), range(2)),
+    "compressed shards": (lambda: hr.stream(packed_urls(COUNTS), index=None).shuffle(window=8), range(TOTAL)),
+    "fewer shards than ranks": (lambda: hr.stream(packed_urls([9]), index=None), range(9)),
+    "iterable": (Parts, range(50)),
+    "iterable by position": (Counting, range(50)),
+    "filtered iterable by position": (lambda: Counting().filter(lambda n: n % 7 == 0), range(0, 50, 7)),
+}
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_ranks_end_with_their_own_data_when_the_tail_is_uneven(case: str) -> None:
+    make, expected = UNEVEN[case]
+    for world in (1, 2, 3):
+        found: list[int] = []
+        for rank in range(world):
+            batches = batches_of(make(), rank, world, batch_size=2, tail="uneven")
+            assert all(batches)
+            found += itertools.chain(*batches)
+        assert sorted(found) == list(expected)
+
+
+def test_an_uneven_tail_is_refused_where_samples_of_all_ranks_are_counted() -> None:
+    filtered, shards = Numbers().filter(bool), hr.stream(packed_urls(COUNTS), index=None)
+    for data in (filtered.epoch(samples=9), filtered.take(9), shards.take(9), shards.epoch(samples=9)):
+        with pytest.raises(hr.OptionError, match=r"tail='uneven'.*count the samples of all ranks"):
+            batches_of(data, 0, 2, tail="uneven")
+
+
+def test_ranks_repeat_filtered_samples_without_end(urls: list[str], index: str) -> None:
+    for data in (hr.stream(urls, index=index).shuffle().filter(is_even), hr.stream(packed_urls(COUNTS), index=None)):
+        found: set[int] = set()
+        for rank in range(2):
+            with hr.DataLoader(data.repeat(), 5, rank=rank, world_size=2, collate_fn=_numbers) as loader:
+                batches = list(itertools.islice(loader, 20))
+            assert [len(batch) for batch in batches] == [5] * 20
+            found |= set(itertools.chain(*batches))
+        assert found >= set(range(0, TOTAL, 2))
+
+
+SHARED: dict[str, Callable[[], Any]] = {
+    "shards": lambda: hr.stream(packed_urls([9, 1, 11, 10]), index=None).epoch(samples=31),
+    "shuffled shards": lambda: hr.stream(packed_urls([9, 1, 11, 10]), index=None).shuffle(window=4).epoch(samples=70),
+    "even shards": lambda: hr.stream(packed_urls([9, 2, 11, 9]), index=None).filter(is_even).epoch(samples=16),
+    "filter": lambda: Numbers(31).filter(lambda n: n % 4 < 2 or n < 9).epoch(samples=20),
+    "shuffled filter": lambda: Numbers(31).shuffle().filter(lambda n: n < 20).epoch(samples=20),
+    "filter of few": lambda: Numbers(31).filter(lambda n: n % 4 == 0).epoch(samples=8),
+    "many of one": lambda: Numbers(31).flat_map(lambda n: [n, n + 100][: n % 3]).epoch(samples=30),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_samples_that_ranks_repeat_or_do_not_come_to_are_counted(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    for world in (2, 3):
+        found, repeated, unread = Counter[int](), 0, 0
+        for rank in range(world):
+            caplog.clear()
+            data, options = SHARED[case](), {"rank": rank, "world_size": world, "num_workers": 0}
+            with hr.DataLoader(data, batch_size=2, collate_fn=_numbers, **options) as loader:
+                found.update(itertools.chain(*loader))
+                stats = loader.stats()
+                list(loader)
+                assert caplog.text.count("came again") <= 1
+                assert bool(loader.stats().repeated + loader.stats().unread) == ("came again" in caplog.text)
+            repeated, unread = repeated + stats.repeated, unread + stats.unread
+        again = found.total() - len(found)
+        assert repeated == again or (case == "shuffled filter" and repeated >= again)
+        assert unread or "filter" not in case or not again
+    assert repeated

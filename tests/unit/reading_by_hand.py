@@ -226,6 +226,8 @@ class ByHand:
     def come_again(self, count: int) -> None:
         self.rounds.append(count)
 
+    def begin_again(self) -> None: ...
+
     # What may be done.
 
     def settle(self, *calls: Callable[[], Any]) -> None:

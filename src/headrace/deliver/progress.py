@@ -29,6 +29,7 @@ class ProgressSnapshot:
         parts, passed, given: what is known of what the first samples give that are not used up, and how much came
             before that; see `ProgressDelta`.
         lanes: how far lanes are, where documents are packed in these; None: at the begin.
+        repeated: how many samples were of later passes over the data than the first, where that is counted.
     """
 
     batches: int = 0
@@ -42,6 +43,7 @@ class ProgressSnapshot:
     passed: tuple[Ranges, ...] = ()
     given: tuple[int, ...] = ()
     lanes: LaneProgress | None = None
+    repeated: int = 0
 
 
 class Progress:
@@ -181,6 +183,7 @@ def _with_more(received: ProgressSnapshot, after: ProgressDelta) -> ProgressSnap
         passed=after.passed,
         given=after.given,
         lanes=after.lanes,
+        repeated=received.repeated + after.repeated,
     )
 
 

@@ -155,7 +155,7 @@ class Blueprint:
             serialize.unpack_error,
             serialize.pack_error,
             plan.begin.skipped,
-            needs_batches=plan.world > 1,
+            needs_batches=plan.world > 1 and not plan.is_uneven,
         )
 
     async def prepare(self, place: Workplace) -> None:

@@ -61,6 +61,8 @@ class EpochPlan:
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
         source: what its data set is called.
         packing: how documents are packed in lanes; None: they are not.
+        pass_count: where ranks share an epoch whose samples are counted as they come: how many positions a pass over
+            the data has; None: not known, or counted elsewhere.
         is_left_out: whether the one at a position is left out of these; None: none is.
         why_no_state: why states of it are refused; None: they are not.
     """
@@ -81,6 +83,7 @@ class EpochPlan:
     leave_out: int = 0
     share: Steps | None = None
     packing: LanePacking | None = None
+    pass_count: int | None = None
     is_left_out: Callable[[int], bool] | None = None
     why_no_state: str | None = None
 
@@ -118,7 +121,14 @@ class EpochPlan:
     def is_even(self) -> bool:
         """Whether the batches of each step have as many samples on all ranks, as far as that is known."""
         steps = self.steps if self.share is None else self.share
-        return self.world == 1 or not any(size % self.world for size in (steps.size, *steps.last))
+        if self.world == 1:
+            return True
+        return not self.is_uneven and not any(size % self.world for size in (steps.size, *steps.last))
+
+    @property
+    def is_uneven(self) -> bool:
+        """True if each rank ends with its own data, whatever the others have."""
+        return self.world > 1 and self.steps.tail == "uneven"
 
     def check_end(self, received: ProgressSnapshot) -> None:
         """Whether all batches came that are this rank's, where ranks share an epoch whose samples are not counted.
@@ -170,7 +180,29 @@ class EpochPlan:
             ask, done = mark, self._done
             mark = (lambda number: ask(_original(number, done))) if done else ask
         is_limited = any(level.limit is not None for level in self.levels[:-1])
-        return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited)
+        repeated = None if self.share is None else self._count_repeated
+        return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited, repeated=repeated)
+
+    def _count_repeated(self, numbers: Ints) -> int:
+        """How many of the source's samples, given by their numbers, are of later passes than the first."""
+        if self.pass_count is None or not len(numbers):
+            return 0
+        first = self.steps.step_at(self.pass_count)
+        if numbers.max() < first:
+            return 0
+        are_later = numbers >= first + self.steps.batch  # in between is the step in which the pass ends
+        inside = numbers[(numbers >= first) & ~are_later]
+        ending = self.steps.positions(first, first + self.steps.batch) >= self.pass_count
+        return int(are_later.sum()) + int(ending[inside - first].sum())
+
+    def unread(self, received: ProgressSnapshot) -> int:
+        """How many samples of this rank's part of the data the epoch has not come to, as far as that is known."""
+        if self.pass_count is None:
+            return 0
+        used = max((stop for _, stop in received.covers), default=0)
+        first = self.steps.step_at(self.pass_count)
+        ending = self.steps.positions(first, first + self.steps.batch)[max(0, used - first) :]
+        return max(0, first - used) + int((ending < self.pass_count).sum())
 
     @property
     def _origins(self) -> list[Origins]:

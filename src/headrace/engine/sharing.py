@@ -31,12 +31,10 @@ class Sharing:
         self._is_by_position = plan.world > 1 and source.ranks_by == "position"
         self._steps: Steps | None = None
         if self._is_by_position:
-            assert plan.share is not None
-            steps = plan.share
-            count, tail = (
-                (steps.begin.position + steps.left, steps.tail) if pipeline.keeps_count else (ENDLESS, "short")
-            )
-            self._steps = Steps(Cursor.at(), count, steps.size, tail, plan.rank, plan.world)
+            steps, count = plan.share or plan.steps, ENDLESS
+            if plan.share is not None and pipeline.keeps_count:
+                count = steps.begin.position + steps.left
+            self._steps = Steps(Cursor.at(), count, steps.size, steps.tail, plan.rank, plan.world)
 
     def open(self, number: int, later: int = 0) -> AsyncIterator[object]:
         """The samples of this rank.

@@ -207,7 +207,9 @@ class _EpochIO:
             order = partial(window_order, seed=seed, epoch=plan.number)
             window = ShuffleWindow(shuffle.window or WINDOW_SAMPLES, WINDOW_BYTES, lambda n, k: order(n, window=k))
         times, _ = pipeline.passes
-        rounds = Rounds(pipeline.source.urls, seed, plan.number, times, plan.rank, plan.world)
+        rounds = Rounds(
+            pipeline.source.urls, seed, plan.number, times, plan.rank, plan.world, may_be_empty=plan.is_uneven
+        )
         return ShardProducer(
             ShardReading(
                 reader=self._reader,

@@ -220,8 +220,9 @@ def report(stats: Stats) -> str:
         lines.append(f"  shards   {fetch.shards_whole:,} read whole, {fetch.shards_in_part:,} only where it was wanted")
     if work.deaths:
         lines.append(f"  deaths   {work.deaths} workers ended and were replaced; their work was done again")
-    if stats.repeated or stats.left_out:
-        lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were left out")
+    if stats.repeated or stats.left_out or stats.unread:
+        unread = f", {stats.unread:,} were not looked at" if stats.unread else ""
+        lines.append(f"  tail     {stats.repeated:,} samples came twice, {stats.left_out:,} were left out{unread}")
     if stats.tokens:
         whole = max(1, sum(stats.tokens.values()))
         shares = ", ".join(f"{name} {count / whole:.2%}" for name, count in stats.tokens.items())

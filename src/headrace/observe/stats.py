@@ -151,8 +151,12 @@ class Stats:
         started_s: seconds until workers stood ready, since the first iteration began.
         skipped: samples that were left out because they failed, in all epochs.
         skipped_samples: the first 100 of them.
-        repeated: samples that filled up last steps, on all ranks together, in all epochs that are over (tail="pad").
-        left_out: samples of last steps that were dropped, or left to the next epoch, counted alike.
+        repeated: samples that came again, in all epochs that are over: those that filled up last steps (tail="pad"),
+            on all ranks together; and where ranks share epochs of `.epoch(samples=N)` whose samples are counted as they
+            come, those that this rank received of a second or later pass over its part of the data.
+        left_out: samples of last steps that were dropped, or left to the next epoch, on all ranks together.
+        unread: samples of this rank's part of the data that such epochs of N samples have not come to, before filters.
+            It counts samples that have numbers; of others nobody knows how many are left.
         tokens: of a mixture by tokens, how many of each source were received in this epoch, by its name: in the rows
             of this rank; the first rank also counts those of all ranks that came before a state which was loaded.
     """
@@ -169,6 +173,7 @@ class Stats:
     skipped_samples: tuple[SkippedSample, ...] = ()
     repeated: int = 0
     left_out: int = 0
+    unread: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -200,7 +205,7 @@ class LoaderMeters:
         self.reading_s = 0.0
         self.skipped = 0
         self.skipped_samples: list[SkippedSample] = []
-        self.repeated = self.left_out = 0
+        self.repeated = self.left_out = self.unread = 0
         self._reading = set[object]()  # the epochs that read now
         self._reading_since: float | None = None
         self._lock = threading.Lock()

@@ -21,15 +21,24 @@ class Rounds:
         times: how often; None: without end.
         rank: which of them are read here, with `world`.
         world: how many ranks share them.
+        may_be_empty: whether a rank may have none of them.
 
     Attributes:
         count: how many that are.
     """
 
     def __init__(
-        self, urls: Sequence[str], seed: int | None, epoch: int, times: int | None, rank: int, world: int
+        self,
+        urls: Sequence[str],
+        seed: int | None,
+        epoch: int,
+        times: int | None,
+        rank: int,
+        world: int,
+        *,
+        may_be_empty: bool = False,
     ) -> None:
-        if world > len(urls):
+        if world > len(urls) and not may_be_empty:
             raise OptionError(
                 f"{len(urls)} shards for {world} ranks, each of which reads shards of its own: make an index, "
                 "then they share shards (headrace index URL…)"

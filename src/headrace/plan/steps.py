@@ -29,7 +29,7 @@ class Steps:
         size: samples of a step.
         tail: what becomes of a last step that is short: "short" gives it; where it has fewer samples than there are
             ranks, the last two steps share what is left. "drop" leaves it out, "pad" fills it with the epoch's first
-            samples, "carry" leaves it to the next epoch.
+            samples, "carry" leaves it to the next epoch. "uneven" gives it, and some ranks may have no sample of it.
         rank, world: which share of each step is meant.
         lanes: positions of a step are sorted by the lane that their remainder by this has, see `lane_turns`.
         done: [k, 2]: ascending ranges of this rank's samples, counted from `begin`, that have been delivered already.
@@ -70,7 +70,7 @@ class Steps:
             return
         if self.tail == "pad":
             self.last = (self.size,)
-        elif rest >= self.world:
+        elif rest >= self.world or self.tail == "uneven":
             self.last = (rest,)
         elif not self.full:
             raise OptionError(
@@ -101,6 +101,11 @@ class Steps:
     def steps(self) -> int:
         """How many steps there are."""
         return self.full + len(self.last)
+
+    @property
+    def batches(self) -> int:
+        """The steps of which this rank has samples: all but for the last ones of tail="uneven"."""
+        return self.full + sum(high > low for low, high in map(self._share, self.last))
 
     @property
     def batch(self) -> int:
@@ -138,6 +143,12 @@ class Steps:
     def original(self, start: int, stop: int) -> Ints:
         """The same samples as ranges of numbers that count from `begin`, with those that are done."""
         return compressed(self._numbers(start, stop))
+
+    def step_at(self, position: int) -> int:
+        """How many of this rank's samples to come lie in steps that are wholly before a position."""
+        steps = max(0, position - self.begin.position + self.begin.hole_count) // self.size
+        edge = self.samples(steps)
+        return edge - int(np.clip(edge - self.done[:, 0], 0, self.done[:, 1] - self.done[:, 0]).sum())
 
     def within(self, count: int) -> int:
         """How many whole steps this rank's first `count` samples are, delivered ones too."""

@@ -82,6 +82,8 @@ class ShardProducer:
                 begun.append((ordinal, url))
                 yield partial(self._read_shard, flow, ordinal, url)
 
+        if self._first_shard >= self._in_round:
+            flow.begin_again()
         ahead = ReadingAhead(readers(), lambda: SHARDS_AT_ONCE if self._largest else SHARDS_AT_FIRST)
         try:
             async with anyio.create_task_group() as group, aclosing(ahead.readings(group)) as readings:
@@ -190,6 +192,7 @@ class ShardProducer:
                 )
             if self._is_endless:
                 flow.come_again(count)
+            flow.begin_again()
         self._read_before = self._read
 
     def range_bytes(self, ordinal: int, offset: int) -> int:

@@ -221,6 +221,9 @@ class Epoch:
     def come_again(self, count: int) -> None:
         self._pass_count = count
 
+    def begin_again(self) -> None:
+        self._position_map.begin_again(self._put)
+
     async def scan(self, scanner: Any, lease: Lease, offset: int, last: bool, order: int) -> tuple[Rows, Any]:
         task = Task(0, 0, order, Finish.SCAN, [], place=lease.retain(), scan=(scanner, offset, last))
         try:

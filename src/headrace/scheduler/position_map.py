@@ -14,6 +14,9 @@ from headrace.scheduler.origins import Origins
 from headrace.tasks import Task
 from headrace.types import Ints, Ranges
 
+Repeated = Callable[[Ints], int]
+"""How many of the source's samples, given by their numbers, are of a second or later pass over its data."""
+
 Positions = Callable[[int, int], Sequence[int]]
 """The positions in the epoch of the `start`-th up to the `stop`-th sample that a source gives."""
 
@@ -46,6 +49,8 @@ class PositionMap:
         mark: asked for a place where the source can be begun again; None: positions tell it.
         levels: of what samples are made, where some are left out, or become many, or are put together on the way.
         is_limited: whether a level before the last one gives some number of samples at most, so that they are counted.
+        repeated: counts samples of later passes than the first, until the source says where these begin; None: they are
+            not counted.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class PositionMap:
         levels: Sequence[Origins] = (),
         *,
         is_limited: bool = False,
+        repeated: Repeated | None = None,
     ) -> None:
         self._positions, self._kept_from, self._mark = positions, kept_from, mark
         self.levels, self._is_limited = levels or (Origins(),), is_limited
@@ -63,6 +69,7 @@ class PositionMap:
         self._first_not = 0
         self._covers: list[tuple[int, int]] = []  # since the last message
         self._used = 0  # samples of batches, since then
+        self._repeated_of, self._repeated, self._is_again = repeated, 0, False
         self._known = 0  # samples by their numbers in batches, of which it is known what they are
         self._unknown: list[tuple[int, int, int]] = []  # batches that were delivered before all of theirs were known
 
@@ -125,6 +132,12 @@ class PositionMap:
         if self._kept_from is None:
             self._known = stop
 
+    def begin_again(self, number: int) -> None:
+        """The source's samples from this number on are of a later pass than the first."""
+        if self._repeated_of is not None and not self._is_again:
+            self._is_again = True
+            self._repeated_of = lambda numbers: int((numbers >= number).sum())
+
     def cover(self, number: int, start: int, stop: int, boundaries: BatchBoundaries) -> None:
         """A batch was delivered, or left out, that has these samples.
 
@@ -135,12 +148,22 @@ class PositionMap:
             self._unknown.append((number, start, stop))
             return
         self._used += stop - start
+        self._repeated += self._count_repeated(start, stop)
         self._use(start, stop)
         self._delivered.add(number)
         while self._first_not in self._delivered:
             self._delivered.discard(self._first_not)
             self._first_not += 1
         self._forget(boundaries.start(self._first_not))
+
+    def _count_repeated(self, start: int, stop: int) -> int:
+        """How many of these samples of batches are of a later pass than the first."""
+        if self._repeated_of is None:
+            return 0
+        if self._kept_from is None:
+            return self._repeated_of(np.arange(start, stop))
+        last = len(self.levels) - 1
+        return self._repeated_of(np.array([self.source_number(last, number) for number in range(start, stop)]))
 
     def _use(self, start: int, stop: int) -> None:
         """These samples of batches are used up."""
@@ -163,6 +186,8 @@ class PositionMap:
         if self._kept_from is not None or self._covers or self._delivered or self._first_not != number:
             return None
         stop, mark = number + count, self._mark
+        if self._count_repeated(number, stop):
+            return None
         if mark is not None and stop > self._known:
             return None
         self._first_not = stop
@@ -181,6 +206,7 @@ class PositionMap:
         """What a state says once all that was delivered so far has been received."""
         covers, self._covers = tuple(self._covers), []
         used, self._used = self._used, 0
+        repeated, self._repeated = self._repeated, 0
         oldest = boundaries.start(self._first_not)
         known, passed, given = tuple[int, ...](), tuple[Ranges, ...](), tuple[int, ...]()
         if self._kept_from is not None:
@@ -188,7 +214,8 @@ class PositionMap:
         mark = None if self._mark is None else self._mark(oldest)
         if not any(passed):
             passed, known = (), known if any(known) else ()
-        return ProgressDelta(covers, mark, skipped, used, known, passed, given if self._is_limited else ())
+        given = given if self._is_limited else ()
+        return ProgressDelta(covers, mark, skipped, used, known, passed, given, repeated=repeated)
 
 
 def as_numbers(positions: Ints) -> Sequence[int]:

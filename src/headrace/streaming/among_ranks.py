@@ -10,6 +10,7 @@ from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.engine.sharing import name_of
 from headrace.errors import OptionError, StateMismatchError
+from headrace.types import Tail
 
 log = logging.getLogger("headrace")
 
@@ -22,13 +23,18 @@ def has_numbers(pipeline: Pipeline, world: int) -> bool:
     return (pipeline.is_by_number or pipeline.source.divides()) if is_shared else pipeline.has_numbers
 
 
-def divided(stream: Stream, world: int) -> Stream:
+def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     """The same stream, with an index where several ranks cannot share it without.
+
+    Args:
+        stream: what is iterated.
+        world: how many ranks share it.
+        tail: how an epoch ends.
 
     Raises:
         OptionError: they cannot share it; it says what to do.
     """
-    stream = _shared(stream, world)
+    stream = _shared(stream, world, tail)
     pipeline = stream.pipeline()
     if pipeline.unshardable is not None:
         raise OptionError(
@@ -43,38 +49,68 @@ def divided(stream: Stream, world: int) -> Stream:
     return stream
 
 
-def _shared(stream: Stream, world: int) -> Stream:
+def _shared(stream: Stream, world: int, tail: Tail) -> Stream:
     pipeline = stream.pipeline()
     source = pipeline.source
     if source.traits.iterated:
-        _check_iterable(stream, source, world)
-        return stream
-    if pipeline.passes[1] is None:
-        if _lacks_index(source):
-            log.warning(
-                "%d ranks share shards without an index: one is made first, of the headers of their members: a "
-                "request for every few of them. `headrace index` makes it once for all",
-                world,
-            )
-            stream = _indexed(stream)
-            pipeline = stream.pipeline()
-        if not has_numbers(pipeline, world) and pipeline.given_count is None:
-            raise OptionError(
-                f"{world} ranks cannot share the samples of {stream!r}, which are counted while they are read: say how "
-                "many an epoch has, by .epoch(samples=N) behind all filters, and each rank reads shards of its own; or "
-                "make an index (headrace index URL…; compressed shards are shared by it where they are packed in "
-                f"Zstandard's seekable frames and shuffled globally); or {_ALL}"
-            )
-    if pipeline.packing is not None and pipeline.is_endless:
-        return stream  # a lane gives a sequence in each step
-    if not pipeline.keeps_count and pipeline.given_count is None:
-        raise OptionError(
-            f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "
-            "numbers of batches: put .epoch(samples=N) behind it, or filter by keys of an index "
-            "(.filter(f, field='__key__')), or "
-            f"{_ALL}"
+        _check_iterable(source, world)
+    elif pipeline.passes[1] is None and _lacks_index(source):
+        log.warning(
+            "%d ranks share shards without an index: one is made first, of the headers of their members: a "
+            "request for every few of them. `headrace index` makes it once for all",
+            world,
         )
+        stream = _indexed(stream)
+        pipeline = stream.pipeline()
+    is_known = has_numbers(pipeline, world) and pipeline.keeps_count
+    if is_known or (pipeline.is_endless and not _limits(pipeline)):
+        return stream
+    if tail == "uneven":
+        _check_uneven(pipeline, world)
+    elif pipeline.given_count is None:
+        raise _uncounted(stream, world)
     return stream
+
+
+def _limits(pipeline: Pipeline) -> bool:
+    """True if samples are counted as they come, and no more than some number taken."""
+    return pipeline.limit is not None or pipeline.is_limited_within
+
+
+def _check_uneven(pipeline: Pipeline, world: int) -> None:
+    """Raise OptionError where ranks that end by themselves would have to count their samples together."""
+    is_bounded = pipeline.order.most is not None and not has_numbers(pipeline, world)
+    if is_bounded or _limits(pipeline):
+        raise OptionError(
+            f"tail='uneven': each of {world} ranks ends with its own data, and .epoch() and .take() count the samples "
+            "of all ranks: leave out one of them"
+        )
+    if pipeline.packing is not None:
+        raise OptionError(
+            f"tail='uneven': .pack({pipeline.packing.length}) of documents that are read first gives a sequence for "
+            "each row of each step: have .epoch(samples=N) or .repeat()"
+        )
+
+
+def _uncounted(stream: Stream, world: int) -> OptionError:
+    """The error where nobody knows how many samples each rank has; it names what can be chosen."""
+    pipeline = stream.pipeline()
+    exact = ""
+    if pipeline.keeps_count:
+        what = f"{world} ranks cannot share the samples of {stream!r}, which are counted while they are read"
+    else:
+        what = (
+            f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "
+            "numbers of batches"
+        )
+    if pipeline.source.answers_keys:
+        exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
+    return OptionError(
+        f"{what}. Each sample comes once {exact}by tail='uneven', with which each rank ends with its own data "
+        "(for evaluation, and torch's Join). "
+        "All ranks make as many steps by .epoch(samples=N) behind all filters, or by .repeat(): some samples may come "
+        f"again or be skipped, which stats() counts. Or {_ALL}"
+    )
 
 
 def _indexed(stream: Stream) -> Stream:
@@ -88,7 +124,7 @@ def _lacks_index(source: SampleSource) -> bool:
     return source.traits.sharded and not source.traits.numbered and not source.is_compressed
 
 
-def _check_iterable(stream: Stream, source: SampleSource, world: int) -> None:
+def _check_iterable(source: SampleSource, world: int) -> None:
     name = name_of(source.data)
     if source.ranks_by is None:
         raise OptionError(
@@ -99,11 +135,6 @@ def _check_iterable(stream: Stream, source: SampleSource, world: int) -> None:
         )
     if source.ranks_by not in ("shard_info", "position"):
         raise OptionError(f"{name}.ranks_by={source.ranks_by!r}: 'shard_info', 'position' or None is meant")
-    if stream.pipeline().given_count is None:
-        raise OptionError(
-            f"{world} ranks cannot share the samples of {stream!r}, which are counted while they come: say how many an "
-            f"epoch has, by .epoch(samples=N) behind all filters, or {_ALL}"
-        )
 
 
 def met(stream: Stream, state: Mapping[str, object], world: int) -> Stream:

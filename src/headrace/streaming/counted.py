@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
 from headrace.datasets.pipeline import Pipeline
-from headrace.engine.epoch_plan import as_array
+from headrace.deliver.progress import ProgressSnapshot
+from headrace.engine.epoch_plan import EpochPlan, as_array
 from headrace.errors import StateMismatchError
+from headrace.observe.stats import LoaderMeters
 from headrace.plan import Cursor, Steps, share
 from headrace.state import ResplitBase, State
 from headrace.streaming.among_ranks import has_numbers
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Tail
+
+log = logging.getLogger("headrace")
 
 
 def counted_share(
@@ -33,6 +38,12 @@ def counted_share(
     """
     step = begin.step_now or size
     since, count = begin.since, pipeline.given_count
+    if ranks.world > 1 and step != size and pipeline.source.ranks_by == "position" and begin.mark is not None:
+        raise StateMismatchError(
+            f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
+            f"have {size}: load it with batches of that size",
+            field="step",
+        )
     if count is None or ranks.world == 1:
         return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
     ending: Tail = "drop" if tail == "drop" else "short"
@@ -40,12 +51,6 @@ def counted_share(
     batches = begin.batches - since.batches
     steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))
     if step != size:
-        if pipeline.source.ranks_by == "position" and begin.mark is not None:
-            raise StateMismatchError(
-                f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
-                f"have {size}: load it with batches of that size",
-                field="step",
-            )
         if begin.samples - since.here != steps.samples(batches):
             merge = (
                 ", or merge the states of all ranks by hr.merge_states" if has_numbers(pipeline, ranks.world) else ""
@@ -59,6 +64,29 @@ def counted_share(
         since = ResplitBase(at, begin.samples, size, begin.batches)
         steps = Steps(Cursor.at(at), count, size, ending, ranks.rank, ranks.world)
     return replace(begin, since=since._replace(step=0 if size == planned else size)), steps
+
+
+def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeters) -> None:
+    """Count what this rank has received again of an epoch that is over, and not come to. Warn of the first."""
+    assert plan.share is not None
+    meters.left_out += plan.share.left_out
+    repeated, unread = received.repeated, plan.unread(received)
+    if (repeated or unread) and not (meters.repeated or meters.unread):
+        came = received.samples - plan.begin.samples
+        log.warning(
+            "epoch %d: of %d samples that rank %d of %d received, %d came again, and %d of its part of the data were "
+            "not looked at: .epoch(samples=%d) has ranks make as many steps, whatever is left on the others. "
+            "tail='uneven' gives each sample once; so does an index, where there is no filter",
+            plan.number,
+            came,
+            plan.rank,
+            plan.world,
+            repeated,
+            unread,
+            plan.share.end,
+        )
+    meters.repeated += repeated
+    meters.unread += unread
 
 
 def part_of(count: int, ranks: Ranks) -> int:

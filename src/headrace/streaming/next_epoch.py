@@ -100,7 +100,7 @@ class NextEpoch:
         )
         if self._settings.exclude is not None:
             cursor = self._excluding(planning).left(cursor, self.turn.number, size)
-        return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).steps
+        return Steps(cursor, planning.count(), size, self._settings.tail, ranks.rank, ranks.world).batches
 
     def state(self, batches: int | None) -> dict[str, object]:
         """The state at its begin."""
@@ -152,7 +152,7 @@ class NextEpoch:
             self.ranks, self.planning, self._facts = ranks, None, None
             try:
                 if ranks.world > 1:
-                    self.stream = divided(self.stream, ranks.world)
+                    self.stream = divided(self.stream, ranks.world, self._settings.tail)
             except BaseException:
                 self.ranks = None
                 raise
@@ -194,7 +194,8 @@ class NextEpoch:
         facts = self._known_facts()
         is_counted = self.planning is not None
         is_known = is_counted and pipeline.keeps_count
-        is_shared = is_known and settings.in_order
+        is_uneven = settings.tail == "uneven" and ranks.world > 1
+        is_shared = is_known and settings.in_order and not is_uneven
         self._check_tail(is_known)
         size = self._step(ranks)
         begin, order = (self._begin(ranks), None) if self._loaded is None else (self._loaded.state, self._loaded.order)
@@ -212,13 +213,14 @@ class NextEpoch:
             begin.cursor,
             ENDLESS if order is None else order.count,
             size,
-            settings.tail if is_known else "short",
+            settings.tail if is_known or is_uneven else "short",
             ranks.rank if is_counted else 0,
             ranks.world if is_counted else 1,
             1 if order is None else order.lanes,
             as_array(begin.done),
             self._deal(order, is_shared=is_shared),
         )
+        _check_last_steps(begin, steps)
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
             told = f"{steps.left} samples for {ranks.world} ranks, of which each gets one by itself"
             raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
@@ -248,6 +250,7 @@ class NextEpoch:
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
             packing=pipeline.packing,
+            pass_count=None if shared is None or self.planning is None else _pass_count(pipeline, self.planning),
             is_left_out=None if excluding is None or order is None else partial(excluding.of_document, order),
             why_no_state=_why_no_state(pipeline),
         )
@@ -379,6 +382,25 @@ class _Loaded(NamedTuple):
     state: State
     packed: dict[str, object] | None
     order: Order | None
+
+
+def _pass_count(pipeline: Pipeline, planning: Planning) -> int | None:
+    """How many samples a pass has, where each comes once in it; None: nobody knows, or lanes count documents."""
+    return None if pipeline.source.is_endless or pipeline.packing is not None else planning.pass_count
+
+
+def _check_last_steps(state: State, steps: Steps) -> None:
+    """Raise StateMismatchError where what this rank has received of the last steps was cut in another way."""
+    if not state.done or state.tail == steps.tail:
+        return
+    before = Steps(state.cursor, state.end, state.step, state.tail, steps.rank, steps.world)
+    is_cut_alike = (before.full, before.last) == (steps.full, steps.last)
+    if not is_cut_alike and state.done[-1][1] > min(before.full, steps.full) * steps.batch:
+        raise StateMismatchError(
+            f"the state is of the last steps of an epoch with tail={state.tail!r}, and this loader has "
+            f"tail={steps.tail!r}: end that epoch with tail={state.tail!r}, or have set_epoch() begin another one",
+            field="tail",
+        )
 
 
 def _why_no_state(pipeline: Pipeline) -> str | None:

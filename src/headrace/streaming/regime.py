@@ -25,6 +25,7 @@ from headrace.observe.stats import LoaderMeters, Stats
 from headrace.options import Settings
 from headrace.runtime import Runtime
 from headrace.streaming.callers import DirectCalls
+from headrace.streaming.counted import count_share
 from headrace.streaming.epoch_cursor import EpochCursor
 from headrace.streaming.next_epoch import NextEpoch
 from headrace.streaming.thread_host import ThreadHost
@@ -327,6 +328,8 @@ def _use_up(turn: EpochCursor, meters: LoaderMeters, plan: EpochPlan, progress: 
     """
     plan.check_end(progress.received)
     turn.advance(plan, progress)
+    if plan.share is not None:
+        count_share(plan, progress.received, meters)
     if plan.batches is not None:
         meters.repeated += plan.steps.repeated
         meters.left_out += plan.steps.left_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from typing import Any
@@ -318,3 +319,41 @@ def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples
         fresh = world(stack, 2, data, global_batch_size=5).loaders[1]._behind._next.plan()  # type: ignore[union-attr]
         assert fresh.digest() != plans[0].digest()
         assert sum(lengths(ranks.run())) == 25
+
+
+@pytest.mark.parametrize("kind", ["filter", "known", TAR])
+def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(places: Places, kind: str) -> None:
+    written = places.write(COUNTS)
+
+    def data() -> Any:
+        if kind == "filter":
+            return filtered(written)
+        return sources.source(TAR if kind == TAR else INDEXED, written).map(Seen())
+
+    def rest(states: Any, size: int, **options: Any) -> Counter[Any]:
+        with ExitStack() as stack:
+            loaders = world(stack, size, data, states, tail="uneven", **options).loaders
+            return Counter(sample for loader in loaders for batch in loader for sample in sources.rows(batch))
+
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=4, tail="uneven")
+        got = samples(ranks.run(1))
+        states = ranks.states()
+    expected = rest(None, 1, batch_size=8)
+    assert max(expected.values()) == 1
+    assert got + rest(states, 3, batch_size=4) == expected
+    if kind != TAR:
+        assert got + rest(merge_states(states), 2, global_batch_size=6) == expected
+    with ExitStack() as stack, pytest.raises(hr.StateMismatchError):
+        world(stack, 2, data, states[1], batch_size=4, tail="uneven")
+
+
+def test_states_of_last_steps_are_refused_when_the_tail_is_another(places: Places) -> None:
+    written = places.write([22])
+    data = lambda: sources.source(MAP, written).map(Seen())
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=7, tail="uneven")
+        ranks.run(1)
+        states = ranks.states()
+    with ExitStack() as stack, pytest.raises(hr.StateMismatchError, match="tail='uneven'"):
+        world(stack, 3, data, states, batch_size=7, tail="short", in_order=False)

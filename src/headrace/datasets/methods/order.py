@@ -150,7 +150,8 @@ class OrderMethods(AddsOperators[S]):
         """Epochs of `samples` samples, over all ranks together: the data are begun again, or left, where that is full.
 
         All ranks make as many steps also where samples are not counted beforehand: of shards, each reads its own; of an
-        iterable data set, `ranks_by` says how they are divided.
+        iterable data set, `ranks_by` says how they are divided. Then some samples may come again and others be skipped,
+        which `stats()` counts; with `tail="uneven"` of the loader, and without `.epoch()`, each comes once.
         """
         if samples < 1:
             raise OptionError(f".epoch(samples={samples}): 1 or more")
