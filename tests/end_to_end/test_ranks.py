@@ -468,3 +468,74 @@ def test_samples_that_ranks_repeat_or_do_not_come_to_are_counted(case: str, capl
         assert repeated == again or (case == "shuffled filter" and repeated >= again)
         assert unread or "filter" not in case or not again
     assert repeated
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> hr.Stream:
+    """Compressed shards of lines, of which an index tells how many each has."""
+    folder = tmp_path_factory.mktemp("lines")
+    urls = [str(folder / f"{number}.jsonl.gz") for number in range(len(COUNTS))]
+    for url, first, count in zip(urls, itertools.accumulate(COUNTS, initial=0), COUNTS, strict=False):
+        with gzip.open(url, "wt") as file:
+            file.writelines(f'{{"n": {number}}}\n' for number in range(first, first + count))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return hr.stream(urls, index="build").map(_number)
+
+
+def _number(sample: Any) -> int:
+    return int(sample["n"])
+
+
+EXACT: dict[str, tuple[Callable[[Any], Any], dict[str, Any], Iterable[int]]] = {
+    "whole": (lambda data: data, {}, range(TOTAL)),
+    "all of them": (lambda data: data.epoch(samples=TOTAL), {}, range(TOTAL)),
+    "fewer": (lambda data: data.epoch(samples=41), {}, range(41)),
+    "taken": (lambda data: data.take(17), {}, range(17)),
+    "more": (lambda data: data.epoch(samples=2 * TOTAL + 9), {}, [*range(TOTAL), *range(TOTAL), *range(9)]),
+    "repeated": (lambda data: data.repeat(3), {}, [*range(TOTAL)] * 3),
+    "dropped": (lambda data: data, {"tail": "drop", "global_batch_size": 12, "batch_size": 1}, range(60)),
+    "uneven": (lambda data: data, {"tail": "uneven"}, range(TOTAL)),
+    "windows": (lambda data: data.shuffle(window=7), {}, range(TOTAL)),
+    "shuffled shards": (lambda data: data.shuffle("shards").repeat(2), {}, [*range(TOTAL)] * 2),
+}
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_ranks_share_compressed_shards_exactly_when_an_index_has_their_counts(lines: hr.Stream, case: str) -> None:
+    of, options, expected = EXACT[case]
+    options = {"batch_size": 2, "collate_fn": _numbers, "num_workers": 0, **options}
+    if "global_batch_size" in options:
+        del options["batch_size"]
+    for world in (2, 5):
+        found, steps = Counter[int](), set[int]()
+        for rank in range(world):
+            with hr.DataLoader(of(lines), rank=rank, world_size=world, **options) as loader:
+                batches = iter(loader)
+                got = list(itertools.islice(batches, 2))
+                state = loader.state_dict()
+                got += batches
+                assert (loader.stats().repeated, loader.stats().unread) == (0, 0)
+                assert len(loader) == len(got)
+            with hr.DataLoader(of(lines), rank=rank, world_size=world, **options) as loader:
+                loader.load_state_dict(state)
+                assert list(loader) == got[2:]
+            found.update(itertools.chain(*got))
+            steps.add(len(got))
+        assert found == Counter(expected)
+        assert len(steps) == 1 or case == "uneven"
+
+
+def test_states_of_shares_by_counts_are_of_as_many_ranks_and_steps(lines: hr.Stream) -> None:
+    with hr.DataLoader(lines, 4, rank=0, world_size=2, collate_fn=_numbers) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for field, options in (
+        ("world", {"batch_size": 4, "rank": 1, "world_size": 2}),
+        ("world", {"batch_size": 4, "rank": 0, "world_size": 3}),
+        ("step", {"batch_size": 5, "rank": 0, "world_size": 2}),
+        ("order", {"batch_size": 4}),
+    ):
+        with hr.DataLoader(lines, **options) as loader, pytest.raises(hr.StateMismatchError) as caught:
+            loader.load_state_dict(state)
+        assert caught.value.field == field

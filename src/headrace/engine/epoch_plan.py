@@ -59,6 +59,8 @@ class EpochPlan:
         levels: of samples that are counted: those of the source are one, and groups of those of another one are, too.
         leave_out: how many of the batches that come first are not given.
         share: where an epoch has a number of samples that are counted while they come: which of them are this rank's.
+        counts: where each rank reads a stretch of the epoch, of shards that are read from their start: how many samples
+            each shard has.
         source: what its data set is called.
         packing: how documents are packed in lanes; None: they are not.
         pass_count: where ranks share an epoch whose samples are counted as they come: how many positions a pass over
@@ -82,6 +84,7 @@ class EpochPlan:
     levels: tuple[LevelPlan, ...] = (LevelPlan(),)
     leave_out: int = 0
     share: Steps | None = None
+    counts: Ints | None = None
     packing: LanePacking | None = None
     pass_count: int | None = None
     is_left_out: Callable[[int], bool] | None = None
@@ -180,7 +183,7 @@ class EpochPlan:
             ask, done = mark, self._done
             mark = (lambda number: ask(_original(number, done))) if done else ask
         is_limited = any(level.limit is not None for level in self.levels[:-1])
-        repeated = None if self.share is None else self._count_repeated
+        repeated = None if self.share is None or self.counts is not None else self._count_repeated
         return PositionMap(positions, kept_from, mark, self._origins, is_limited=is_limited, repeated=repeated)
 
     def _count_repeated(self, numbers: Ints) -> int:

@@ -207,9 +207,16 @@ class _EpochIO:
             order = partial(window_order, seed=seed, epoch=plan.number)
             window = ShuffleWindow(shuffle.window or WINDOW_SAMPLES, WINDOW_BYTES, lambda n, k: order(n, window=k))
         times, _ = pipeline.passes
-        rounds = Rounds(
-            pipeline.source.urls, seed, plan.number, times, plan.rank, plan.world, may_be_empty=plan.is_uneven
-        )
+        urls, rank, world = pipeline.source.urls, plan.rank, plan.world
+        if plan.counts is not None:
+            rank, world = 0, 1
+        rounds = Rounds(urls, seed, plan.number, times, rank, world, may_be_empty=plan.is_uneven)
+        stop: tuple[int, int] | None = None
+        if plan.counts is not None and plan.share is not None:
+            first, count = plan.share.before, plan.share.whole
+            stop = rounds.at(first + count, plan.counts)
+            if plan.begin.mark is None:
+                mark = ResumeToken(*rounds.at(first, plan.counts))
         return ShardProducer(
             ShardReading(
                 reader=self._reader,
@@ -219,7 +226,7 @@ class _EpochIO:
                 range_bytes=settings.fetch.range_bytes,
             ),
             ShardPlan(
-                shards=rounds.from_turn(mark.shard),
+                shards=rounds.from_turn(mark.shard, stop),
                 window=window,
                 buffer=self._buffer(),
                 take=_left_to_take(pipeline.order, plan),
@@ -227,6 +234,7 @@ class _EpochIO:
                 is_endless=times is None,
                 begin=mark,
                 done=plan.begin.done,
+                stop=stop,
             ),
             serialize.pack_error,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -48,10 +48,25 @@ class Rounds:
         self.count = (len(urls) - rank - 1) // world + 1
         self._round: tuple[int, Ints] = -1, np.zeros(0, np.int64)
 
-    def from_turn(self, turn: int) -> Iterator[tuple[int, str]]:
-        """(turn, address) of each shard from a turn on."""
-        turns = itertools.count(turn) if self._times is None else range(turn, self._times * self.count)
+    def from_turn(self, turn: int, stop: tuple[int, int] | None = None) -> Iterator[tuple[int, str]]:
+        """(turn, address) of each shard from a turn on, up to a place (turn, row) that `at` gave."""
+        turns: Iterable[int] = itertools.count(turn)
+        if self._times is not None:
+            turns = range(turn, self._times * self.count)
+        if stop is not None:
+            turns = itertools.takewhile(lambda turn: (turn, 0) < stop, turns)
         return ((k, self._urls[self.shard(k)]) for k in turns)
+
+    def at(self, position: int, sizes: Ints) -> tuple[int, int]:
+        """(turn, row) of the sample at a position of the epoch, where shards have these numbers of samples."""
+        total = int(sizes.sum())
+        if not total:
+            return 0, 0
+        number, position = divmod(position, total)
+        turns = range(number * self.count, (number + 1) * self.count)
+        ends = np.cumsum([sizes[self.shard(turn)] for turn in turns])
+        k = int(ends.searchsorted(position, side="right"))
+        return turns[k], position - int(ends[k - 1] if k else 0)
 
     def shard(self, turn: int) -> int:
         """The number of the shard whose turn it is."""

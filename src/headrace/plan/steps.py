@@ -75,7 +75,8 @@ class Steps:
         elif not self.full:
             raise OptionError(
                 f"{rest} samples are left of the epoch for {self.world} ranks: each step must have one for each; "
-                "tail='drop' leaves them out; tail='pad' repeats some, where samples have numbers"
+                "tail='drop' leaves them out, tail='uneven' gives some ranks none; tail='pad' repeats some, where "
+                "samples have numbers"
             )
         else:
             self.full -= 1
@@ -117,6 +118,11 @@ class Steps:
     def whole(self) -> int:
         """How many samples are this rank's, delivered ones too."""
         return self.full * self.batch + sum(high - low for low, high in map(self._share, self.last))
+
+    @property
+    def before(self) -> int:
+        """How many samples are of the ranks before this one, delivered ones too."""
+        return self.full * self._share(self.size)[0] + sum(low for low, _ in map(self._share, self.last))
 
     @property
     def count(self) -> int:

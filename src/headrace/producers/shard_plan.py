@@ -94,6 +94,7 @@ class ShardPlan:
         is_endless: whether rounds come again and again.
         begin: where to begin.
         done: which of the samples from there on are left out.
+        stop: (the number of a shard, a row): samples before it come, and none from there on; None: all come.
     """
 
     shards: Iterable[tuple[int, str]]
@@ -104,3 +105,4 @@ class ShardPlan:
     is_endless: bool
     begin: ResumeToken
     done: Ranges
+    stop: tuple[int, int] | None = None

@@ -41,6 +41,7 @@ class ShardProducer:
         self._scanner, self._unpacks = reading.scanner, reading.unpacks
         self._expected, self._range_bytes = reading.expected, reading.range_bytes
         self._window, self._buffer, self._take, self._done = plan.window, plan.buffer, plan.take, plan.done
+        self._stop = plan.stop
         self._in_round, self._is_endless, self._pack_error = plan.in_round, plan.is_endless, pack_error
         begin, window, done = plan.begin, plan.window, plan.done
         self._next_address = 0
@@ -94,13 +95,20 @@ class ShardProducer:
                         self._flush(flow)
                         self._begin_round(flow, shard, url)
                     self._shard_starts.append((self._read, shard, skip))
+                    rows = None if self._stop is None or shard < self._stop[0] else self._stop[1] - skip
                     async for part in reading:
                         left = part
                         if skip:
                             skip, left = _without(part, skip)
+                        if rows is not None:
+                            rows, left = _first(left, rows)
                         self._give(flow, left)
-                        if self._has_all:
+                        if self._has_all or rows == 0:
                             break
+                    if rows == 0:  # the rest of the shard is another rank's
+                        self._flush(flow)
+                        group.cancel_scope.cancel()
+                        return
                     if not self._has_all and reading.failure is not None:
                         skip = 0  # no more comes, and it says why
                         self._read += 1
@@ -314,6 +322,13 @@ def _without(part: RawPart, count: int) -> tuple[int, RawPart]:
     left = part.cut(min(count, part.count), part.count)
     part.release()
     return max(0, count - part.count), left
+
+
+def _first(part: RawPart, count: int) -> tuple[int, RawPart]:
+    """(how many samples are still to come, what comes of a part) where no more than `count` do."""
+    kept = part.cut(0, min(count, part.count))
+    part.release()
+    return count - kept.count, kept
 
 
 def _changed(why: str) -> StateMismatchError:

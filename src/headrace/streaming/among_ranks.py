@@ -23,6 +23,15 @@ def has_numbers(pipeline: Pipeline, world: int) -> bool:
     return (pipeline.is_by_number or pipeline.source.divides()) if is_shared else pipeline.has_numbers
 
 
+def has_counts(pipeline: Pipeline, world: int) -> bool:
+    """True if ranks share by counts: of shards that are read from their start, an index says how many samples each has.
+
+    Each rank then reads one stretch of the epoch, and skips what lies before it in its first shard.
+    """
+    is_read_as_it_lies = pipeline.source.traits.indexed and not has_numbers(pipeline, world)
+    return world > 1 and is_read_as_it_lies and pipeline.keeps_count and not pipeline.is_endless
+
+
 def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     """The same stream, with an index where several ranks cannot share it without.
 
@@ -62,7 +71,7 @@ def _shared(stream: Stream, world: int, tail: Tail) -> Stream:
         )
         stream = _indexed(stream)
         pipeline = stream.pipeline()
-    is_known = has_numbers(pipeline, world) and pipeline.keeps_count
+    is_known = (has_numbers(pipeline, world) and pipeline.keeps_count) or has_counts(pipeline, world)
     if is_known or (pipeline.is_endless and not _limits(pipeline)):
         return stream
     if tail == "uneven":
@@ -103,7 +112,9 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
             f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "
             "numbers of batches"
         )
-    if pipeline.source.answers_keys:
+    if pipeline.keeps_count and pipeline.source.traits.sharded:
+        exact = "by an index of the shards' counts (headrace index URL…, or index='build'), or "
+    elif pipeline.source.answers_keys:
         exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
     return OptionError(
         f"{what}. Each sample comes once {exact}by tail='uneven', with which each rank ends with its own data "
@@ -168,6 +179,8 @@ def why_not_merged(stream: Stream, world: int, *, has_order: bool) -> str:
     whole = f"load each rank's own with {world} of them, or have set_epoch() begin another epoch"
     if stream.pipeline().source.traits.iterated:
         return f"samples of an iterable have no numbers, and a rank's state tells how far it is itself: {whole}"
+    if stream.pipeline().source.is_compressed:
+        return f"compressed shards are read from their start, and a rank's state tells how far it is itself: {whole}"
     return (
         f'without an index ranks read shards of their own: {whole}; states of hr.stream(…, index="build") are good for '
         "any number of ranks"

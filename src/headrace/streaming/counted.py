@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
+from headrace.datasets.methods.adding import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array
@@ -14,7 +15,7 @@ from headrace.errors import StateMismatchError
 from headrace.observe.stats import LoaderMeters
 from headrace.plan import Cursor, Steps, share
 from headrace.state import ResplitBase, State
-from headrace.streaming.among_ranks import has_numbers
+from headrace.streaming.among_ranks import has_counts, has_numbers
 from headrace.torch_compat.ranks import Ranks
 from headrace.types import Tail
 
@@ -38,15 +39,19 @@ def counted_share(
     """
     step = begin.step_now or size
     since, count = begin.since, pipeline.given_count
-    if ranks.world > 1 and step != size and pipeline.source.ranks_by == "position" and begin.mark is not None:
+    is_exact = has_counts(pipeline, ranks.world)
+    if is_exact:
+        count = counted(pipeline.source.count(), pipeline.order.operators)
+    is_by_position = ranks.world > 1 and pipeline.source.ranks_by == "position" and begin.mark is not None
+    if step != size and (is_exact or is_by_position):
         raise StateMismatchError(
-            f"the state is of global batches of {step} samples, by which ranks divide positions; here they "
+            f"the state is of global batches of {step} samples, by which ranks divide the epoch; here they "
             f"have {size}: load it with batches of that size",
             field="step",
         )
     if count is None or ranks.world == 1:
         return replace(begin, since=ResplitBase(step=0 if size == planned else size)), None
-    ending: Tail = "drop" if tail == "drop" else "short"
+    ending: Tail = tail if tail in ("drop", "uneven") else "short"
     steps = Steps(Cursor.at(since.everywhere), count, step, ending, ranks.rank, ranks.world)
     batches = begin.batches - since.batches
     steps = replace(steps, done=as_array(_received(steps, batches, begin.samples - since.here)))

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.planning import Planning
 from headrace.datasets.stream import Stream
@@ -21,7 +23,7 @@ from headrace.plan import Cursor, Order, Steps
 from headrace.plan.order import ENDLESS
 from headrace.plan.steps import Deal
 from headrace.state import Fingerprint, ResplitBase, State, merged
-from headrace.streaming.among_ranks import divided, has_numbers, met, why_not_merged
+from headrace.streaming.among_ranks import divided, has_counts, has_numbers, met, why_not_merged
 from headrace.streaming.balancing import Balancing
 from headrace.streaming.counted import counted_share, part_of
 from headrace.streaming.epoch_cursor import EpochCursor
@@ -175,6 +177,9 @@ class NextEpoch:
                 described = described_as_read(pipeline.order)
                 if pipeline.source.ranks_by == "position":
                     described.append("ranks by position")
+                if self.ranks is not None and has_counts(pipeline, self.ranks.world):
+                    sizes = np.diff(pipeline.source.starts)
+                    described.append(f"ranks by counts of shards, {pipeline.source.fingerprint_with(sizes)}")
             self._facts = Fingerprint(
                 seed=settings.seed, data=data, count=count, order=tuple(described), steps=pipeline.changing
             )
@@ -224,13 +229,15 @@ class NextEpoch:
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
             told = f"{steps.left} samples for {ranks.world} ranks, of which each gets one by itself"
             raise OptionError(f"{told}: the last step has fewer; tail='drop' leaves it out; tail='pad' repeats some")
-        batch_size, shared = steps.batch, None
+        batch_size, shared, counts = steps.batch, None, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that goes on from its own state may have read in other steps
             batch_size = part_of(wanted, ranks)
             self._check_skip(wanted)
             check_lanes(begin, wanted, ranks)
             begin, shared = counted_share(begin, ranks, wanted, size, pipeline, settings.tail)
+            if shared is not None and has_counts(pipeline, ranks.world):
+                counts = np.diff(pipeline.source.starts)
             check_packing(pipeline, settings, shared, has_numbers=is_counted)
         begin = replace(begin, batch_size=self._announced_batch_size)
         plan = EpochPlan(
@@ -249,6 +256,7 @@ class NextEpoch:
             levels=levels,
             leave_out=0 if pipeline.keeps_count else self.skip,
             share=shared,
+            counts=counts,
             packing=pipeline.packing,
             pass_count=None if shared is None or self.planning is None else _pass_count(pipeline, self.planning),
             is_left_out=None if excluding is None or order is None else partial(excluding.of_document, order),
