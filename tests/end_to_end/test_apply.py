@@ -41,6 +41,7 @@ def given(data: Any, **options: Any) -> list[Any]:
         return list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None:

@@ -92,6 +92,7 @@ BAD_SHARDS: dict[str, tuple[bytes | None, type[Exception], str]] = {
 }
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize(("data", "kind", "said"), BAD_SHARDS.values(), ids=BAD_SHARDS.keys())
 def test_a_bad_shard_is_an_error_between_its_neighbours(
@@ -110,6 +111,7 @@ def test_a_bad_shard_is_an_error_between_its_neighbours(
         assert error.start == 0
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("cut", [600, 2048, 4096 + 100])
 def test_a_truncated_shard_gives_its_whole_samples_and_then_the_error(cut: int, num_workers: int) -> None:
@@ -207,6 +209,7 @@ async def astumble_or_true(n: int) -> bool:
     return stumble(n) >= 0
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize(("step", "note"), STUMBLES.values(), ids=STUMBLES.keys())
 def test_what_a_users_function_raises_is_raised_in_its_place(
@@ -326,6 +329,7 @@ def stop(n: int) -> int:
     return n
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("get", [stumble, stop_async, cancel, stop])
 def test_what_aget_raises_is_an_error_whatever_it_is(get: Callable[[int], Any], num_workers: int) -> None:
@@ -337,6 +341,7 @@ def test_what_aget_raises_is_an_error_whatever_it_is(get: Callable[[int], Any], 
         assert "stage: fetch" in words(got[2])
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("fail", [stumble, stop_async, cancel, stop])
 def test_what_an_async_step_raises_is_an_error_whatever_it_is(fail: Callable[[int], Any], num_workers: int) -> None:
@@ -464,6 +469,7 @@ def test_missing_files_are_told_one_by_one() -> None:
     assert "key 2" in words(got[2])
 
 
+@pytest.mark.slow
 def test_the_first_error_of_a_batch_is_told_and_the_rest_of_it_is_gone() -> None:
     def fail(n: int) -> int:
         if n in (2, 3, 5):

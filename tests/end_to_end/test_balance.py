@@ -42,6 +42,7 @@ def squares(row: tuple[Any, ...]) -> int:
     return int((np.bincount(ids[ids >= 0]) ** 2).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_packed_sequences_are_even_and_the_steps_are_the_same(method: Any, is_shuffled: bool) -> None:

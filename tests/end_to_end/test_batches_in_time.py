@@ -173,6 +173,7 @@ def batches_of(stream: hr.Stream, ranks: int, steps: int | None, state: Any) -> 
             loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2), (3, 2), (2, 3)])
 @pytest.mark.parametrize("wait_s", [LONG_S, 1e-6, None])
 def test_merged_states_go_on_with_other_ranks_and_no_sample_comes_twice(

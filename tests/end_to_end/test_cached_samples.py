@@ -70,6 +70,7 @@ def given(stream: Any, **options: Any) -> list[Any]:
         return [sample for batch in loader for sample in batch]
 
 
+@pytest.mark.slow
 def test_second_epoch_makes_nothing_and_gives_the_same(counted: Counted, workers: int, place: Path | None) -> None:
     stream = hr.from_map(range(COUNT)).shuffle().map(counted).map(str).cache(place).map(float)
     for epoch in range(3):
@@ -77,6 +78,7 @@ def test_second_epoch_makes_nothing_and_gives_the_same(counted: Counted, workers
         assert counted.taken() == (0 if epoch else COUNT)
 
 
+@pytest.mark.slow
 def test_order_is_that_of_the_same_stream_without(workers: int) -> None:
     plain = hr.from_map(range(COUNT)).shuffle(seed=3).map(str)
     for _ in range(2):
@@ -97,6 +99,7 @@ def test_second_epoch_reads_nothing_of_a_store(place: Path | None, workers: int)
     assert len(first) == COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_workers", [0, 1])
 def test_other_loaders_find_what_one_has_kept(counted: Counted, tmp_path: Path, to_workers: int) -> None:
     def stream() -> Any:
@@ -150,6 +153,7 @@ def variant(what: str, number: int, counted: Counted) -> Callable[[int], int]:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", VARIANTS)
 def test_change_of_a_function_has_samples_made_anew(what: str, counted: Counted, tmp_path: Path, workers: int) -> None:
     functions = [variant(what, number, counted) for number in (0, 1)]
@@ -162,6 +166,7 @@ def test_change_of_a_function_has_samples_made_anew(what: str, counted: Counted,
     assert counted.taken() == 2 * COUNT
 
 
+@pytest.mark.slow
 def test_change_of_a_global_between_epochs_has_samples_made_anew(workers: int, place: Path | None) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("SHIFT = 1\ndef shifted(n): return n + SHIFT", names)
@@ -172,6 +177,7 @@ def test_change_of_a_global_between_epochs_has_samples_made_anew(workers: int, p
                 assert torch.cat(list(loader)).tolist() == [n + names["SHIFT"] for n in range(COUNT)]
 
 
+@pytest.mark.slow
 def test_other_data_are_not_mixed_up(tmp_path: Path, workers: int) -> None:
     for samples in (list(range(COUNT)), list(range(COUNT))[::-1], [n * n for n in range(COUNT)]):
         for _ in range(2):
@@ -187,6 +193,7 @@ def test_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
             assert sample["bin"] == content
 
 
+@pytest.mark.slow
 def test_what_fails_is_not_kept(counted: Counted, workers: int, place: Path | None) -> None:
     def often_fails(n: int) -> int:
         counted(n)
@@ -206,6 +213,7 @@ def test_what_fails_is_not_kept(counted: Counted, workers: int, place: Path | No
     assert any("often_fails" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.slow
 def test_what_has_no_room_is_made_again(counted: Counted, workers: int, place: Path | None) -> None:
     def large(n: int) -> Any:
         return np.full(1000, counted(n), np.int64)
@@ -232,6 +240,7 @@ def test_folder_that_cannot_be_used_is_warned_of_once(tmp_path: Path) -> None:
     assert "cannot be used" in warned
 
 
+@pytest.mark.slow
 def test_damaged_file_is_made_again(counted: Counted, tmp_path: Path, workers: int) -> None:
     stream = hr.from_map([bytes([n]) * 100 for n in range(COUNT)]).map(counted).cache(tmp_path / "kept")
     expected = given(stream, num_workers=workers)
@@ -248,6 +257,7 @@ def test_damaged_file_is_made_again(counted: Counted, tmp_path: Path, workers: i
         assert counted.taken() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["filter", "flat_map", "both"])
 def test_none_or_many_of_a_sample_are_kept(how: str, counted: Counted, workers: int, place: Path | None) -> None:
     def streams() -> Iterator[Any]:
@@ -263,6 +273,7 @@ def test_none_or_many_of_a_sample_are_kept(how: str, counted: Counted, workers: 
         assert counted.taken() == (0 if epoch else COUNT)
 
 
+@pytest.mark.slow
 def test_coroutines_before_it_run_on_the_loop_and_once(counted: Counted, workers: int, place: Path | None) -> None:
     async def slow(n: int) -> int:
         await asyncio.sleep(0)
@@ -274,6 +285,7 @@ def test_coroutines_before_it_run_on_the_loop_and_once(counted: Counted, workers
         assert counted.taken() == (0 if epoch else COUNT)
 
 
+@pytest.mark.slow
 def test_cached_stream_is_an_input_like_others(counted: Counted, workers: int, place: Path | None) -> None:
     kept = hr.from_map(range(COUNT)).map(counted).cache(place)
     both = hr.from_map([-1, -2]).concat(kept)
@@ -284,6 +296,7 @@ def test_cached_stream_is_an_input_like_others(counted: Counted, workers: int, p
     assert counted.taken() == 0
 
 
+@pytest.mark.slow
 def test_samples_are_the_users_own_to_change(workers: int, place: Path | None) -> None:
     def add_one(sample: Any) -> Any:
         sample["array"] += 1
@@ -465,6 +478,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # each imports torch
 def test_runs_of_one_script_find_what_others_have_kept_with_their_own_classes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

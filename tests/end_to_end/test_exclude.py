@@ -140,6 +140,7 @@ def failing(number: int) -> int:
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_was_skipped_is_written_down_and_left_out_the_next_time(tmp_path: Path, num_workers: int) -> None:
     path = tmp_path / "bad.jsonl"

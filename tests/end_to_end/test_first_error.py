@@ -43,6 +43,7 @@ def is_kept(_: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("collate", [None, same])
 @pytest.mark.parametrize("bad", [0, 5, 40])
@@ -60,6 +61,7 @@ def test_first_error_is_raised_when_the_samples_behind_it_never_come(
         assert loader.stats().fetch.input_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("bad", [0, 3])
 def test_first_error_is_raised_behind_a_filter_when_the_samples_behind_it_never_come(
@@ -123,6 +125,7 @@ def served(server: FaultServer, count: int, silent: range, size: int = 10) -> li
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
 @pytest.mark.parametrize("collate", [None, same])
 def test_first_error_is_raised_when_no_later_shard_answers(
@@ -160,6 +163,7 @@ def test_first_error_is_raised_when_no_other_file_is_answered_for() -> None:
                 next(iter(loader))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_workers: int) -> None:
     with FaultServer() as server:

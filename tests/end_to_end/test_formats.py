@@ -131,6 +131,7 @@ def test_format_can_be_given_itself_with_options_of_its_own() -> None:
         hr.stream("memory://told/0.txt", format=7)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", ["auto", "shards", "within", "global"])
 def test_each_sample_comes_once_over_ranks_however_it_is_shuffled(kind: str, by: str) -> None:
@@ -153,6 +154,7 @@ def test_samples_are_chosen_by_number_and_by_key(kind: str) -> None:
     assert data.keys()[40] == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_formats_are_mixed_with_others(kind: str) -> None:
     data = hr.mix({"a": made(kind).shuffle(), "b": hr.from_map([{"n": 1000 + n, "text": ""} for n in range(20)])})

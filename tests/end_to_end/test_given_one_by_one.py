@@ -80,6 +80,7 @@ DATA: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATA)
 def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
     def course(**options: Any) -> Iterator[tuple[Any, str]]:
@@ -91,6 +92,7 @@ def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
     assert list(course()) == list(course(prefetch_factor=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DATA)
 def test_run_goes_on_from_any_sample(kind: str) -> None:
     whole = all_of(DATA[kind]())
@@ -105,6 +107,7 @@ def test_run_goes_on_from_any_sample(kind: str) -> None:
             assert list(loader) == whole[stop:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str)
 def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> None:
     for kind in ("by number", "filtered"):

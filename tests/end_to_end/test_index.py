@@ -63,6 +63,7 @@ SHUFFLES: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_the_same_with_and_without_an_index(
@@ -136,6 +137,7 @@ def is_even(key: str) -> bool:
     return int(key.partition("-")[2]) % 2 == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(
     shards=SHARDS,
@@ -174,6 +176,7 @@ def test_any_shards_are_read_by_member_as_they_are_without_an_index(
         assert failed[0] or sorted(map(repr, results[0])) == sorted(map(repr, results[1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(shards=SHARDS, step=st.sampled_from(sorted(STEPS)), crc=st.booleans())
 def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None, ...]]], step: str, crc: bool) -> None:
@@ -188,6 +191,7 @@ def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None
         assert outcome(data.sample(numbers), {}) == [expected[n] for n in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("c",), ("a", "c"), ("b", "a")])
 @pytest.mark.parametrize("gap", [0, 16384])
 def test_empty_members_that_lie_in_no_request_do_not_confuse_the_others(gap: int, names: tuple[str, ...]) -> None:
@@ -214,6 +218,7 @@ def tables(name: str) -> list[str]:
     return urls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("npy", "cls"), ("json", "npy"), ("__key__", "cls")])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_decoded_tuples_are_the_same_with_and_without_an_index(

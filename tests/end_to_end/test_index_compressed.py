@@ -37,6 +37,7 @@ def is_third(key: str) -> bool:
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_compressed_shards_with_an_index_are_read_in_order_and_filtered(kind: str) -> None:
     url = f"memory://compressed/0.tar.{kind}"
@@ -102,6 +103,7 @@ def serve(server: FaultServer, *faults: str, piece: int = 2000) -> tuple[hr.Stre
     return hr.stream(url, index=place), index, name
 
 
+@pytest.mark.slow
 def test_samples_of_seekable_shards_are_got_by_their_frames(server: FaultServer) -> None:
     data, index, name = serve(server)
     expected = list(hr.stream(f"{server.url}/{name}", index=None))

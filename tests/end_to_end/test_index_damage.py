@@ -55,6 +55,7 @@ ORDERS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("range_bytes", [512, 4096, 2**22])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -122,6 +123,7 @@ def serve(server: FaultServer, *faults: str) -> tuple[str, str]:
     return url, index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("cached", [False, True])
 def test_bytes_that_were_wrong_once_are_asked_for_once_more(
@@ -179,6 +181,7 @@ def etag_of(server: FaultServer, url: str) -> str:
     return asyncio.run(read())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 def test_a_copy_with_another_version_is_fine_only_where_checksums_are_known(
     server: FaultServer, order: Callable[[hr.Stream], hr.Stream]
@@ -228,6 +231,7 @@ def serve_index_with_a_late_block(server: FaultServer, fault: str) -> hr.Stream:
 ALL_ORDERS = {**ORDERS, "window": lambda data: data.shuffle("window"), "global": lambda data: data.shuffle("global")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["stall:s=60", "hang:s=60"])
 @pytest.mark.parametrize("order", ALL_ORDERS.values(), ids=ALL_ORDERS)
 def test_a_loader_can_be_closed_while_an_index_is_read(

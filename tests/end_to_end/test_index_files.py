@@ -88,6 +88,7 @@ def test_one_request_opens_an_index_and_one_gets_a_sample(server: FaultServer) -
     assert requests(server) == ["all.hri", "2.tar"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_global_shuffle_makes_one_request_a_sample(server: FaultServer, workers: int, warm_server: None) -> None:
     urls = serve(server, size=30_000)
@@ -100,6 +101,7 @@ def test_a_global_shuffle_makes_one_request_a_sample(server: FaultServer, worker
     assert requests(server).count("all.hri") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["in order", "window", "global"])
 def test_what_is_left_out_is_not_read(server: FaultServer, order: Any) -> None:
     urls = serve(server, size=30_000)
@@ -120,6 +122,7 @@ def test_samples_of_which_only_the_key_is_wanted_are_not_read(server: FaultServe
     assert requests(server) == ["all.hri"]
 
 
+@pytest.mark.slow
 def test_a_stream_of_a_hundred_thousand_shards_opens_by_one_request_in_little_memory(server: FaultServer) -> None:
     count = 100_000
     folder = f"{server.url}/many"

@@ -128,6 +128,7 @@ def test_only_the_fields_that_are_named_are_read_of_a_sample() -> None:
     assert lengths[1:] == [len(one["cls"])] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_global_shuffle_is_another_permutation_each_epoch(data: hr.Stream, workers: int, warm_server: None) -> None:
     with hr.DataLoader(data.shuffle("global", seed=4).map(as_numbers), batch_size=4, num_workers=workers) as loader:
@@ -193,6 +194,7 @@ FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("chosen", FILTERED.values(), ids=FILTERED)
 def test_a_filter_on_keys_keeps_the_same_with_and_without_an_index(

@@ -118,6 +118,7 @@ def test_each_sample_comes_once_when_inputs_are_shuffled(left: hr.Stream, right:
         assert first != second
 
 
+@pytest.mark.slow
 def test_concat_gives_what_lists_would_when_inputs_are_in_order(left: hr.Stream, right: hr.Stream) -> None:
     inputs = {"take": left.take(40), "slice": right.slice(3, None, 2), "repeat": Words().repeat(2), "all": right}
     lists = {name: [number(sample) for sample in one] for name, one in inputs.items()}
@@ -141,6 +142,7 @@ def test_interleave_gives_what_lists_would_when_inputs_are_in_order(left: hr.Str
     assert [made[k] for k in range(-20, 20)] == [wanted[k] for k in range(-20, 20)]
 
 
+@pytest.mark.slow
 def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream, right: hr.Stream) -> None:
     urls = [*left.source.urls, *right.source.urls]
     one = hr.stream(urls, index=put_index(urls, "inputs-both"))
@@ -181,12 +183,14 @@ def test_filter_by_keys_before_concat_leaves_those_samples_out(left: hr.Stream, 
         data.shuffle()
 
 
+@pytest.mark.slow
 def test_samples_are_the_same_when_workers_differ(data: hr.Stream, warm_server: None) -> None:
     alone = samples_of(data)
     assert alone == samples_of(data, num_workers=2, fetch_concurrency=3)
     assert len({noise for _, noise in alone}) == len(alone) == len(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 5])
 def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream, stop: int) -> None:
     options: dict[str, Any] = {"batch_size": 12, "seed": 3, "collate_fn": list}
@@ -201,6 +205,7 @@ def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream, stop: int) -
     assert got == samples_of(data, epoch=1)
 
 
+@pytest.mark.slow
 def test_stream_goes_on_exactly_when_the_number_of_ranks_changes(data: hr.Stream) -> None:
     got, state = [], None
     for world in (3, 2):
@@ -295,6 +300,7 @@ def test_zip_refuses_inputs_of_other_lengths_by_their_names(left: hr.Stream, rig
             iter(loader)
 
 
+@pytest.mark.slow
 def test_inputs_of_a_zip_share_no_random_numbers(warm_server: None) -> None:
     async def noisy(sample: Any) -> tuple[Any, float]:
         return sample, float(hr.rng().random())

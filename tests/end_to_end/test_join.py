@@ -59,6 +59,7 @@ def test_pairs_come_in_the_order_of_the_left_stream(images: hr.Stream, table: hr
     assert back[0] == (24, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, table: hr.Stream, workers: int) -> None:
     data = images.join(table, on=("__key__", "name")).shuffle().map(pair)
@@ -130,6 +131,7 @@ def ids(keys: str) -> hr.Stream:
     return hr.from_map([{"id": key, "__key__": key} for key in keys])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["id", "__key__"])
 @pytest.mark.parametrize(
     "make",

@@ -142,6 +142,7 @@ def whole(camera: int, number: int, decoder: str) -> Any:
 LAYOUTS = {"v3.0": version_3, "v2.1": version_2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["pyav", "torchcodec"])
 @pytest.mark.parametrize("version", LAYOUTS)
 def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str, decoder: str) -> None:
@@ -183,6 +184,7 @@ def test_frames_at_offsets_stay_within_the_episode(version: str) -> None:
             np.testing.assert_array_equal(frame, plain[ROWS.index((episode, there))][CAMERAS[0]])
 
 
+@pytest.mark.slow
 def test_state_is_exact_and_ranks_share_the_rows() -> None:
     data = hr.lerobot(put(version_3()), cameras=CAMERAS[1:], decoder="pyav").shuffle("global", seed=3)
     with hr.DataLoader(data, batch_size=8, num_workers=0) as loader:
@@ -207,6 +209,7 @@ def versions(num_workers: int, combine: Any) -> list[dict[str, Any]]:
         return list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_several_data_sets_are_put_together(num_workers: int) -> None:
     mixed = versions(num_workers, lambda *data: hr.mix(dict(zip(LAYOUTS, data, strict=True))).take(20))
@@ -260,6 +263,7 @@ def changed(name: str, body: bytes | None, place: str, files: dict[str, bytes]) 
 EPISODES_WITH_A_GAP = b"\n".join(b'{"episode_index": %d, "length": %d}' % (k, (k and 40) or 20) for k in (0, 1, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "body", "error", "why"),
     [

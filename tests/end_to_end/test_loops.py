@@ -64,6 +64,7 @@ async def take(batches: Any, count: int | None = None) -> list[int]:
     return got
 
 
+@pytest.mark.slow
 @leaves_threads
 @pytest.mark.parametrize("order", [("asyncio", "asyncio"), ("asyncio", "trio"), ("trio", "asyncio"), ("trio", "trio")])
 @every_kind

@@ -121,6 +121,7 @@ def loader_of(name: str, workers: int = 0) -> hr.DataLoader[Any]:
     return hr.DataLoader(stream, batch_size=size, num_workers=workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) -> None:
     with loader_of(name) as loader:
@@ -136,6 +137,7 @@ def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) ->
             assert [rows(batch) for batch in loader] == whole[done:], f"after {done} batches: {state}"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_stream_gives_the_same_when_workers_share_it(workers: int) -> None:
@@ -144,6 +146,7 @@ def test_stream_gives_the_same_when_workers_share_it(workers: int) -> None:
             assert [rows(batch) for batch in shared] == [rows(batch) for batch in alone], name
 
 
+@pytest.mark.slow
 def test_stream_gives_the_same_when_it_is_looped_over_asynchronously() -> None:
     async def looped(loader: hr.DataLoader[Any]) -> list[Any]:
         return [rows(batch) async for batch in loader]

@@ -61,6 +61,7 @@ class Sampler(threading.Thread):
         self.join()
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("budget", [48 * MiB, 96 * MiB])
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -80,6 +81,7 @@ def test_shared_memory_stays_within_the_budget(big: list[str], budget: int, shuf
         assert sampler.most <= budget + RANGE + batch_bytes + window_bytes
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("kind", ["keys", "files", "filtered"])
 def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, num_workers: int) -> None:
@@ -109,6 +111,7 @@ def test_objects_far_larger_than_expected_wait_until_there_is_room(kind: str, nu
         memory.remove(url)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_sample_larger_than_the_budget_gets_through(big: list[str], num_workers: int) -> None:
     data = hr.stream(big[:2]).map(as_array)
@@ -172,6 +175,7 @@ def test_views_of_a_batch_keep_it_as_it_was() -> None:
                 assert set(np.unique(flat).tolist()) <= {4.0 * k + n for n in range(4)}
 
 
+@pytest.mark.slow
 @WORKERS
 def test_what_is_made_before_a_filter_stays_within_the_budget(num_workers: int) -> None:
     """Every sample becomes 4,000 times larger than what was read: to admit the reads alone would bound nothing."""

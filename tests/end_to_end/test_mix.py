@@ -101,6 +101,7 @@ def test_mixture_reads_each_shard_about_once_when_windows_are_large(web: hr.Stre
     assert fetch.requests <= len(WEB) + len(CODE) + 2  # and the two indexes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream, kind: str, warm_server: None) -> None:
     data = mixtures(web, code)[kind]
@@ -109,6 +110,7 @@ def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream
     assert all(map(same, alone, several))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.parametrize("stop", [0, 1, 5])
 def test_mixture_goes_on_exactly_when_it_is_resumed_with_other_workers(
@@ -172,6 +174,7 @@ def test_mixture_repeats_a_small_source_when_until_is_all(web: hr.Stream, code: 
     assert {times["code", n] for n in range(6)} == {15}
 
 
+@pytest.mark.slow
 def test_mixture_goes_on_for_ever_when_it_is_not_bounded(web: hr.Stream, code: hr.Stream) -> None:
     data = hr.mix({"web": web, "code": code}, until="forever").map(numbered)
     with pytest.raises(TypeError, match="no end"):
@@ -324,6 +327,7 @@ def test_state_is_refused_when_the_mixture_is_another_one(
     assert caught.value.field == field
 
 
+@pytest.mark.slow
 def test_state_is_refused_when_a_source_or_a_function_of_the_step_changed(web: hr.Stream, code: hr.Stream) -> None:
     factor = 1.0
 
@@ -407,6 +411,7 @@ def test_sources_are_closed_when_a_later_one_cannot_be_opened() -> None:
     assert (first.opened, first.closed) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixture_gives_each_sample_once_when_batches_come_out_of_order(
     web: hr.Stream, code: hr.Stream, kind: str, warm_server: None

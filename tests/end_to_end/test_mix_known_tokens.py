@@ -45,6 +45,7 @@ WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("way", WAYS)
 def test_documents_that_are_padded_or_put_into_buckets_have_their_shares_of_tokens(way: str, workers: int) -> None:

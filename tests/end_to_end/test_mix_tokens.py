@@ -46,6 +46,7 @@ def rows_of(batch: dict[str, Any]) -> np.ndarray:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: int) -> None:
     with hr.DataLoader(packed().epoch(samples=4 * 400), batch_size=4, num_workers=workers) as loader:
@@ -73,6 +74,7 @@ def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
         assert [*loader.stats().tokens.values()] == np.sum(come, axis=0).tolist()
 
 
+@pytest.mark.slow
 def test_weights_go_by_the_tokens_that_have_come() -> None:
     def more_and_more(step: int) -> dict[str, float]:
         return {"web": 1, "books": 0} if step < 2 else {"web": 0, "books": 1}
@@ -115,6 +117,7 @@ def test_state_is_refused_by_a_mixture_with_other_weights() -> None:
             loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_source_that_gives_no_tokens_is_an_error() -> None:
     mixed = hr.mix(sources(20, 20), {"web": 1, "books": 1}, by="tokens")
     stream = mixed.filter(lambda one: one["input_ids"][0] < 1000).pack(LENGTH)

@@ -103,6 +103,7 @@ def calls_for(kind: str, count: int, *, is_resumed: bool) -> float:
     return next(calls) / count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_resumed", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample_costs_as_many_calls_when_there_are_more_of_them(kind: str, is_resumed: bool) -> None:

@@ -175,6 +175,7 @@ def doubled(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "input_ids": (sample["input_ids"] * 2).tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_steps_before_are_done_to_documents_and_those_behind_to_sequences(num_workers: int) -> None:
     lengths = [5, 2, 9, 4]
@@ -210,6 +211,7 @@ def stored(kind: str, lengths: Sequence[int], server: FaultServer | None = None)
     return hr.tokens(files, "uint16", 1000, eos=EOS, documents="separate", tail="short")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["megatron", "eos"])
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 @pytest.mark.parametrize("by", [None, "auto", "global", "shards", "within"])
@@ -360,6 +362,7 @@ def elastic_run(number: int) -> int:
     return resumes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes, number = 0, 0
@@ -368,6 +371,7 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "method"), [("map", "concat"), ("map", "best_fit"), ("megatron", "best_fit")])
 def test_workers_make_the_same_of_shuffled_documents(kind: str, method: Any) -> None:
     lengths = np.random.default_rng(4).integers(1, 50, 80).tolist()

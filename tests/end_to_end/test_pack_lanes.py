@@ -78,6 +78,7 @@ def by_lanes(documents: list[list[dict[str, Any]]], lanes: int, method: str) -> 
     return [([token for token, _ in one], [which for _, which in one]) for one in flat]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_are_packed_of_their_own_documents(method: Any, workers: int) -> None:
@@ -178,6 +179,7 @@ def elastic_run(number: int) -> int:
     return resumes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes = number = 0
@@ -186,6 +188,7 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_epoch_with_an_end_goes_on_after_any_batch(method: str) -> None:
     stream = prepared("many", method)
@@ -265,6 +268,7 @@ def test_what_was_packed_before_a_source_ends_with_an_error_comes_first() -> Non
     assert all(0 not in row or row[0] == 0 for batch in got for row in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> None:
     stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
@@ -278,6 +282,7 @@ def empty(document: dict[str, Any]) -> dict[str, Any]:
     return {**document, "input_ids": document["input_ids"][:0]}
 
 
+@pytest.mark.slow
 def test_documents_without_tokens_end_an_epoch_without_end() -> None:
     with hr.DataLoader(texts().map(empty).repeat().pack(LENGTH), batch_size=2) as loader:
         with pytest.raises(OptionError, match="documents one after the other had no tokens"):
@@ -285,6 +290,7 @@ def test_documents_without_tokens_end_an_epoch_without_end() -> None:
     assert list(texts().map(empty).pack(LENGTH)) == []
 
 
+@pytest.mark.slow
 def test_a_row_that_gets_the_same_documents_without_tokens_is_told_to_shuffle() -> None:
     data = hr.from_map([{"input_ids": [n] * n} for n in (0, 1, 0, 2)])
     with hr.DataLoader(data.repeat().pack(2), batch_size=2) as loader:
@@ -368,6 +374,7 @@ def test_documents_that_have_become_others_are_not_gone_on_with() -> None:
             list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_documents_that_are_named_are_left_out_from_wherever_that_is_said(method: Any, world: int) -> None:
@@ -503,6 +510,7 @@ TOGETHER: dict[str, Callable[[hr.Stream], hr.Stream]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOGETHER)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_error_is_told_at_once_though_what_it_would_be_in_is_never_whole(name: str, workers: int) -> None:
@@ -516,6 +524,7 @@ def test_error_is_told_at_once_though_what_it_would_be_in_is_never_whole(name: s
     assert data.read < 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_documents_that_all_fail_and_are_left_out_end_the_run(method: Any) -> None:
     data = hr.from_map(list(range(50))).map(with_all_bad).shuffle("global", seed=1).repeat().pack(LENGTH, method=method)

@@ -51,6 +51,7 @@ def _branches(first: hr.Stream, second: hr.Stream) -> hr.Stream:
     return first.zip(second.map(fails))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_error_names_the_operators_that_the_sample_has_passed(case: str, workers: int) -> None:

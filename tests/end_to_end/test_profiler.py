@@ -41,6 +41,7 @@ def seen(batches: Iterable[object]) -> dict[str, int]:
     return {event.key: event.count for event in running.key_averages()}
 
 
+@pytest.mark.slow
 def test_each_wait_is_an_event_of_the_profile() -> None:
     with hr.DataLoader(Numbers(), batch_size=2) as loader:
         assert seen(loader)[NAME] == 5  # four batches and the end

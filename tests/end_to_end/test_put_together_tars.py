@@ -50,6 +50,7 @@ def loaded(data: hr.Stream, workers: int | str, **more: Any) -> list[Any]:
         return list(loader)
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("even", [True, False])
 def test_batches_are_padded_the_same_whoever_makes_them(workers: int | str, *, even: bool) -> None:
@@ -61,6 +62,7 @@ def test_batches_are_padded_the_same_whoever_makes_them(workers: int | str, *, e
         assert torch.equal(arrays, padded(numbers.tolist(), even=even))
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("even", [True, False])
 def test_buckets_have_the_same_samples_whoever_makes_them(workers: int | str, *, even: bool) -> None:
@@ -77,6 +79,7 @@ def test_buckets_have_the_same_samples_whoever_makes_them(workers: int | str, *,
     assert all(torch.equal(arrays, padded(numbers.tolist(), even=even)) for arrays, numbers in batches)
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("made", ["padded_batch", "bucket"])
 def test_a_broken_array_is_told_or_left_out_among_those_that_are_decoded_at_once(workers: int | str, made: str) -> None:

@@ -59,6 +59,7 @@ def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
     return [list(itertools.chain.from_iterable(step)) for step in zip(*parts, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3, 7])
 @pytest.mark.parametrize("by", ["none", "window", "shards", "within", "global"])
 def test_ranks_together_get_the_batches_of_one(urls: list[str], index: str, by: Any, world: int) -> None:
@@ -113,6 +114,7 @@ def test_the_last_two_steps_share_what_is_left_where_a_rank_would_have_nothing()
     assert [len(step) for step in steps_of(Numbers(3), 4, batch_size=1, tail="pad")] == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_that_come_one_by_one_are_as_many_on_each_rank(workers: int) -> None:
     def given(count: int, **options: Any) -> list[list[int]]:
@@ -133,6 +135,7 @@ def test_samples_that_come_one_by_one_are_as_many_on_each_rank(workers: int) -> 
             given(10, prefetch_factor=prefetch)
 
 
+@pytest.mark.slow
 def test_shards_without_an_index_get_one_where_ranks_share_them(
     caplog: pytest.LogCaptureFixture, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def is_even(sample: Any) -> bool:
     return int(sample["__key__"]) % 2 == 0
 
 
+@pytest.mark.slow
 def test_epochs_of_so_many_samples_make_filters_equal_on_all_ranks(urls: list[str], index: str) -> None:
     data = hr.stream(urls, index=index).shuffle().filter(is_even)
     with pytest.raises(hr.OptionError, match=r"filter\(is_even\) changes the number of samples.*epoch\(samples=N\)"):
@@ -195,6 +199,7 @@ def test_iterators_are_bounded_on_all_ranks_or_not_shared() -> None:
         assert len(list(loader)) == 2
 
 
+@pytest.mark.slow
 def test_the_numbers_of_random_functions_do_not_depend_on_ranks(urls: list[str], index: str) -> None:
     def noisy(sample: dict[str, Any]) -> tuple[int, float, float]:
         return int(sample["__key__"]), float(hr.rng().random()), float(torch.rand(()))
@@ -358,6 +363,7 @@ def halves(step: list[int]) -> tuple[list[int], list[int]]:
     return step[: len(step) // 2], step[len(step) // 2 :]
 
 
+@pytest.mark.slow
 def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     urls = put_shards("one is missing", COUNTS)
     data = hr.stream(urls, index=put_index(urls)).shuffle(seed=2)

@@ -33,6 +33,7 @@ class Numbers(hr.AsyncDataset):
         return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("filtered", [False, True], ids=["map", "filter"])
 def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(

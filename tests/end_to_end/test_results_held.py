@@ -66,6 +66,7 @@ KINDS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [{}, {"workers": "thread", "num_workers": 2}])
 def test_results_in_threads_are_as_few_as_the_budget_allows(kind: str, workers: dict[str, Any]) -> None:

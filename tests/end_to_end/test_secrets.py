@@ -44,6 +44,7 @@ def as_it_is(samples: list[Any]) -> list[Any]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("index", [None, "build"])
 def test_samples_states_and_reports_tell_no_secret(urls: list[str], num_workers: int, index: str | None) -> None:

@@ -233,6 +233,7 @@ def test_rank_raises_when_its_samples_end_before_the_epoch_does() -> None:
         assert len(got) == (3 if data is None else len(got)) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [Stateful, Same])
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, None])
@@ -344,6 +345,7 @@ def main(count):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_samples_come_once_when_ranks_are_processes(world: int) -> None:
     told = ranks_of(world, BODY, (50,))

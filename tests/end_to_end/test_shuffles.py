@@ -73,6 +73,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "by"), WAYS)
 def test_a_shuffle_gives_each_sample_once_in_another_order_each_epoch(
     urls: list[str], index: str, source: str, by: Any
@@ -112,6 +113,7 @@ def test_samples_leave_a_buffer_no_sooner_than_they_have_come() -> None:
     assert sorted(order) == list(range(TOTAL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_order_does_not_depend_on_workers_or_reads(
     urls: list[str], index: str, workers: int, warm_server: None
@@ -156,6 +158,7 @@ def test_a_repeated_stream_is_shuffled_anew_each_time(urls: list[str], index: st
         assert len(set(map(tuple, passes))) == 3
 
 
+@pytest.mark.slow
 def test_an_endless_stream_ends_where_it_is_told_to(urls: list[str], index: str) -> None:
     data = hr.stream(urls, index=index).shuffle()
     with pytest.raises(TypeError, match="has no end"):

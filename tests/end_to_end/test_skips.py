@@ -138,6 +138,7 @@ STAGES = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @WORKERS
 @STAGES
 def test_failed_samples_are_holes_and_shift_nothing_whatever_stage_they_failed_in(
@@ -147,6 +148,7 @@ def test_failed_samples_are_holes_and_shift_nothing_whatever_stage_they_failed_i
     assert same(got, [batch_of(keys) for keys in WANTED])
 
 
+@pytest.mark.slow
 @WORKERS
 def test_holes_are_the_same_when_the_batch_is_collated_by_a_function(num_workers: int) -> None:
     def collate(samples: list[dict[str, Any]]) -> list[int]:
@@ -155,6 +157,7 @@ def test_holes_are_the_same_when_the_batch_is_collated_by_a_function(num_workers
     assert run(failing_map(), batch_size=4, num_workers=num_workers, collate_fn=collate) == WANTED
 
 
+@pytest.mark.slow
 @WORKERS
 def test_holes_are_the_same_when_samples_are_of_several_forms(num_workers: int) -> None:
     def widen(sample: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +181,7 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
         assert len(keys) + loader.stats().skipped == 4
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     count=st.integers(1, 40),
@@ -197,6 +201,7 @@ def test_batches_are_those_of_the_model_whatever_fails(
         assert same(got, wanted)
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("prefetch", [None, 0, 1])
 @pytest.mark.parametrize("collate", [None, list])
@@ -211,6 +216,7 @@ def test_batch_of_which_nothing_is_left_is_not_delivered(num_workers: int, prefe
     assert run(Numbers(14, range(14)), batch_size=4, **options) == []
 
 
+@pytest.mark.slow
 @WORKERS
 def test_single_samples_and_a_streams_own_batches_leave_out_what_failed(num_workers: int) -> None:
     got = run(Numbers(6, [0, 3, 5]), batch_size=None, num_workers=num_workers)
@@ -243,6 +249,7 @@ def label(sample: dict[str, Any]) -> dict[str, Any]:
     return {"n": int(sample["cls"])}
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("is_missing", [True, False])
 def test_shard_that_is_damaged_is_one_skip_and_the_next_ones_go_on(is_missing: bool, num_workers: int) -> None:
@@ -261,6 +268,7 @@ def test_shard_that_is_damaged_is_one_skip_and_the_next_ones_go_on(is_missing: b
     assert stats.skipped_samples[0].name == (urls[1] if is_missing else "'000006'")  # the member that it breaks off in
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("form", ["tar", "tar.gz"])
 def test_sample_right_before_a_member_over_a_limit_is_delivered_whole(form: str, num_workers: int) -> None:
@@ -311,6 +319,7 @@ def test_sample_that_ends_workers_is_left_out() -> None:
 # What is nobody's sample is raised.
 
 
+@pytest.mark.slow
 @WORKERS
 def test_batch_that_cannot_be_collated_is_raised_in_its_place(num_workers: int) -> None:
     def collate(samples: list[Any]) -> Any:
@@ -330,6 +339,7 @@ def test_step_behind_the_batch_is_raised_in_its_place() -> None:
     assert [type(g).__name__ for g in got] == ["dict", "BadError", "dict"]
 
 
+@pytest.mark.slow
 @WORKERS
 def test_iterator_that_breaks_off_is_raised(num_workers: int) -> None:
     class Breaks(hr.AsyncIterableDataset):
@@ -379,6 +389,7 @@ def test_address_that_means_nothing_is_raised() -> None:
 # on_error= as a function.
 
 
+@pytest.mark.slow
 @WORKERS
 def test_function_is_asked_once_for_each_failed_sample_in_plan_order(num_workers: int) -> None:
     asked: list[str] = []
@@ -407,6 +418,7 @@ def test_function_sees_key_and_address() -> None:
     assert seen == [("000002", "memory://skip-seen/0.tar", "to_tuple")]
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("answer", [False, None, 1, "yes"])
 def test_error_is_raised_in_its_place_unless_the_function_says_true(answer: Any, num_workers: int) -> None:
@@ -459,6 +471,7 @@ def test_loader_is_collected_though_the_function_refers_to_it_and_its_iterator()
 # max_skips=.
 
 
+@pytest.mark.slow
 @WORKERS
 def test_error_is_raised_when_more_are_skipped_in_all_than_may_be(num_workers: int) -> None:
     got = run(Numbers(12, [1, 5, 8, 9]), batch_size=2, num_workers=num_workers, max_skips=2)
@@ -469,6 +482,7 @@ def test_error_is_raised_when_more_are_skipped_in_all_than_may_be(num_workers: i
     assert keys_of(run(Numbers(4, [1]), batch_size=2, num_workers=num_workers, max_skips=0)) == [BadError, [2, 3]]
 
 
+@pytest.mark.slow
 @WORKERS
 def test_error_is_raised_when_more_are_skipped_in_a_row_than_may_be(num_workers: int) -> None:
     options: dict[str, Any] = {"batch_size": 4, "num_workers": num_workers, "max_skips": (None, 3)}

@@ -102,6 +102,7 @@ def test_http_gives_the_same_bytes(server: FaultServer) -> None:
     assert None not in ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch_factor", [None, 0, 1, 4])
 @pytest.mark.parametrize("batch_size", [1, 4, 25, 100])
 def test_batches_equal_torchs_whatever_is_made_ahead(
@@ -129,6 +130,7 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, war
     assert same(all_async(data, batch_size=4, num_workers=num_workers, **small), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_short_last_batch_is_left_out_if_wanted(urls: list[str], num_workers: int, warm_server: None) -> None:
     data = hr.stream(urls).map(label)
@@ -148,6 +150,7 @@ def test_left_out_batches_leave_no_memory_behind(urls: list[str]) -> None:
         assert loader.stats().shared_bytes < 2**24 + 10 * 2**14  # one segment of inputs, and no more slabs than in use
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_out_of_order_gives_the_same_batches(urls: list[str], num_workers: int, warm_server: None) -> None:
     data = hr.stream(urls).map(label)

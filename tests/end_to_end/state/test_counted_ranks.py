@@ -28,6 +28,7 @@ def lengths(steps: Any) -> list[int]:
     return [sum(map(len, step)) for step in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
 def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: Places, kind: str, count: int) -> None:
@@ -52,6 +53,7 @@ def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places
             ranks.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(places: Places, in_order: bool) -> None:
     written = places.write([40, 3, 60, 5])
@@ -73,6 +75,7 @@ def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
         assert [samples(first) + samples(rest), samples(then)] == [samples(steps) for steps in expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 4)])
 def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
     places: Places, before: int, after: int
@@ -130,6 +133,7 @@ def test_ranks_make_as_many_steps_when_some_are_skipped(places: Places, kind: st
         assert ranks.run() == expected[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "size", "after"), [(10, 4, 3), (12, 5, 2), (6, 20, 1)])
 def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
     places: Places, before: int, size: int, after: int
@@ -151,6 +155,7 @@ def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
     assert rest[:-2] == [size] * (len(rest) - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
 def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_once(places: Places, kind: str) -> None:
     written = places.write(COUNTS)
@@ -183,6 +188,7 @@ def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(place
         assert lengths(world(stack, 1, data, merge_states(states), batch_size=4).run()) == [8] * 5 + [4]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # three workers for three batches
 @pytest.mark.parametrize("size", [4, 3])
 @pytest.mark.parametrize("filters", [False, True])
@@ -218,6 +224,7 @@ def test_ranks_make_as_many_steps_when_the_short_batch_of_one_came_first(
         assert ("merge_states" in str(caught.value)) == filters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(places: Places, ranks: int) -> None:
     written = places.write(COUNTS)

@@ -87,12 +87,14 @@ STATEFUL: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 3])
 @pytest.mark.parametrize("which", STATEFUL)
 def test_data_set_with_a_state_goes_on_from_every_state(which: str, batch_size: int) -> None:
     whole_and_resumed(STATEFUL[which], batch_size=batch_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["skip", "raise"])
 def test_epoch_behind_a_filter_has_its_samples_when_some_failed_before_the_kill(places: Places, on_error: str) -> None:
     bad = frozenset({3, 8, 9, 20})

@@ -73,6 +73,7 @@ def elastic_run(number: int, places: Places) -> int:
     return resumes
 
 
+@pytest.mark.slow
 def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> None:
     resumes, number = 0, 0
     while resumes < RESUMES // 2:
@@ -80,6 +81,7 @@ def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> 
         number += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 1), (1, 3), (3, 8)])
 def test_global_batch_is_kept_when_only_the_world_is_another(places: Places, before: int, after: int) -> None:
     """With the batch size that each rank had before; what each has then follows from the ranks."""
@@ -143,6 +145,7 @@ def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places
         assert len({state["epoch"] for state in ranks.states()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 5), (1, 4)])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_merged_states_give_the_rest_when_the_world_is_another(

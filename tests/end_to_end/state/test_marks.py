@@ -32,6 +32,7 @@ def after(loader: hr.DataLoader[Any], batches: int) -> tuple[dict[str, Any], lis
 MARKS = [None, -1, 2**70, "x", [], {}, 1.5, [1], [[1, 2]], [2, 8, 0], [1, 9, 0], [1, 8, 1], [2**40, 8, 0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", MARKS, ids=repr)
 def test_edited_mark_of_shards_without_an_index_is_refused(written: Written, mark: Any) -> None:
     def make() -> hr.DataLoader[Any]:

@@ -87,6 +87,7 @@ def number_of(sample: dict[str, Any]) -> int:
     return int(sample["__key__"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("received", range(7))
 def test_shards_go_on_from_every_batch_though_the_last_one_is_short(received: int, shuffled: bool) -> None:

@@ -324,6 +324,7 @@ def resumed(cases: range, places: Places, workers: tuple[int, ...], kills: int =
     return resumes
 
 
+@pytest.mark.slow
 def test_run_gives_the_same_batches_when_it_is_killed_anywhere(places: Places) -> None:
     """Through `hr.DataLoader`, over data, orders, operators and options of every kind that have states."""
     resumes, first = 0, 0
@@ -332,6 +333,7 @@ def test_run_gives_the_same_batches_when_it_is_killed_anywhere(places: Places) -
         first += 5
 
 
+@pytest.mark.slow
 def test_run_gives_the_same_samples_when_it_is_killed_anywhere_and_time_cuts_the_batches(places: Places) -> None:
     resumes, first = 0, 10**7
     while resumes < RESUMES // 2:

@@ -110,6 +110,7 @@ def states_of(loader: Any) -> list[tuple[int, int, str]]:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 5])
 @pytest.mark.parametrize("taken", [None, 8, 2])
 @pytest.mark.parametrize("total", [12, 10, 3])
@@ -160,6 +161,7 @@ class Shards:
         return hr.DataLoader(data, seed=seed, timeout=30, fetch=QUICK, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
 def test_state_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(
@@ -210,6 +212,7 @@ class Held:
         return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_cut_off", [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("held", [0, 4])
 def test_state_of_batches_that_came_early_is_refused_or_exact_when_a_shard_was_damaged_or_mended_since(

@@ -340,6 +340,7 @@ def test_loop_that_was_left_begins_the_same_epoch_again_and_its_state_goes_on(wr
         assert [rows(batch) for batch in loader] == whole[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, KEYS, TAR, STATEFUL])
 @pytest.mark.parametrize("which", ["all", "some"])
 def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, which: str) -> None:
