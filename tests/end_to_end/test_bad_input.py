@@ -272,6 +272,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPED)
 @pytest.mark.parametrize(
     ("samples", "has", "field", "lacks"),

@@ -134,6 +134,7 @@ def test_a_seekable_shard_gives_any_sample_by_its_number(
     assert [s["__key__"] for s in batches(data, batch_size=None)] == [key for key, _ in samples]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", [lambda data: seekable(data, 700), gzip.compress], ids=["seekable", "gz"])
 def test_documents_of_compressed_shards_are_packed_by_rows_where_frames_are_found(
     compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def test_documents_of_compressed_shards_are_packed_by_rows_where_frames_are_foun
         assert [batch["input_ids"].tolist() for batch in loader] == expected[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [2**20, 3 * 2**20, 2**24, "auto"])
 @pytest.mark.parametrize("window", [None, 150])
 @pytest.mark.parametrize("workers", [0, 2])

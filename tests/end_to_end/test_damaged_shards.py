@@ -48,12 +48,14 @@ def check(case: Case, num_workers: int) -> None:
         assert case.damage.says in str(error), case.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_damaged_shard_gives_earlier_batches_and_then_the_error(group: str) -> None:
     for case in GROUPS[group]:
         check(case, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm_server")
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_damaged_shard_gives_the_same_when_workers_read_it(group: str) -> None:

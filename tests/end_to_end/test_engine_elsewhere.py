@@ -282,6 +282,7 @@ def planned(loader: DataLoader[Any]) -> tuple[Job, EpochPlan]:
     return Job.of(behind._next.stream.pipeline(), behind._settings, behind._next.planning), plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_another_process_gives_the_same_batches_and_states(name: str, places: Places, elsewhere: Wire) -> None:
     case, state = CASES[name], None

@@ -38,6 +38,7 @@ def flat(batches: list[Any]) -> list[Any]:
     return list(itertools.chain(*batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["window", "global", "shards", None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_numbers_are_the_places_in_the_epoch_when_samples_are_shuffled(

@@ -228,6 +228,7 @@ ENDLESS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("which", ENDLESS)
 def test_epoch_without_end_is_an_error_when_a_filter_keeps_nothing(which: str, on_error: str) -> None:
@@ -245,6 +246,7 @@ def mixture() -> Any:
     return hr.mix({"rare": Numbers(), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever", step=8)
 
 
+@pytest.mark.slow
 def test_epoch_without_end_is_an_error_when_nothing_is_left_to_put_together() -> None:
     data = hr.from_map(range(40)).filter(lambda n: n < 0).batch(4).unbatch().epoch(samples=12)
     with hr.DataLoader(data, batch_size=4) as loader:
@@ -252,6 +254,7 @@ def test_epoch_without_end_is_an_error_when_nothing_is_left_to_put_together() ->
             next(iter(loader))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["epoch", "take", "never"])
 def test_mixture_without_end_is_an_error_when_a_filter_keeps_nothing(ends: str) -> None:
     data = mixture().filter(is_none)
@@ -263,6 +266,7 @@ def test_mixture_without_end_is_an_error_when_a_filter_keeps_nothing(ends: str) 
         assert next(batches, None) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["epoch", "take", "never"])
 def test_shards_without_end_are_an_error_when_a_filter_keeps_nothing(ends: str) -> None:
     data = hr.stream(put_shards("filtered out", [1500, 2500], 1), index=None).map(number_of)
@@ -275,6 +279,7 @@ def test_shards_without_end_are_an_error_when_a_filter_keeps_nothing(ends: str) 
         assert next(batches, None) is None
 
 
+@pytest.mark.slow
 def test_shards_that_end_give_nothing_when_a_filter_keeps_nothing() -> None:
     data = hr.stream(put_shards("filtered out too", [1500, 2500], 1), index=None).map(number_of)
     with hr.DataLoader(data.filter(is_none).repeat(4).take(60), batch_size=8, timeout=30) as loader:
@@ -294,6 +299,7 @@ def is_last(number: int) -> bool:
     return number == 1499
 
 
+@pytest.mark.slow
 def test_mixture_goes_on_when_what_its_filter_keeps_is_of_a_source_that_comes_rarely() -> None:
     """One of 15,000 samples is kept, and both sources together have a tenth of so many."""
     mixed = hr.mix({"rare": Many(), "often": Numbers()}, {"rare": 1, "often": 9}, until="forever")

@@ -55,6 +55,7 @@ TOKENIZERS: dict[str, tuple[Callable[[], Any], list[list[int]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
@@ -249,6 +250,7 @@ def test_batches_are_padded_to_their_longest() -> None:
     assert all(torch.equal(one, batch["ids"]) for one, batch in zip(alone, batches, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("batch_tokens", [6, 20])
 def test_buckets_hold_what_is_about_as_long_within_their_tokens(workers: int, batch_tokens: int) -> None:

@@ -435,6 +435,7 @@ def test_an_uneven_tail_is_refused_where_samples_of_all_ranks_are_counted() -> N
             batches_of(data, 0, 2, tail="uneven")
 
 
+@pytest.mark.slow
 def test_ranks_repeat_filtered_samples_without_end(urls: list[str], index: str) -> None:
     for data in (hr.stream(urls, index=index).shuffle().filter(is_even), hr.stream(packed_urls(COUNTS), index=None)):
         found: set[int] = set()

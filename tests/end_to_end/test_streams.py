@@ -295,6 +295,7 @@ def drawn_everywhere(sample: dict[str, Any]) -> tuple[int, float, float, float, 
     )
 
 
+@pytest.mark.slow
 def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_server: None) -> None:
     data = hr.stream(urls).shuffle(seed=2).map(drawn)
 

@@ -86,6 +86,7 @@ def test_windows_are_those_of_each_document(
 SOME = [[*range(100 * k + 10, 100 * k + 10 + size), EOS] for k, size in enumerate([30, 2, 0, 55, 9, 17, 80, 5])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raw", "megatron"])
 @pytest.mark.parametrize("by", [None, "auto", "global"])
 def test_ranks_together_get_the_batches_of_one_and_go_on_anywhere(kind: str, by: Any) -> None:

@@ -64,6 +64,7 @@ def assert_cut(got: dict[tuple[str, str], torch.Tensor], files: dict[str, Any], 
         assert tokens.tolist() == wanted[key].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["", "auto", "window", "shards", "within", "global"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_windows_are_those_of_numpy_in_any_order(by: Any, workers: int) -> None:

@@ -146,6 +146,7 @@ ON_THE_LOOP = {
 }
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("name", ON_THE_LOOP)
 def test_a_coroutine_that_holds_the_loop_is_named_with_its_milliseconds(name: str, num_workers: int) -> None:
@@ -162,6 +163,7 @@ async def slow_after(sample: torch.Tensor) -> torch.Tensor:
     return await slow_step(sample)
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_coroutine_behind_workers_that_holds_the_loop_is_named(num_workers: int) -> None:
     bound_by, report = run(Samples(200).map(light).map(slow_after), num_workers=num_workers)
@@ -183,6 +185,7 @@ class Lines:
         yield from (Plain()[index] for index in range(200))
 
 
+@pytest.mark.slow
 @WORKERS
 @pytest.mark.parametrize("name", ["Plain.__getitem__", "Lines.__next__"])
 def test_what_computes_in_the_threads_of_synchronous_data_is_named(name: str, num_workers: int) -> None:
@@ -226,6 +229,7 @@ def begin_slowly(_: int) -> None:
     spin(2.0)
 
 
+@pytest.mark.slow
 def test_the_start_of_workers_is_named_when_little_else_has_happened() -> None:
     data = Samples(40).map(light)
     with hr.DataLoader(data, batch_size=4, num_workers=2, worker_init_fn=begin_slowly) as loader:
@@ -237,6 +241,7 @@ def test_the_start_of_workers_is_named_when_little_else_has_happened() -> None:
     assert "The start of the workers is the limit so far" in report
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_slow_function_in_workers_is_named(num_workers: int) -> None:
     bound_by, report = run(Samples(200 * max(1, num_workers)).map(slow_decode), num_workers=num_workers)
@@ -244,6 +249,7 @@ def test_a_slow_function_in_workers_is_named(num_workers: int) -> None:
     assert "most of it in map(slow_decode)" in report
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_slow_collate_function_is_named(num_workers: int) -> None:
     bound_by, report = run(Samples(160 * max(1, num_workers)), collate_fn=slow_collate, num_workers=num_workers)
@@ -251,6 +257,7 @@ def test_a_slow_collate_function_is_named(num_workers: int) -> None:
     assert "Collating is the limit" in report
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_slow_trainer_is_named(num_workers: int) -> None:
     bound_by, report = run(Samples(120), trainer_s=0.03, num_workers=num_workers)

@@ -148,6 +148,7 @@ def test_only_the_bytes_that_clips_take_are_read_and_tables_once() -> None:
     assert sum(sizes[1:]) < len(data) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [None, "build"])
 def test_clips_of_fragmented_files_are_those_of_plain_ones(index: str | None) -> None:
     for name in ("fragments-audio", "fragments-dash"):
