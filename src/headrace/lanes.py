@@ -38,6 +38,11 @@ class LaneCursor(NamedTuple):
     inputs: tuple[InputCursor, ...] = ()
     check: int = 0
 
+    @property
+    def drawn(self) -> int:
+        """How many of the lane's positions have documents of which something is used up."""
+        return self.round + bool(self.part or self.offset or self.taken)
+
 
 class LaneProgress(NamedTuple):
     """How far some lanes are.

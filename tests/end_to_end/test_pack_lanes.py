@@ -536,3 +536,18 @@ def test_documents_that_all_fail_and_are_left_out_end_the_run(method: Any) -> No
 
 def with_all_bad(number: int) -> dict[str, Any]:
     raise ValueError(f"document {number} is damaged")
+
+
+@pytest.mark.parametrize(("rows", "told"), [(20, (10, 0)), (8, (0, 14))])
+def test_ranks_count_the_documents_that_an_epoch_of_so_many_rows_repeats_or_leaves(
+    rows: int, told: tuple[int, int]
+) -> None:
+    documents = hr.from_map([{"input_ids": [n] * 3} for n in range(30)]).filter(bool)
+    counted = [0, 0]
+    for rank in range(2):
+        stream = documents.pack(6).epoch(samples=rows)
+        with hr.DataLoader(stream, global_batch_size=4, rank=rank, world_size=2, num_workers=0) as loader:
+            assert len(list(loader)) == rows // 4
+            stats = loader.stats()
+        counted = [counted[0] + stats.repeated, counted[1] + stats.unread]
+    assert tuple(counted) == told

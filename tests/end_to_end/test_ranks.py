@@ -6,6 +6,7 @@ import gzip
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -477,17 +478,22 @@ def test_samples_that_ranks_repeat_or_do_not_come_to_are_counted(case: str, capl
     assert repeated
 
 
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> hr.Stream:
+def lines_in(folder: Path, counts: Sequence[int]) -> hr.Stream:
     """Compressed shards of lines, of which an index tells how many each has."""
-    folder = tmp_path_factory.mktemp("lines")
-    urls = [str(folder / f"{number}.jsonl.gz") for number in range(len(COUNTS))]
-    for url, first, count in zip(urls, itertools.accumulate(COUNTS, initial=0), COUNTS, strict=False):
+    urls = [str(folder / f"{number}.jsonl.gz") for number in range(len(counts))]
+    for url, first, count in zip(urls, itertools.accumulate(counts, initial=0), counts, strict=False):
         with gzip.open(url, "wt") as file:
             file.writelines(f'{{"n": {number}}}\n' for number in range(first, first + count))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))
-        return hr.stream(urls, index="build").map(_number)
+        data = hr.stream(urls, index="build").map(_number)
+        assert len(data) == sum(counts)  # the index is made now
+        return data
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> hr.Stream:
+    return lines_in(tmp_path_factory.mktemp("lines"), COUNTS)
 
 
 def _number(sample: Any) -> int:
@@ -546,3 +552,14 @@ def test_states_of_shares_by_counts_are_of_as_many_ranks_and_steps(lines: hr.Str
         with hr.DataLoader(lines, **options) as loader, pytest.raises(hr.StateMismatchError) as caught:
             loader.load_state_dict(state)
         assert caught.value.field == field
+
+
+def test_a_rank_whose_shard_has_fewer_samples_than_its_index_says_raises_unless_tails_are_uneven(
+    tmp_path: Path,
+) -> None:
+    data = lines_in(tmp_path, (5, 7, 6))
+    (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b""))
+    options: dict[str, Any] = {"rank": 0, "batch_size": 3, "on_error": "skip"}
+    with pytest.raises(hr.OptionError, match=r"rank 0 of 2 after . of 3 batches.*their index says"):
+        batches_of(data, world=2, **options)
+    assert list(itertools.chain(*batches_of(data, world=2, tail="uneven", **options))) == list(range(5))

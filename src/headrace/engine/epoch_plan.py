@@ -10,6 +10,7 @@ import numpy as np
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.errors import OptionError, StateMismatchError
+from headrace.lanes import LaneProgress
 from headrace.plan import Cursor, Order, Steps, draw, sample_seed, share
 from headrace.plan.cursor import compressed
 from headrace.plan.lane_packing import LanePacking
@@ -139,16 +140,23 @@ class EpochPlan:
         Raises:
             OptionError: there were fewer samples than the epoch was said to have.
         """
-        if self.share is None:
+        if self.share is None or self.is_uneven:
             return
         _, full, last = self.share.sizes()
         came, owed = received.batches - self.begin.batches, full + len(last)
         if came < owed:
+            why = (
+                "a short last step is not shared evenly, so that some rank may need a few samples more; have an "
+                "iterable begin again at its end, give .epoch(samples=N) fewer of them, or tail='drop'"
+            )
+            if self.counts is not None:
+                why = (
+                    "shards have fewer samples than their index says, or failed and were skipped (stats().skipped); "
+                    "leave these shards out, or take tail='uneven'"
+                )
             raise OptionError(
                 f"the samples of {self.source} have come to their end on rank {self.rank} of {self.world} after {came} "
-                f"of {owed} batches, and other ranks may have more: a short last step is not shared evenly, so that "
-                "some rank may need a few samples more; have an iterable begin again at its end, give "
-                ".epoch(samples=N) fewer of them, or tail='drop'"
+                f"of {owed} batches, and other ranks may have more: {why}"
             )
 
     def boundaries(self) -> BatchBoundaries:
@@ -198,14 +206,30 @@ class EpochPlan:
         ending = self.steps.positions(first, first + self.steps.batch) >= self.pass_count
         return int(are_later.sum()) + int(ending[inside - first].sum())
 
-    def unread(self, received: ProgressSnapshot) -> int:
-        """How many samples of this rank's part of the data the epoch has not come to, as far as that is known."""
+    def passed(self, received: ProgressSnapshot) -> tuple[int, int]:
+        """(samples of later passes than the first, samples that the first one has not come to) on this rank.
+
+        Both are 0 as far as they are not known. Of documents that are packed in lanes, documents count.
+        """
         if self.pass_count is None:
-            return 0
+            return received.repeated, 0
+        if self.packing is not None:
+            return self._passed_by_lanes(self.pass_count, received.lanes)
         used = max((stop for _, stop in received.covers), default=0)
         first = self.steps.step_at(self.pass_count)
         ending = self.steps.positions(first, first + self.steps.batch)[max(0, used - first) :]
-        return max(0, first - used) + int((ending < self.pass_count).sum())
+        return received.repeated, max(0, first - used) + int((ending < self.pass_count).sum())
+
+    def _passed_by_lanes(self, pass_count: int, lanes: LaneProgress | None) -> tuple[int, int]:
+        size, begin = self.steps.size, self.begin.progress
+        numbers = np.arange(*share(size, self.rank, self.world))
+        ends = np.maximum(0, -((numbers - pass_count) // size))  # the lanes' documents of the first pass
+        first, drawn = (
+            np.zeros_like(numbers) if some is None else np.array([cursor.drawn for cursor in some.cursors])
+            for some in (begin, lanes)
+        )
+        repeated = np.maximum(drawn - ends, 0) - np.maximum(first - ends, 0)
+        return int(repeated.sum()), int(np.maximum(ends - drawn, 0).sum())
 
     @property
     def _origins(self) -> list[Origins]:

@@ -153,7 +153,8 @@ class Stats:
         skipped_samples: the first 100 of them.
         repeated: samples that came again, in all epochs that are over: those that filled up last steps (tail="pad"),
             on all ranks together; and where ranks share epochs of `.epoch(samples=N)` whose samples are counted as they
-            come, those that this rank received of a second or later pass over its part of the data.
+            come, those that this rank received of a second or later pass over its part of the data. Of packed
+            documents, documents count.
         left_out: samples of last steps that were dropped, or left to the next epoch, on all ranks together.
         unread: samples of this rank's part of the data that such epochs of N samples have not come to, before filters.
             It counts samples that have numbers; of others nobody knows how many are left.

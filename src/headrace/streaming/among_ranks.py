@@ -112,9 +112,14 @@ def _uncounted(stream: Stream, world: int) -> OptionError:
             f"{', '.join(pipeline.changing)} changes the number of samples, so that {world} ranks would have different "
             "numbers of batches"
         )
+    if pipeline.packing is not None:
+        return OptionError(
+            f"{what}: put .epoch(samples=N) behind it, or .repeat() before it, by which some documents may come again "
+            f"or be skipped; stats() counts them. Or {_ALL}"
+        )
     if pipeline.keeps_count and pipeline.source.traits.sharded:
         exact = "by an index of the shards' counts (headrace index URL…, or index='build'), or "
-    elif pipeline.source.answers_keys:
+    elif pipeline.source.answers_keys and not pipeline.source.is_compressed:
         exact = "by filtering by keys of an index (.filter(f, field='__key__')), or "
     return OptionError(
         f"{what}. Each sample comes once {exact}by tail='uneven', with which each rank ends with its own data "

@@ -75,7 +75,7 @@ def count_share(plan: EpochPlan, received: ProgressSnapshot, meters: LoaderMeter
     """Count what this rank has received again of an epoch that is over, and not come to. Warn of the first."""
     assert plan.share is not None
     meters.left_out += plan.share.left_out
-    repeated, unread = received.repeated, plan.unread(received)
+    repeated, unread = plan.passed(received)
     if (repeated or unread) and not (meters.repeated or meters.unread):
         came = received.samples - plan.begin.samples
         log.warning(

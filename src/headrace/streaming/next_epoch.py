@@ -393,8 +393,9 @@ class _Loaded(NamedTuple):
 
 
 def _pass_count(pipeline: Pipeline, planning: Planning) -> int | None:
-    """How many samples a pass has, where each comes once in it; None: nobody knows, or lanes count documents."""
-    return None if pipeline.source.is_endless or pipeline.packing is not None else planning.pass_count
+    """How many samples a pass has, where each comes once in it; None: nobody knows."""
+    is_mixed = pipeline.packing is not None and pipeline.packing.mixing is not None
+    return None if pipeline.source.is_endless or is_mixed else planning.pass_count
 
 
 def _check_last_steps(state: State, steps: Steps) -> None:
