@@ -63,3 +63,11 @@ class RunningSample:
 
 running_sample: ContextVar[RunningSample | None] = ContextVar("headrace_running_sample", default=None)
 """The sample that the coroutine we run in makes; None in workers, which make one at a time."""
+
+
+def begin_part(part: tuple[int, int], worker: int) -> None:  # noqa: ARG001 (chains tell it)
+    """Make known in a worker which rank it works for.
+
+    Chains name this function: workers import its module, and all that it imports, before their first sample.
+    """
+    running_part.set(part)

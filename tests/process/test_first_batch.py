@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,45 @@ def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is(
     with hr.DataLoader(data, batch_size=2, num_workers=2, collate_fn=list, memory_budget="1MiB") as loader:
         lengths = [len(sample) for batch in loader for sample in batch]
     assert lengths == [2**16 * (index + 1) for index in range(24)]
+
+
+WORKERS_LOAD = [
+    "datasets.iterating",
+    "datasets.methods.combining",
+    "datasets.methods.packing",
+    "descriptors",
+    "drop_in.workers.*",
+    "errors",
+    "failures",
+    "forks",
+    "formats.*",
+    "functions",
+    "lately",
+    "memory",
+    "parts",
+    "pickled",
+    "positions",
+    "processes.*",
+    "protocols",
+    "rows",
+    "running",
+    "sent",
+    "spans",
+    "tasks",
+    "torch_compat.*",
+    "types",
+    "wakeup",
+    "work.*",
+]
+"""What of this package a worker may import before its first sample: each module takes time in each worker."""
+
+
+def test_workers_load_no_part_of_the_engine() -> None:
+    def loaded(_: int) -> list[str]:
+        return sorted(name for name in sys.modules if name.startswith("headrace."))
+
+    with hr.DataLoader(hr.from_map([0]).map(loaded), batch_size=None, num_workers=1) as loader:
+        names = next(iter(loader))
+    patterns = [f"headrace.{pattern}" for pattern in WORKERS_LOAD]
+    more = [name for name in names if not any(fnmatch(name, one) or one.startswith(f"{name}.") for one in patterns)]
+    assert not more, "move what workers run out of these, or what these import"

@@ -26,7 +26,7 @@ from headrace.functions import is_async
 from headrace.options import Settings
 from headrace.parts import Part
 from headrace.protocols import Opens
-from headrace.running import RunningSample, running_part, running_sample
+from headrace.running import RunningSample, begin_part, running_sample
 from headrace.scheduler.recipe import BatchSpec, GroupStage, InnerStage, Learned, LimitStage, LoopStage, WorkStage
 from headrace.scheduler.skips import SkipMeters, Skips
 from headrace.scheduler.wiring import EpochSpec
@@ -74,7 +74,7 @@ class Blueprint:
         pipeline, settings = job.pipeline, job.settings
         self._job = job
         prefix, chains, inner = _stages(pipeline, settings, meter, wrap)
-        begin = partial(_begin_part, job.part)
+        begin = partial(begin_part, job.part)
         self.chains = {number: replace(chain, begin=begin) for number, chain in chains.items()}
         self.batches = BatchSpec(
             inner=tuple(inner),
@@ -164,11 +164,6 @@ class Blueprint:
             place.learn(number, chain)
         if self.opens is not None:
             await place.open(self.opens)
-
-
-def _begin_part(part: tuple[int, int], worker: int) -> None:  # noqa: ARG001 (chains tell it)
-    """Make known in a worker which rank it works for."""
-    running_part.set(part)
 
 
 def _loop_stage(number: int, steps: Sequence[Step], wrap: Wrap) -> LoopStage:
