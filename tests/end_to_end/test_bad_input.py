@@ -501,3 +501,19 @@ def test_errors_everywhere_leave_nothing_behind() -> None:
                     errors += 1
             assert errors == 5
         assert loader.stats().fetch.input_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, r"field 'a\.b' of sample 1 of the batch \(key 'k1'\) is None\. Fill it by \.map\(\)"),
+        ([1, 2], r"field 'a\.b' of sample 0 .* has 1 values, and of sample 1 .* 2\. Pad them by \.padded_batch"),
+    ],
+)
+def test_collation_names_the_field_and_the_sample_that_do_not_fit(value: object, says: str) -> None:
+    wide = {f"c{number}": list(range(30)) for number in range(30)}
+    samples = [{"__key__": f"k{k}", **wide, "a": {"b": value if k == 1 else [1]}} for k in range(3)]
+    with hr.DataLoader(hr.from_map(samples), batch_size=3) as loader:
+        with pytest.raises(hr.CollateError, match=says) as caught:
+            next(iter(loader))
+    assert len(str(caught.value)) < 300

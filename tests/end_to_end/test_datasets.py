@@ -175,6 +175,19 @@ def test_samples_are_got_together_where_the_data_set_can(num_workers: int) -> No
     assert sorted(k for chunk in data.chunks for k in chunk) == list(range(10))
 
 
+def test_a_plain_aget_is_an_error_that_names_it() -> None:
+    class Plain(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 2
+
+        def aget(self, key: int) -> int:  # type: ignore[override]
+            return key
+
+    for get in (lambda: list(hr.DataLoader(Plain())), lambda: Plain()[0]):
+        with pytest.raises(TypeError, match=r"Plain\.aget gave a int that cannot be awaited: write `async def aget`"):
+            get()
+
+
 def test_a_wrong_number_of_samples_is_told() -> None:
     class Short(Many):
         async def aget_many(self, keys: Sequence[int]) -> list[int]:

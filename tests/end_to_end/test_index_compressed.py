@@ -9,6 +9,7 @@ import lzma
 import struct
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -35,6 +36,27 @@ def is_third(key: str) -> bool:
 
 
 COMPRESSED: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("index", [None, "build"])
+def test_operators_that_need_numbers_refuse_compressed_shards_at_once(index: str | None, tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(gzip.compress(b'{"input_ids": [1]}\n' * 3))
+    data = hr.stream(f"{tmp_path}/*.jsonl.gz", index=index)
+    operators: list[Callable[[], object]] = [
+        lambda: data.pack(8),
+        lambda: data.pack(8, lengths=[1] * 6),
+        lambda: hr.mix({"a": data, "b": data}),
+        lambda: data.zip(data),
+        lambda: data.shuffle("global"),
+        lambda: data.cache(),
+    ]
+    for operator in operators:
+        with pytest.raises(
+            hr.OptionError, match=r"0\.jsonl\.gz can only .* `headrace pack URL… FOLDER --format parquet`"
+        ):
+            operator()
+    assert len(list(hr.DataLoader(data.shuffle("window"), batch_size=2))) == 3
 
 
 @pytest.mark.slow

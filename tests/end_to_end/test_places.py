@@ -175,8 +175,12 @@ def test_what_cannot_be_read_says_the_way_round(put: Any, name: str, way: str) -
 
 
 def test_folder_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="no such object or folder"):
-        hr.stream(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
+    for place in ("missing", "missing/"):
+        with pytest.raises(OptionError, match=f"missing/? is missing: there is no file or folder {tmp_path}/missing$"):
+            hr.stream(f"{tmp_path}/{place}")
+    with pytest.raises(OptionError, match="nothing is there to be read"):
+        hr.stream(tmp_path / "empty")
 
 
 def test_repository_without_its_scheme_is_told_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -466,7 +470,7 @@ def test_all_constructors_take_patterns_and_folders(tmp_path: Path, cache: Path)
         assert [sample["txt"] for sample in hr.files(place)] == [b"line 0\n", b"line 1\n"]
     for place in (folder / "rows", f"{folder}/rows/**/*.npy"):
         assert [int(sample["value"]) for sample in hr.arrays(place)] == [0, 1, 1, 2]
-    with pytest.raises(OptionError, match="nothing is there to be read"):
+    with pytest.raises(OptionError, match="none/ is missing"):
         hr.tokens(f"{folder}/none/", "uint16", 4)
     ids, rows = hr.tokens(folder / "ids", "uint16", 4), hr.arrays(folder / "rows")
     np.arange(8, 24, dtype="<u2").tofile(folder / "ids/deep/1.bin")

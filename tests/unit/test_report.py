@@ -192,8 +192,8 @@ def test_nothing_is_named_when_neither_reading_nor_workers_are_busy() -> None:
     idle = replace(stats(busy_s={"map(f)": 6.6}), fetch=FetchStats(reading_s=0.5))
     got = verdict(idle)
     assert got.bound_by == "unknown"
-    assert "Nothing stands out" in got.sentence
-    assert "busy only 31%" in got.sentence
+    assert "the trainer waits 50% of its time, while the workers are busy only 31%" in got.sentence
+    assert "0.5 s of 11.0 s were the workers' start" in got.sentence
 
 
 def test_first_batches_are_counted_apart() -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.errors import HeadraceError, masked
+from headrace.errors import HeadraceError, ObjectMissingError, masked
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
@@ -74,6 +74,9 @@ def _run(given: argparse.Namespace) -> int:
                 print(f"sample {seen}")
                 print("".join(f"  {line}\n" for line in told([sample])), end="")
             seen += 1
+    except ObjectMissingError as error:
+        print(f"missing: {error}")
+        return 1
     except (HeadraceError, ValueError) as error:
         print(f"damage: behind {seen:,} samples: {error}")
         return 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from headrace.datasets.base import Operators
@@ -15,6 +17,7 @@ from headrace.datasets.operators.values import Operator
 from headrace.datasets.sharing import RanksBy
 from headrace.datasets.source import EpochIO, SampleSource, Traits
 from headrace.datasets.stream import Stream
+from headrace.functions import is_async
 from headrace.producer import Producer
 from headrace.protocols import Opens
 from headrace.torch_compat.tracebacks import trimming
@@ -64,7 +67,7 @@ class AsyncDataset(Operators[Stream]):
             session = LoopSession(self)
             await session.aopen()
             try:
-                return await session.data.aget(key)
+                return await awaited(session.data, key)
             finally:
                 await session.aclose()
 
@@ -211,6 +214,19 @@ def _forget(key: tuple[int, asyncio.AbstractEventLoop]) -> None:
         del _open[key]
 
 
+async def awaited(data: AsyncDataset, key: Any) -> Any:
+    """The sample with this key.
+
+    Raises:
+        TypeError: `aget` is no coroutine function.
+    """
+    sample: Any = data.aget(key)
+    if not inspect.isawaitable(sample):
+        name = type(data).__name__
+        raise TypeError(f"{name}.aget gave a {type(sample).__name__} that cannot be awaited: write `async def aget`")
+    return await sample
+
+
 class KeySource(SampleSource):
     """Samples that are got one by one, by keys."""
 
@@ -234,13 +250,13 @@ class KeySource(SampleSource):
         return self.data.keys()
 
     async def aget(self, key: object) -> object:
-        return await LoopSession(self.data).data.aget(key)
+        return await awaited(LoopSession(self.data).data, key)
 
     def open(self, io: EpochIO) -> Producer:
         data, session = self.data, LoopSession(self.data)
         many = getattr(data, "aget_many", None)
         if not session.is_needed:
-            return io.keys(data, data.aget, many)
+            return io.keys(data, data.aget if is_async(data.aget) else partial(awaited, data), many)
 
         async def aget_many(keys: Sequence[object]) -> Sequence[object]:
             opened: Any = session.data

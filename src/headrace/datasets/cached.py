@@ -74,10 +74,10 @@ def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
 def _check(pipeline: Pipeline) -> None:
     """Whether samples can be kept by their numbers."""
     source = pipeline.source
-    if not source.traits.numbered:
+    if source.without_numbers is not None:
         raise OptionError(
             f"{_CALL}: the samples of {source.name} have no numbers before they are read, by which they would be kept; "
-            "shards need an index for that (headrace index URL…)"
+            f"{source.without_numbers}"
         )
     if source.draws or not source.keeps_numbers:
         is_steady = source.is_steady and source.keeps_numbers

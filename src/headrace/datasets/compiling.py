@@ -22,7 +22,7 @@ from headrace.datasets.operators.values import (
 )
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup
-from headrace.datasets.source import KeepsKey, SampleSource, Traits
+from headrace.datasets.source import KeepsKey, SampleSource
 from headrace.errors import OptionError
 from headrace.functions import is_async
 from headrace.tasks import Step
@@ -69,7 +69,7 @@ class _Compiler:
         order = self._order.ordering()
         self._source.check_order(order)
         self._order.check_passes()
-        _check_order(self._source.traits, order)
+        _check_order(self._source, order)
         (_, each, _), *regroups = self._levels
         _check_behind((grouping, some) for grouping, some, _ in regroups)
         pipeline = Pipeline(
@@ -250,14 +250,20 @@ def _steps(operators: Iterable[EachSample]) -> tuple[Step, ...]:
     return tuple(operator.step for operator in operators)
 
 
-def _check_order(traits: Traits, order: Ordering) -> None:
+def _check_order(source: SampleSource, order: Ordering) -> None:
+    traits, advice = source.traits, source.without_numbers
     by = None if order.shuffle is None else order.shuffle.by
     if traits.numbered and by == "buffer":
         raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
     if order.by_numbers is not None and by in ("window", "shards", "within"):
         raise OptionError(f".{order.by_numbers.text} takes samples by their numbers, which windows have none of")
     if order.by_numbers is not None and not traits.numbered:
-        raise OptionError(f".{order.by_numbers.text} needs samples that have numbers: shards need an index for that")
+        raise OptionError(f".{order.by_numbers.text} needs samples that have numbers: {advice}")
+    if by == "global" and traits.sharded and advice is not None:
+        raise OptionError(
+            ".shuffle(by='global') of shards without an index, or that are compressed: by='window' is what can be "
+            f"done; {advice}"
+        )
     if not traits.numbered:
         if by is not None and not order.is_shuffled_first:
             raise OptionError(".take() before .shuffle() needs samples that are counted; put it behind .shuffle()")

@@ -245,6 +245,11 @@ class SampleSource(ABC):
         """What gets parts of samples, without the rest of these; None: there is nothing that does."""
         return None
 
+    @property
+    def without_numbers(self) -> str | None:
+        """What to do about it that samples cannot be read one by one, by their numbers; None: they can."""
+        return None if self.traits.numbered else "shards need an index for that (headrace index URL…)"
+
     def has_numbers(self, *, by_number: bool, by_key: bool) -> bool:  # noqa: ARG002
         """Whether its samples have numbers before they are read.
 

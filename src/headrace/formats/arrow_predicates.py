@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.errors import OptionError
 from headrace.formats.arrow_values import Arrow, library, numbers_of, whole_array
 from headrace.formats.predicates import Plain, Term, Where, as_float, microseconds_of
 
@@ -55,7 +56,7 @@ def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
     for term in (term for some in where for term in some):
         kind = _kind(types[term.column])
         if kind != term.kind:
-            raise ValueError(
+            raise OptionError(
                 f"where= compares column {term.column!r:.200} with the {term.kind} {term.values[0]!r:.80}, and it is "
                 f"{types[term.column]!s:.200}" + (f", which is compared with a {kind}" if kind else "")
             )

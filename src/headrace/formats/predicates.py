@@ -214,7 +214,7 @@ def _as_kind(text: str, term: Term) -> Any:
                     return found
     except (ValueError, KeyError, InvalidOperation):
         pass
-    raise ValueError(
+    raise OptionError(
         f"its folder says {term.column}={text!r:.80}, and where= compares {term.column!r:.80} with the "
         f"{term.kind} {term.values[0]!r:.{_SHOWN}}"
     )

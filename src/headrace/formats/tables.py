@@ -86,18 +86,18 @@ class TableFormat(Format):
         """See that a file has the columns that are asked for.
 
         Raises:
-            ValueError: it lacks one, or both it and a folder say one that rows are kept by.
+            OptionError: it lacks one, or both it and a folder say one that rows are kept by.
         """
         for name in columns_of(self.where):
             if name in names and name in constants:
-                raise ValueError(
+                raise OptionError(
                     f"column {name!r:.200} lies in it, and its folder says {constants[name]!r:.80} of it: where= "
                     "cannot mean both"
                 )
         for name in (*(self.columns or ()), *columns_of(self.where)):
             if name not in names and name not in constants:
                 have = ", ".join(sorted([*names, *constants]))[:1000]
-                raise ValueError(f"it has no column {name!r:.200}; its columns are: {have or 'none'}")
+                raise OptionError(f"it has no column {name!r:.200}; its columns are: {have or 'none'}")
 
 
 def constants_of(url: str) -> dict[str, object]:

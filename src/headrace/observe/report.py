@@ -102,9 +102,10 @@ def verdict(stats: Stats) -> Verdict:
     if share < _IDLE_SHARE:
         return Verdict(
             "unknown",
-            f"Nothing stands out: the trainer waits {waiting:.0%} of its time, the workers are busy only {share:.0%} "
-            f"of theirs, and something is being read {min(1.0, reading):.0%} of it. Ask again after more batches; else "
-            "try a larger prefetch_factor, or see what else runs on this machine.",
+            f"The loader is the limit, and no stage explains it: the trainer waits {waiting:.0%} of its time, while "
+            f"the workers are busy only {share:.0%} of theirs and reads are under way {min(1.0, reading):.0%} of it"
+            + (f"; {stats.start_s:.1f} s of {deliver.active_s:.1f} s were the workers' start" if stats.start_s else "")
+            + ". Ask again after more batches, then try a larger prefetch_factor, or see what else runs here.",
         )
     slowest = max((s for s in busy_s if s not in ("collate", "write")), key=lambda s: busy_s[s])
     return Verdict(
@@ -192,7 +193,7 @@ def _collation_ratio(work: WorkStats) -> float:
 def report(stats: Stats) -> str:
     """A table of the stages and the verdict."""
     fetch, work, deliver = stats.fetch, stats.work, stats.deliver
-    loop_s = max(1e-9, deliver.wait_s + deliver.trainer_s)
+    waited = deliver.wait_s / max(1e-9, deliver.wait_s + deliver.trainer_s)
     rate = deliver.samples / max(1e-9, deliver.active_s)
     again = f"{fetch.requests:,} requests ({fetch.retries:,} again) in {fetch.active_s:.1f} s"
     done = f"{deliver.samples:,} samples in {deliver.batches:,} batches"
@@ -201,7 +202,7 @@ def report(stats: Stats) -> str:
         f"headrace: {done}, {deliver.active_s:.1f} s, {rate:,.0f} samples/s",
         *([f"  fetch    {again}, {_size(fetch.bytes)}"] if stats.budget_bytes else []),
         f"  work     {workers}, busy {stats.busy_share:.0%}: " + (_steps(work.busy_s) or "nothing yet"),
-        f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {deliver.wait_s / loop_s:.0%} of it",
+        f"  deliver  waited {deliver.first_wait_s:.2f} s for first batches, then {waited:.0%} of the time",
     ]
     if stats.budget_bytes:
         lines.append(f"  memory   {_size(stats.shared_bytes)} shared of a budget of {_size(stats.budget_bytes)}")

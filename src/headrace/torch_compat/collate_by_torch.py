@@ -65,6 +65,38 @@ def _other_fields(
     )
 
 
+def why_no_batch(samples: Sequence[Any]) -> str | None:
+    """The field and the sample for which collation has failed: a None, or a list of another length.
+
+    Returns None for other reasons.
+    """
+    return _why(samples, samples, "")
+
+
+def _why(values: Sequence[Any], samples: Sequence[Any], path: str) -> str | None:
+    first = values[0]
+    field = f"field {path[:-1]!r} of " if path else ""
+    for number, value in enumerate(values):
+        if value is None:
+            return (
+                f"{field}{_named(samples, number)} is None. Fill it by .map(), or leave such samples out by .filter()"
+            )
+    if all(isinstance(value, Mapping) for value in values):
+        columns = [(name, [value.get(name) for value in values]) for name in first]
+    elif all(isinstance(value, list | tuple) for value in values):
+        for number, value in enumerate(values):
+            if len(value) != len(first):
+                return (
+                    f"{field}{_named(samples, 0)} has {len(first)} values, and of {_named(samples, number)} "
+                    f"{len(value)}. Pad them by .padded_batch(…), or make them of one length by .map()"
+                )
+        columns = [(str(place), list(column)) for place, column in enumerate(zip(*values, strict=True))]
+    else:
+        return None
+    found = (_why(column, samples, f"{path}{name}.") for name, column in columns)
+    return next((why for why in found if why is not None), None)
+
+
 def _named(samples: Sequence[Any], number: int) -> str:
     """The name of a sample of a batch in errors."""
     key = samples[number].get("__key__") if isinstance(samples[number], Mapping) else None

@@ -9,7 +9,9 @@ from headrace.errors import CollateError, StageError, masked
 from headrace.failures import Origin, shown
 from headrace.positions import divided
 from headrace.tasks import Step
-from headrace.torch_compat.collate_by_torch import collate_by_torch
+from headrace.torch_compat.collate_by_torch import collate_by_torch, why_no_batch
+
+_FORMS_MOST = 400  # characters
 
 
 def note_origin(
@@ -35,10 +37,12 @@ def collate_error(error: BaseException, function: object, samples: Sequence[obje
     if isinstance(error, CollateError):
         error.batch = batch
     elif function is collate_by_torch:
-        forms = sorted({_form(sample) for sample in samples})[:4]
+        if (why := why_no_batch(samples)) is None:
+            forms = "; ".join(sorted({_form(sample) for sample in samples})[:4])
+            forms = forms if len(forms) <= _FORMS_MOST else forms[: _FORMS_MOST - 1] + "…"
+            why = f"{error}. Their forms: {forms}. Give them one shape, or give a collate_fn"
         made = CollateError(
-            f"the samples of batch {batch} do not make a batch: {error}. Their forms: {'; '.join(forms)}. "
-            "Give them one shape, or give a collate_fn",
+            f"the samples of batch {batch} do not make a batch: {why}",
             stage="collate",
             batch=batch,
             key=keys[0] if keys else None,

@@ -24,11 +24,11 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
     Raises:
         OptionError: it cannot; it says what to do.
     """
-    if not pipeline.source.traits.numbered:
-        raise OptionError(
-            f"the samples of {label} have no numbers: make an index of its shards (headrace index URL…); what "
-            "comes of an iterator cannot be put together with others"
+    if (advice := pipeline.source.without_numbers) is not None:
+        also = (
+            "; what comes of an iterator cannot be put together with others" if pipeline.source.traits.iterated else ""
         )
+        raise OptionError(f"the samples of {label} have no numbers before they are read: {advice}{also}")
     if not pipeline.source.keeps_numbers:
         raise OptionError(f"{label} packs shuffled documents: put its .shuffle() behind .pack()")
     if pipeline.group is not None or pipeline.is_batched:

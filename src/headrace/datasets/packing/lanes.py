@@ -39,10 +39,10 @@ def lane_operator(
         OptionError: documents have no numbers, or are made of others in an order that ranks do not share.
     """
     source = pipeline.source
-    if not source.traits.numbered:
+    if source.without_numbers is not None:
         raise OptionError(
             f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
-            "others on other ranks; shards need an index for that (headrace index URL…)"
+            f"others on other ranks; {source.without_numbers}"
         )
     if pipeline.is_batched or pipeline.group is not None:
         raise OptionError(f"{call} behind .batch(): it is about documents; put .batch() behind .pack()")

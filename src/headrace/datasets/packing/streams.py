@@ -66,10 +66,10 @@ def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
 def _check(pipeline: Pipeline, call: str) -> None:
     """Whether it is known beforehand which documents come, and each pass has the same ones."""
     source, order = pipeline.source, pipeline.order
-    if not source.traits.numbered:
+    if source.without_numbers is not None:
         raise OptionError(
             f"{call}: the documents of {source.name} have no numbers before they are read, and sequences would be "
-            "others on other ranks; shards need an index for that (headrace index URL…)"
+            f"others on other ranks; {source.without_numbers}"
         )
     if source.draws or not source.keeps_numbers:
         why = (

@@ -268,6 +268,8 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
             folders = None  # it has no objects, or its store does not say
         if folders is not None:
             return _by_kinds(folders, asks)
+    if head is None and "://" not in urls[0] and not _HUB.fullmatch(urls[0]):
+        _check_exists(urls[0])
     known = ", ".join(suffix for one in known_formats().values() for suffix in one.suffixes)
     hub = ""
     if _HUB.fullmatch(urls[0]) and head is None:
@@ -278,6 +280,12 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
         f"{no_bytes if head is None else 'its bytes do not either'}; names in {known} do, or "
         f"give format=, such as 'jsonl'; files of token ids are read by hr.tokens{hub}{way_round(urls[0])}"
     )
+
+
+def _check_exists(path: str) -> None:
+    """Raise OptionError if there is no such file or folder on this machine."""
+    if not Path(path).exists():
+        raise OptionError(f"{path} is missing: there is no file or folder {Path(path).absolute()}")
 
 
 def _begins(url: str, head: bytes, *begins: bytes) -> bool:
@@ -309,6 +317,8 @@ def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> 
     listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]
     for listing in listings:
         if not listing.urls:
+            if "://" not in listing.place:
+                _check_exists(listing.place)
             raise OptionError(f"{listing.text}: nothing is there to be read")
     return Names(_joined([one.urls for one in listings]), tuple(listings))
 

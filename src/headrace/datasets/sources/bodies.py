@@ -73,8 +73,8 @@ async def _unpacked_bodies(
     frames = shard.frames
     if frames is None or len(frames.packed) < 3:
         raise OptionError(
-            f"{masked(url)} can only be unpacked from its start: read it in order or shuffled by windows, "
-            "or pack it in the seekable format of Zstandard"
+            f"{masked(url)} can only be unpacked from its start: read it in order, shuffle it by='window', or repack "
+            "the shards once, by `headrace pack URL… FOLDER --format parquet`"
         )
     begin, end = places[0][0], sum(places[-1])
     first = int(np.searchsorted(frames.unpacked, begin, side="right")) - 1

@@ -259,6 +259,16 @@ class _Sharded(StoredSource):
     """Shards, with an index or without."""
 
     @property
+    def without_numbers(self) -> str | None:
+        for url in self.urls:
+            if packing_of(self.data.format, url) not in (None, "zstd"):  # which may have frames that can be sought
+                return (
+                    f"{masked(url)} can only be unpacked from its start: repack the shards once, by `headrace pack "
+                    "URL… FOLDER --format parquet`"
+                )
+        return super().without_numbers
+
+    @property
     def is_compressed(self) -> bool:
         is_compressed: bool = self.data.is_compressed
         return is_compressed

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import anyio.to_thread
 import numpy as np
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow.columns import ArrowSchema, buffers_by_column, features_of, kind_of, schema_of
 from headrace.formats.arrow.decoding import decoded
 from headrace.formats.arrow.layout import MAGIC, Layout, read_layout
@@ -85,6 +85,8 @@ class Arrow(TableFormat):
             rows, opened, columns = read() if quick else await anyio.to_thread.run_sync(read)
         except LimitError as error:
             raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+        except OptionError as error:
+            raise FormatError(f"{masked(url)}: {error}", url=url) from None
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         return ShardIndex(rows, None, layout.size, layout.etag, opened_bytes=opened, columns=columns)

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.arrow_predicates import kept_rows
 from headrace.formats.arrow_values import TableRows
 from headrace.formats.format import Block, ShardEntry
@@ -71,6 +71,8 @@ class Parquet(TableFormat):
             left = await narrowing.run()
         except LimitError as error:
             raise LimitError(f"{masked(url)}: {error.args[0]}", url=url) from None
+        except OptionError as error:
+            raise FormatError(f"{masked(url)}: {error}", url=url) from None
         except ValueError as error:
             raise FormatError(f"{masked(url)} is damaged, or not read here: {error}", url=url) from None
         rows, opened_bytes = _rows(footer, left)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
+from headrace.errors import OptionError
 from headrace.formats.parquet.footer import Group
 from headrace.formats.parquet.page_index import PageBounds
 from headrace.formats.parquet.schema import BYTE_ARRAY, FIXED, INT96, ParquetColumn
@@ -82,7 +83,7 @@ def asked_of(where: Where, columns: Sequence[ParquetColumn]) -> Asking:
             comparable = _comparable(column)
             for term in (term for some in where for term in some if term.column == column.name):
                 if comparable is None or comparable.kind != term.kind:
-                    raise ValueError(
+                    raise OptionError(
                         f"where= compares column {column.name!r:.200} with the {term.kind} {term.values[0]!r:.80}, and "
                         f"it is {column.kind:.200}"
                         + ("" if comparable is None else f", which is compared with a {comparable.kind}")
