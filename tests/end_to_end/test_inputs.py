@@ -405,7 +405,7 @@ class Endless(hr.AsyncIterableDataset):
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda a: a.concat(hr.stream("memory://a/b.tar", index=None)), "input 1 of .concat.. .*make an index"),
+        (lambda a: a.concat(hr.stream("memory://a/b.tar", index=None)), "input 1 of .concat.. .*need an index"),
         (lambda a: Endless().interleave(a), "input 0 of .interleave.. have no numbers"),
         (lambda a: a.concat([1, 2]), "input 1 of .concat.. is a list.*hr.from_map"),
         (lambda a: a.interleave(a.filter(bool)), r"filter.bool. of input 1 .*put it behind .interleave\(\)"),

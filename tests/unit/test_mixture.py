@@ -38,7 +38,7 @@ class Endless(hr.AsyncIterableDataset):
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (lambda: hr.stream("memory://a/b.tar", index=None), "make an index"),
+        (lambda: hr.stream("memory://a/b.tar", index=None), "need an index"),
         (Endless, "no numbers"),
         (lambda: range(5), "no stream or data set"),
         (lambda: numbers(5).filter(plain), r"filter.*put it behind hr.mix"),
