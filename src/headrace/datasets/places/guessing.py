@@ -284,8 +284,11 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
 
 def _check_exists(path: str) -> None:
     """Raise OptionError if there is no such file or folder on this machine."""
+    from headrace.datasets.places.kinds import way_round
+
     if not Path(path).exists():
-        raise OptionError(f"{path} is missing: there is no file or folder {Path(path).absolute()}")
+        where = Path(path).absolute()
+        raise OptionError(f"{path} is missing: there is no file or folder {where}{way_round(path)}")
 
 
 def _begins(url: str, head: bytes, *begins: bytes) -> bool:
