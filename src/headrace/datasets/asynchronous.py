@@ -214,13 +214,13 @@ def _forget(key: tuple[int, asyncio.AbstractEventLoop]) -> None:
         del _open[key]
 
 
-async def awaited(data: AsyncDataset, key: Any) -> Any:
+async def awaited(data: AsyncDataset, key: object) -> object:
     """The sample with this key.
 
     Raises:
         TypeError: `aget` is no coroutine function.
     """
-    sample: Any = data.aget(key)
+    sample: object = data.aget(key)
     if not inspect.isawaitable(sample):
         name = type(data).__name__
         raise TypeError(f"{name}.aget gave a {type(sample).__name__} that cannot be awaited: write `async def aget`")

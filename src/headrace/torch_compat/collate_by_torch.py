@@ -65,7 +65,7 @@ def _other_fields(
     )
 
 
-def why_no_batch(samples: Sequence[Any]) -> str | None:
+def why_no_batch(samples: Sequence[object]) -> str | None:
     """The field and the sample for which collation has failed: a None, or a list of another length.
 
     Returns None for other reasons.
@@ -73,7 +73,7 @@ def why_no_batch(samples: Sequence[Any]) -> str | None:
     return _why(samples, samples, "")
 
 
-def _why(values: Sequence[Any], samples: Sequence[Any], path: str) -> str | None:
+def _why(values: Sequence[Any], samples: Sequence[object], path: str) -> str | None:
     first = values[0]
     field = f"field {path[:-1]!r} of " if path else ""
     for number, value in enumerate(values):
