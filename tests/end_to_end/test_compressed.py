@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import bz2
 import gzip
 import lzma
+import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,10 @@ from end_to_end.packed import seekable
 from end_to_end.tars import numbered_samples, same, tar
 
 import headrace as hr
+from headrace.fetch.reader import Reader
 from headrace.fetch.stores import memory
+from headrace.formats.index.shard import ShardIndex
+from headrace.indexes.one_shard import build_shard
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 
@@ -101,6 +106,31 @@ def test_a_bomb_is_refused() -> None:
     assert isinstance(error, hr.FormatError)
     (error,) = batches(hr.stream(put(bomb, "tar.gz"), limits=limits), batch_size=1)
     assert isinstance(error, hr.LimitError)
+
+
+def test_zeros_that_follow_the_end_of_an_archive_are_no_bomb() -> None:
+    limits = hr.Limits(unpacked_free_bytes=4 * 2**20)
+    url = put(gzip.compress(tar(numbered_samples(0, 3)) + bytes(40 * 2**20)), "tar.gz")
+    assert [sample["__key__"] for sample in hr.stream(url, limits=limits)] == ["000000", "000001", "000002"]
+    assert len(asyncio.run(indexed(url, limits)).rows) == 3
+
+
+async def indexed(url: str, limits: hr.Limits) -> ShardIndex:
+    async with Reader(hr.FetchOptions(), concurrency=1) as reader:
+        return (await build_shard(reader, url, limits=limits))[0]
+
+
+@pytest.mark.parametrize("ending", ["", *PACK])
+def test_member_that_is_too_large_fails_by_its_own_limit_also_where_it_is_a_bomb(ending: str) -> None:
+    limits = hr.Limits(unpacked_free_bytes=2**20, unpacked_ratio=10, member_bytes=2**20)
+    whole = tar([("a", {"bin": b"x"}), ("b", {"bin": bytes(2**24)})])
+    url = put(PACK[ending](whole) if ending else whole, f"tar.{ending}".rstrip("."))
+    sample, error = batches(hr.stream(url, limits=limits), batch_size=None)
+    assert sample["__key__"] == "a"
+    told = r"^the size of the member 'b\.bin' is 16777216 bytes, over the limit of 1048576 "
+    assert re.match(told, str(error))
+    with pytest.raises(hr.LimitError, match=told):
+        asyncio.run(indexed(url, limits))
 
 
 @pytest.mark.parametrize(("options", "count"), [({"batch_size": 4}, 13), ({"global_batch_size": 8}, 7)])

@@ -21,7 +21,7 @@ from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_tab
 from headrace.formats.format import Format, Scanner
 from headrace.formats.index.file import Entry
 from headrace.formats.index.growing import GrowingIndex
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index.shard import TAR_BLOCK, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
 from headrace.formats.tar.scanner import TarScanner
@@ -111,7 +111,7 @@ async def _read_whole(shard: PinnedObject, form: Format, limits: Limits, takes_r
     if scanner is None:
         raise OptionError(f"{masked(shard.url)}: shards of the format {form.name!r} bring their own index along")
     scan = _Scan(scanner, takes_rows)
-    takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits))
+    takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits, is_padded=True))
     end = 0
     async with aclosing(shard.pieces()) as pieces:
         async for data in pieces:
@@ -190,7 +190,12 @@ class _Unpacked:
     def feed(self, data: memoryview, *, last: bool) -> None:
         self._decompressor.feed(data)
         while True:
-            self._filled += self._decompressor.read_into(self._piece[self._filled :])
+            try:
+                self._filled += self._decompressor.read_into(self._piece[self._filled :])
+            except FormatError:
+                whole = self._filled // TAR_BLOCK * TAR_BLOCK
+                self._scan.feed(self._piece[:whole], last=False)  # raises what is wrong with the archive before
+                raise
             if self._filled < len(self._piece):
                 break
             self._scan.feed(self._piece, last=False)

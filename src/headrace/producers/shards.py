@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from headrace.errors import OptionError, StateMismatchError, masked, not_as_indexed
+from headrace.errors import LimitError, OptionError, StateMismatchError, masked, not_as_indexed
 from headrace.failures import ErrorPacker, Failure
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart
@@ -178,6 +178,8 @@ class ShardProducer:
                     count += len(rows)
                     if (scanner.done or scanner.error is not None) and unpacks is None:
                         break  # what follows in a compressed one is read: its checksums lie there
+                    if type(scanner.error) is LimitError:
+                        break  # what follows, which may be a bomb, would fail by another limit
                     for start in [start for start, held in spans.items() if start + held.size <= scanner.low]:
                         spans.pop(start).release()
             if scanner.error is not None:

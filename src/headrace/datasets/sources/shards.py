@@ -390,6 +390,6 @@ def _ways(data: Shards | IndexedShards) -> tuple[Callable[[str], Scanner], Calla
 
     def unpacks(url: str) -> Decompressor | None:
         kind = packing_of(data.format, url)
-        return None if kind is None else Decompressor(kind, url, data.limits)
+        return None if kind is None else Decompressor(kind, url, data.limits, is_padded=True)
 
     return scanner, unpacks

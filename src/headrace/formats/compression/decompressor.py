@@ -23,6 +23,9 @@ from headrace.types import Buffer
 __all__ = ["Decompressor", "Frames", "kind_of", "seek_table", "seek_table_bytes", "unpack_frame"]
 
 
+_ZEROS_FOR_A_BYTE = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """How a name says it, what every frame begins with, and what may lie between frames.
@@ -103,13 +106,15 @@ class Decompressor:
         >>> archive.finish()
     """
 
-    def __init__(self, kind: str, url: str, limits: Limits = DEFAULTS) -> None:
+    def __init__(self, kind: str, url: str, limits: Limits = DEFAULTS, *, is_padded: bool = False) -> None:
         """Read nothing yet.
 
         Args:
             kind: "gzip", "zstd", "bzip2", "xz" or "lz4", as `kind_of` says.
             url: for errors.
             limits: of which `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` hold here.
+            is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives. gzip cannot pack
+                them more tightly than that allows by default. For callers that hold little of what comes out.
 
         Raises:
             OptionError: the kind is not known, or its library is not installed.
@@ -128,6 +133,8 @@ class Decompressor:
         self._padding = 0  # zeros since the last frame
         self._ready = memoryview(b"")  # came out, and had no room
         self._unpacked = 0
+        self._zeros = 0  # of these, in steps that gave nothing else
+        self._is_padded = is_padded
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes of the object; they are copied."""
@@ -200,7 +207,10 @@ class Decompressor:
         out, used = self._frame.step(packed, most)
         self._unpacked += len(out)
         fed = self._offset + used + self._frame.held
-        if self._unpacked > max(self._limits.unpacked_free_bytes, self._limits.unpacked_ratio * fed):
+        if self._is_padded and out[:1] == b"\0" and not out.rstrip(b"\0"):
+            self._zeros += len(out)
+        counted = self._unpacked - self._zeros + self._zeros // _ZEROS_FOR_A_BYTE
+        if counted > max(self._limits.unpacked_free_bytes, self._limits.unpacked_ratio * fed):
             raise LimitError(
                 f"{fed} bytes of {self._name} data become {self._unpacked} or more; the limit is "
                 f"{self._limits.unpacked_ratio} bytes for each (unpacked_ratio), once "
