@@ -185,7 +185,9 @@ def why_not_merged(stream: Stream, world: int, *, has_order: bool) -> str:
     if stream.pipeline().source.traits.iterated:
         return f"samples of an iterable have no numbers, and a rank's state tells how far it is itself: {whole}"
     if stream.pipeline().source.is_compressed:
-        return f"compressed shards are read from their start, and a rank's state tells how far it is itself: {whole}"
+        return (
+            f"compressed shards are read from their start, and ranks read shards of their own or parts of them: {whole}"
+        )
     return (
         f'without an index ranks read shards of their own: {whole}; states of hr.stream(…, index="build") are good for '
         "any number of ranks"
