@@ -150,7 +150,7 @@ def test_ranks_make_as_many_steps_of_batches_that_need_not_be_as_large() -> None
         pytest.raises(hr.OptionError, match="come to their end on rank 0 of 2 after 3 of 4 batches"),
     ):
         list(loader)
-    with pytest.raises(hr.OptionError, match=r"say how many an epoch has, by \.epoch\(samples=N\)"):
+    with pytest.raises(hr.OptionError, match=r"tail='uneven'.*\.epoch\(samples=N\)"):
         next(iter(hr.DataLoader(Ten().batch(2, max_wait_s=1), rank=0, world_size=2)))
 
 
@@ -221,7 +221,10 @@ Make = Callable[[hr.Stream], Any]
         (lambda data: data.batch(2, max_wait_s=2), r"\.batch\(2, max_wait_s=2\) behind"),
         (lambda data: data.collate(list).collate(list), "its samples are batches already"),
         (lambda data: hr.DataLoader(data, collate_fn=list), r"collate_fn=list and .*: put \.collate\(list\) right"),
-        (lambda data: hr.DataLoader(data, batch_size=3), r"batch_size=3 and \.batch\(4, max_wait_s=1\): give one of"),
+        (
+            lambda data: hr.DataLoader(data, batch_size=3),
+            r"batch_size=3 and \.batch\(4, max_wait_s=1\), which makes batches already",
+        ),
         (lambda data: hr.DataLoader(data, drop_last=True), r"drop_last=True and \.batch\(4, max_wait_s=1\)"),
         (lambda data: hr.DataLoader(data, in_order=False), r"in_order=False and \.batch\(4, max_wait_s=1\)"),
     ],

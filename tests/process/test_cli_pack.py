@@ -82,7 +82,7 @@ def test_shards_end_at_the_bytes_that_were_asked_for(folder: Path) -> None:
 
 def test_samples_keep_their_keys_where_an_archive_can_have_them(folder: Path, put: Any) -> None:
     for name in ("cat/1.jpg", "cat/2.b.jpg", "dog/1.jpg"):
-        put(f"pets/{name}", name.encode())
+        put(f"pets/{name}", b"\xff\xd8\xff" + name.encode())
     assert main(["pack", "memory://pack/pets/", "out", "--quiet"]) == 0
     with tarfile.open(folder / "out" / "000000.tar") as tar:
         assert [name for name in tar.getnames() if name.endswith("jpg")] == [

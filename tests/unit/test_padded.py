@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import default_collate
 
+from headrace.errors import CollateError
 from headrace.torch_compat.padded import PaddedCollate
 
 SHAPES = st.integers(1, 3).flatmap(
@@ -151,6 +152,6 @@ def test_infinity_is_a_number_to_pad_with(dtype: type) -> None:
     assert torch.isinf(batch).tolist() == [[False, True], [False, False]]
 
 
-def test_a_field_that_a_sample_lacks_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="ids"):
+def test_a_field_that_a_sample_lacks_is_an_error_that_names_it() -> None:
+    with pytest.raises(CollateError, match="sample 1 .* 'n'"):
         PaddedCollate()([{"ids": [1]}, {"n": 1}])

@@ -12,6 +12,16 @@ import numpy as np
 from headrace.errors import OptionError
 from headrace.formats.decoders import WHAT_BY_EXTENSION
 
+IMAGES = {  # the extension of an image by its first bytes
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG": "png",
+    b"GIF8": "gif",
+    b"RIFF": "webp",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+    b"BM": "bmp",
+}
+
 
 def key_of(sample: Mapping[str, Any], number: int, taken: set[str]) -> str:
     """A sample's own key, where an archive can have it and no other of its shard has it; else its number."""
@@ -31,7 +41,7 @@ def members_of(sample: Mapping[str, Any], number: int) -> dict[str, bytes]:
     """The bytes of a sample's fields, by the extensions that say what they are.
 
     Bytes stay as they are under the field's name, texts are .txt, arrays .npy, and all else .json; where the name says
-    so already, nothing is put behind it.
+    so already, nothing is put behind it. The field "image" gets the extension of its kind, which other readers know.
 
     Raises:
         OptionError: a field cannot be told so; or there is none.
@@ -42,6 +52,8 @@ def members_of(sample: Mapping[str, Any], number: int) -> dict[str, bytes]:
             continue
         extension, body = _told(field, value, number)
         name = (f"{field}.{extension}" if extension else field).lower()
+        if name == "image":
+            name = next((kind for start, kind in IMAGES.items() if body.startswith(start)), name)
         if not field or "/" in field or not field.isprintable() or name in members:
             raise OptionError(f"sample {number}: the field {field!r} cannot be a member's extension, or two are alike")
         members[name] = body
