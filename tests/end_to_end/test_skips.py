@@ -528,6 +528,23 @@ def test_stats_report_and_log_name_what_was_skipped(caplog: pytest.LogCaptureFix
     assert "only counted" in messages[9]
 
 
+def test_a_read_that_fails_for_several_samples_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Pages(Numbers):
+        async def aget_many(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+            reads.append(keys[0])
+            raise BadError("page 7 is damaged")
+
+    reads = list[int]()
+    options: dict[str, Any] = {"batch_size": 8, "on_error": "skip", "max_skips": (None, None)}
+    with caplog.at_level(logging.WARNING, "headrace"), hr.DataLoader(Pages(8), **options) as loader:
+        assert list(loader) == []
+        assert loader.stats().skipped == 8
+    assert len(reads) < 8
+    assert [record.getMessage() for record in caplog.records if "page 7" in record.getMessage()] == [
+        f"skipped sample {first} of epoch 0: BadError: page 7 is damaged" for first in sorted(reads)
+    ]
+
+
 def test_nothing_is_told_where_nothing_was_skipped() -> None:
     with hr.DataLoader(Numbers(8), batch_size=4, on_error="skip") as loader:
         assert keys_of(outcomes_of(loader)) == [[0, 1, 2, 3], [4, 5, 6, 7]]

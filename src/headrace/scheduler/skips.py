@@ -120,7 +120,7 @@ class Skips:
                 return RaisedError(self._pack(own))
             if not is_left_out:
                 return RaisedError(packed)
-        self._count(position, error, packed.origin)
+        self._count(position, error, packed.origin, is_known=is_known)
         if not is_known:
             self._in_all += 1
             self._in_a_row += 1
@@ -136,10 +136,12 @@ class Skips:
             f"max_skips={(policy.in_all, policy.in_a_row)} (in all, in a row)"
         )
 
-    def _count(self, position: int, error: BaseException, origin: Origin) -> None:
+    def _count(self, position: int, error: BaseException, origin: Origin, *, is_known: bool) -> None:
         name = _shown(lambda: _name_of(error, origin), "")
         text = _shown(lambda: f"{type(error).__name__}: {error}", type(error).__name__)
         self._meters.count_skip(self._epoch, position, name, text)
+        if is_known:
+            return  # its message is that of the first sample of the same read
         self._logged += 1
         if self._logged <= _LOGGED:
             last = "; further ones of this epoch are only counted" if self._logged == _LOGGED else ""
