@@ -73,8 +73,19 @@ def _rebuild(cls: type[HeadraceError], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """`text` with control characters as escapes: names from data may hold what terminals obey."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 class HeadraceError(Exception):
     """Base of all errors of this package."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[object, ...]:
         state = dict(self.__dict__)

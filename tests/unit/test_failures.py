@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from headrace.errors import WorkerDiedError
+from headrace.cli.settings import say
+from headrace.errors import FormatError, WorkerDiedError
 from headrace.failures import NOWHERE, Origin, PackedError, Scope
 from headrace.tasks import Step
 from headrace.torch_compat.errors import pack_worker_error, unpack_error
@@ -19,6 +20,18 @@ def test_origin_tells_in_words_what_is_known_and_nothing_else() -> None:
     assert whole.note == "stage: map(f); sample 5 of the epoch; key 'a'; url memory://a; worker 1"
     assert Origin("fetch", 0, worker=0).note == "stage: fetch; sample 0 of the epoch; worker 0"
     assert NOWHERE.note == ""
+
+
+def test_names_from_data_give_no_orders_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;owned\x07\x9b2J\r\u202eb\tc\nd"
+    plain = "a\\x1b]0;owned\\x07\\x9b2J\\r\\u202eb\tc\nd"
+    error = FormatError(f"{name} is damaged", url=name)
+    assert str(error) == f"{plain} is damaged"
+    assert str(pickle.loads(pickle.dumps(error))) == f"{plain} is damaged"
+    origin = note_origin(KeyError("x"), Step("map(f)", "map", abs), {"__key__": "k", "__url__": name}, 5, None)
+    assert origin.url == plain
+    say("inspect", name)
+    assert capsys.readouterr().err == f"headrace inspect: {plain}\n"
 
 
 def test_origin_that_is_noted_is_the_one_that_is_sent() -> None:

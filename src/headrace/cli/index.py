@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.settings import add_storage_to, count, storage_options
-from headrace.errors import HeadraceError, OptionError, masked
+from headrace.errors import HeadraceError, OptionError, masked, printable
 
 if TYPE_CHECKING:
     from headrace.fetch import Meter
@@ -164,4 +164,4 @@ def _summary(progress: BuildProgress, meter: Meter, where: str, seconds: float) 
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"headrace index: {text}\n")
+    sys.stderr.write(f"headrace index: {printable(text)}\n")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.errors import HeadraceError, ObjectMissingError, masked
+from headrace.errors import HeadraceError, ObjectMissingError, masked, printable
 
 _DESCRIPTION = """\
 Say what lies at a place: its format and why it is taken for that, how many objects and samples there are where that is
@@ -66,7 +66,7 @@ def _run(given: argparse.Namespace) -> int:
     if source.traits.numbered and (given.check or len(source.urls) <= _COUNTED):
         with suppress(HeadraceError, TypeError, OSError):  # what is damaged is told with the samples
             len(data)
-    print(data.describe())
+    print(printable(data.describe()))
     seen, samples = 0, iter(data if given.check else data.take(given.samples))
     try:
         for sample in samples:
@@ -78,7 +78,7 @@ def _run(given: argparse.Namespace) -> int:
         print(f"missing: {error}")
         return 1
     except (HeadraceError, ValueError) as error:
-        print(f"damage: behind {seen:,} samples: {error}")
+        print(printable(f"damage: behind {seen:,} samples: {error}"))
         return 1
     if given.check:
         print(f"no damage: {seen:,} samples were read")
@@ -90,12 +90,12 @@ def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[st
     from headrace.datasets.telling_videos import facts_of_videos
 
     last = f" to {masked(urls[-1])}" if len(urls) > 1 else ""
-    print(f"videos: {len(urls):,}, {masked(urls[0])}{last}; hr.video() gives clips of them")
+    print(printable(f"videos: {len(urls):,}, {masked(urls[0])}{last}; hr.video() gives clips of them"))
     seen, frames = 0, 0
     try:
         for facts in facts_of_videos(urls if given.check else urls[: given.samples], options):
             if seen < given.samples:
-                print(f"video {facts.url}")
+                print(printable(f"video {facts.url}"))
                 print("".join(f"  {line}\n" for line in facts.lines), end="")
             seen, frames = seen + 1, frames + facts.frames
     except HeadraceError as error:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from headrace.errors import OptionError
+from headrace.errors import OptionError, printable
 
 
 def add_storage_to(parser: Any) -> None:
@@ -50,7 +50,7 @@ def storage_options(settings: list[tuple[str, str]]) -> dict[str, object]:
 
 def say(command: str, text: str) -> None:
     """Say something that is no result."""
-    sys.stderr.write(f"headrace {command}: {text}\n")
+    sys.stderr.write(f"headrace {command}: {printable(text)}\n")
 
 
 def _setting(text: str) -> tuple[str, str]:

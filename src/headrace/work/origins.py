@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from headrace.errors import CollateError, StageError, masked
+from headrace.errors import CollateError, StageError, masked, printable
 from headrace.failures import Origin, shown
 from headrace.positions import divided
 from headrace.tasks import Step
@@ -21,7 +21,7 @@ def note_origin(
     url: object = None
     if key is None:
         key, url = _names(sample)
-    address = "" if url is None else masked(str(url))
+    address = "" if url is None else printable(masked(str(url)))
     key_text = "" if key is None else shown(key)
     origin = Origin(step.name, divided(position)[0], key_text, address, worker, passed=step.passed)
     with contextlib.suppress(Exception):
