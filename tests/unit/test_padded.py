@@ -153,5 +153,5 @@ def test_infinity_is_a_number_to_pad_with(dtype: type) -> None:
 
 
 def test_a_field_that_a_sample_lacks_is_an_error_that_names_it() -> None:
-    with pytest.raises(CollateError, match="sample 1 .* 'n'"):
+    with pytest.raises(CollateError, match=r"sample 1 .* 'n'"):
         PaddedCollate()([{"ids": [1]}, {"n": 1}])
