@@ -308,7 +308,7 @@ def test_video_that_is_not_of_its_rows_is_an_error_and_no_other_frame() -> None:
 
 
 def test_row_beyond_its_episode_is_an_error() -> None:
-    lines = [{"episode_index": episode, "length": length} for episode, length in enumerate((5, 30, 50))]
+    lines = [{"episode_index": episode, "length": length} for episode, length in enumerate((5, 30, 65))]
     episodes = {"meta/episodes.jsonl": "\n".join(map(json.dumps, lines)).encode()}
     data = hr.lerobot(put({**version_2(), **episodes}, "memory://beyond"), cameras=CAMERAS[:1], decoder="pyav")
     np.testing.assert_array_equal(data[4][CAMERAS[0]], frame_of(0, 0, 4, "v2.1"))
