@@ -318,7 +318,9 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
     def epoch(self) -> int:
         """The number of the epoch that the next `iter` begins.
 
-        It advances with an epoch's last batch; where `len` is not known, when one more is asked for.
+        It advances with an epoch's last batch; where `len` is not known, when one more is asked for. If a loop stops
+        after some batches, it advances with the next `iter`, which begins another epoch, as under torch. It does not if
+        `set_epoch` was called, nor if a state of that epoch is loaded.
         """
         return self._behind.epoch
 

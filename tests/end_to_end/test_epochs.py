@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -185,6 +186,28 @@ def test_two_iterators_of_one_loader_have_ends_of_their_own() -> None:
         first = iter(loader)
         second = iter(loader)
         assert [len(as_lists(first)), len(as_lists(second))] == [2, 3]
+
+
+def test_loop_that_stops_early_is_followed_by_another_order() -> None:
+    def first_two(loader: Any) -> list[list[int]]:
+        return [batch.tolist() for batch in itertools.islice(loader, 2)]
+
+    with hr.DataLoader(hr.from_map(range(64)).shuffle(), batch_size=8, seed=1) as loader:
+        epochs = [[batch.tolist() for batch in loader] for _ in range(3)]
+    with hr.DataLoader(hr.from_map(range(64)).shuffle(), batch_size=8, seed=1) as loader:
+        assert (first_two(loader), loader.epoch) == (epochs[0][:2], 0)
+        state = loader.state_dict()
+        iter(loader)  # nothing was taken of it
+        assert loader.peek().tolist() == epochs[1][0]
+        assert (first_two(loader), loader.epoch) == (epochs[1][:2], 1)
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == epochs[0][2:]
+        assert first_two(loader) == epochs[1][:2]
+        for _ in range(2):
+            loader.set_epoch(1)
+            assert first_two(loader) == epochs[1][:2]
+        assert first_two(loader) == epochs[1][:2]
+        assert [[batch.tolist() for batch in loader] for _ in range(2)] == epochs[1:]
 
 
 def test_a_filter_that_draws_drops_the_same_samples_in_each_run() -> None:

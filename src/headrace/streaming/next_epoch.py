@@ -74,6 +74,7 @@ class NextEpoch:
     def tell(self, epoch: int, *, is_in_use: bool) -> bool:
         """Have it be this epoch; whether it was another one before. A state that was loaded holds for its epoch."""
         self.turn.is_announced |= is_in_use
+        self.turn.is_told = True
         if epoch == self.turn.number:
             return False
         if self._loaded is not None:

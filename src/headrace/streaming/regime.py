@@ -114,6 +114,7 @@ class Streaming:
         del loader
         with self._lock:
             self._hear()
+            self._next.turn.leave()
             opened, self._peeked = self._peeked, None
             if opened is None or opened.plan.number != self._next.turn.number:  # another epoch has ended since
                 opened = self._open(caller)
@@ -246,6 +247,7 @@ class Streaming:
             self._hear()
             if self._next.stream.pipeline().source.traits.iterated:
                 self._check_at_rest("peek()")
+            self._next.turn.leave()
             if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
                 self._peeked = self._open(None)
             iterator = self._peeked.iterator

@@ -45,7 +45,7 @@ def test_states_and_epochs_go_on_when_another_iterator_is_looked_into() -> None:
     with loader(Numbers().shuffle()) as some:
         batches = iter(some)
         next(batches)
-        assert some.peek().tolist() == epochs[0][0]  # as `iter` would begin now
+        assert some.peek().tolist() == epochs[1][0]  # as `iter` would begin now
         assert saved(some)["position"] == 4
         with pytest.raises(hr.LoaderBusyError):
             some.load_state_dict(saved(some))
