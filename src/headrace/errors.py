@@ -33,34 +33,33 @@ A user's own exception is never replaced by one of these; it keeps its type, and
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote
 
-_SECRET_WORDS = re.compile("signature|token|sig|key|credential|passw|pwd|secret|auth|jwt|hmac|hdn", re.IGNORECASE)
-
-
-def masked(url: str) -> str:
-    """`url` without user information and with the values of secret query parameters hidden.
-
-    Of a `pipe:` address only the command's first word is shown: any other may be a secret.
-    """
-    if "?" not in url and "@" not in url and "[" not in url and not url.startswith("pipe:"):
-        return url  # as nearly all are: and so are paths of files with odd names
-    if url.startswith("pipe:"):
-        first, *others = url.split(None, 1)
-        return f"{first} …" if others else first
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return "(an address that does not parse)"
-    query = "&".join(_masked_parameter(p) for p in parts.query.split("&")) if parts.query else ""
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
-
-
-def _masked_parameter(parameter: str) -> str:
-    name, equals, _ = parameter.partition("=")
-    hide = equals and _SECRET_WORDS.search(name)
-    return f"{name}=***" if hide else parameter
+_SECRET_NAMES = re.compile(
+    "signature|token|sig|key|credential|pass|pwd|secret|auth|jwt|hmac|hdn|code|sas|session|bearer|cookie|ticket",
+    re.IGNORECASE,
+)
+_PIPE = re.compile(r"\s*pipe:", re.IGNORECASE)
+_COMMAND = re.compile(r"[\w./+-]+")
+_LINKS = re.compile(r"::(?![^\[\]]*\])")  # between the links of an fsspec chain; those of [::1] belong to a host
+_BEFORE_AUTHORITY = re.compile(r"\s*(?:file:[/\\]{2}|(?!file:)[a-z][a-z0-9+.-]+:[/\\]+|https?:|//)", re.IGNORECASE)
+_PORT = re.compile(r":(?![^\[]*\])")
+_HOST = re.compile(r"(?:[\w.-]+|\[[^\]]*\])(?::\d+)?")
+_HOST_BEHIND = re.compile("@[^/@]+/")
+_WITH_CONTAINERS = re.compile(r"\s*(?:abfs|wasb)s?:", re.IGNORECASE)  # container@account is no secret
+_WEB = re.compile(r"\s*https?:", re.IGNORECASE)
+_PATH_PARAMETER = re.compile(r";([^;/=]*)=[^;/]*")
+_PARAMETER = re.compile("([^?#&;=]+)=")
+_UNQUOTED_AT_MOST = 3  # times
+_WORDS_IN_TEXT = "(?:token|pass|pwd|secret|signature|credential|key|auth|session|bearer|cookie)"
+_ADDRESS = re.compile(r"(?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]+://\S+")
+_NAMED = rf"(?<![\w-])--?[\w-]*{_WORDS_IN_TEXT}[\w-]*\s+|{_WORDS_IN_TEXT}[\w-]*['\"]?\s*[=:]\s*"
+_SECRET = re.compile(rf"(?i)((?:{_NAMED})(?:(?:bearer|basic)\s+)?|\b(?:bearer|basic)\s+)\S+")
+_LONGEST = 2048  # of what others say, so that looking through it takes no time
+_SHORTEST = 4  # to hide shorter ones would hide half of the text
 
 
 def _rebuild(cls: type[HeadraceError], args: tuple[Any, ...], state: dict[str, Any]) -> HeadraceError:
@@ -238,7 +237,13 @@ class ChecksumError(StorageError):
 
 
 class ObjectChangedError(StorageError):
-    """The object was replaced while it was being read."""
+    """The object was replaced while it was being read.
+
+    Attributes:
+        is_certain: False if only one of two answers told a version: the other may come from something in between.
+    """
+
+    is_certain = True
 
 
 def not_as_known(url: str, why: str, known_by: str) -> ObjectChangedError:
@@ -338,3 +343,114 @@ class WorkerDiedError(StageError, RuntimeError):
     ) -> None:
         super().__init__(message, stage=stage, url=url, key=key, batch=batch)
         self.pid, self.exitcode = pid, exitcode
+
+
+def is_secret_name(name: str) -> bool:
+    """True if a parameter, a header or an option of this name may hold a secret."""
+    return _SECRET_NAMES.search(_unquoted(name)) is not None
+
+
+@lru_cache(maxsize=1024)
+def masked(url: str) -> str:
+    """Return `url` with everything hidden that may be a secret.
+
+    Hidden are user information, and the values of parameters whose name sounds secret: in the query, in the fragment
+    and behind a semicolon of the path. So are nameless fragments of web addresses. Of a `pipe:` address only the
+    command's first word is shown. Each link of an fsspec chain and each address inside a parameter is masked too.
+
+    If a password may have a slash, "?" or "#" in it, all before the last "@" is hidden.
+    """
+    if command := _PIPE.match(url):
+        return _masked_command(command[0], url[command.end() :])
+    if not any(mark in url for mark in "?#;@"):
+        return url  # most addresses
+    links = _LINKS.split(url)
+    if len(links) > 1:
+        return "::".join(map(masked, links))
+    url = _without_user(url)
+    end = min((at for at in (url.find("?"), url.find("#")) if at >= 0), default=len(url))
+    path = _PATH_PARAMETER.sub(lambda found: f";{found[1]}=***" if is_secret_name(found[1]) else found[0], url[:end])
+    return path + _masked_parameters(url[end:], is_web=_WEB.match(url) is not None)
+
+
+def _masked_command(scheme: str, command: str) -> str:
+    first, *others = command.split(None, 1) or [""]
+    if not _COMMAND.fullmatch(first):
+        return f"{scheme}…" if first else scheme
+    return f"{scheme}{first} …" if others else f"{scheme}{first}"
+
+
+def _without_user(url: str) -> str:
+    scheme = _BEFORE_AUTHORITY.match(url)
+    if scheme is None or "@" not in url:
+        return url
+    rest = url[scheme.end() :]
+    authority = re.split(r"[/\\?#]", rest, maxsplit=1)[0]
+    user, at, host = authority.rpartition("@")
+    if _may_be_password(user, host, rest[len(authority) :]):
+        return f"{scheme[0]}***@{rest.rpartition('@')[2]}"
+    is_shown = not at or user == "***" or (":" not in user and _WITH_CONTAINERS.match(url))
+    return url if is_shown else f"{scheme[0]}{rest[len(user) + 1 :]}"
+
+
+def _may_be_password(user: str, host: str, rest: str) -> bool:
+    """True if what looks like the host may be the begin of a password that has a slash, "?" or "#" in it."""
+    if not user and not _PORT.search(host):
+        return False
+    if _HOST.fullmatch(host) is None:
+        return "@" in rest
+    is_certain = host.startswith(("localhost", "[")) or "." in host
+    if user and not is_certain:
+        return "@" in rest
+    return _HOST_BEHIND.search(re.split("[?#]", rest, maxsplit=1)[0] if is_certain else rest) is not None
+
+
+def _masked_parameters(query: str, *, is_web: bool) -> str:
+    """Mask what follows the path: parameters, each behind the mark that introduces it."""
+    pieces = re.split("([?#&;])", re.sub(r"://.*@", "://***@", query))
+    shown, is_hiding = pieces[0], False
+    for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        name, equals, value = piece.partition("=")
+        if is_hiding and (mark != "&" or not equals):
+            continue  # it may belong to the secret before it
+        is_hiding = bool(equals) and is_secret_name(name)
+        if is_hiding or _has_secret(value):
+            shown += f"{mark}{name}=***"
+        elif not equals and (_has_secret(piece) or (mark == "#" and is_web and piece)):
+            shown += f"{mark}***"
+        else:
+            shown += mark + piece
+    return shown
+
+
+def _has_secret(value: str) -> bool:
+    """True if a parameter's value has a user or parameters of its own, as addresses inside of addresses do."""
+    plain = _unquoted(value)
+    return ("//" in plain and "@" in plain) or any(map(is_secret_name, _PARAMETER.findall(plain)))
+
+
+def _unquoted(text: str) -> str:
+    """Undo escapes, also those of escapes."""
+    for _ in range(_UNQUOTED_AT_MOST):
+        if "%" not in text:
+            break
+        text = unquote(text)
+    return text
+
+
+def masked_text(text: str, storage_options: Mapping[str, object] | None = None) -> str:
+    """Return `text` with its addresses masked, and hide values that are named as secrets, there or in the options."""
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
+    text = _ADDRESS.sub(lambda address: masked(address[0]), text)
+    for secret in _secrets(storage_options or {}):
+        text = text.replace(secret, "***")
+    return _SECRET.sub(lambda secret: f"{secret[1]}***", text)
+
+
+def _secrets(options: Mapping[str, object], *, is_secret: bool = False) -> Iterator[str]:
+    for name, value in options.items():
+        hide = is_secret or is_secret_name(str(name)) or str(name) == "headers"
+        if isinstance(value, Mapping):
+            yield from _secrets(value, is_secret=hide)
+        elif hide and len(str(value)) >= _SHORTEST:
+            yield str(value)

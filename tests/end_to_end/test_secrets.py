@@ -7,6 +7,7 @@ import json
 import pickle
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import pytest
 from end_to_end.tars import numbered_samples, tar
 
 import headrace as hr
+from headrace.cli import main
 from headrace.testing import FaultServer
 
 SECRET = "hush7531"
 KEYS = [f"{n:06d}" for n in range(12)]
-ADDRESSES = ["http://me:{secret}@{host}/{name}", "http://{host}/{name}?X-Amz-Credential=me&X-Amz-Signature={secret}"]
+ADDRESSES = [
+    "http://me:{secret}@{host}/{name}?n=1&code={secret}&%74oken={secret};sas={secret}&u=https://me:{secret}@h/#{secret}",
+    "http://{host}/{name}?X-Amz-Credential=me&X-Amz-Signature={secret}",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,7 @@ def server() -> Iterator[FaultServer]:
         yield server
 
 
-@pytest.fixture(params=ADDRESSES, ids=["userinfo", "signature"])
+@pytest.fixture(params=ADDRESSES, ids=["everywhere", "signature"])
 def urls(request: pytest.FixtureRequest, server: FaultServer) -> list[str]:
     host = server.url.removeprefix("http://")
     return [request.param.format(secret=SECRET, host=host, name=f"{n}.tar") for n in range(2)]
@@ -75,7 +80,7 @@ def test_samples_by_number_and_files_tell_no_secret(urls: list[str]) -> None:
     assert SECRET not in repr([sample["__url__"] for sample in samples])
 
 
-def test_errors_and_their_notes_tell_no_secret(urls: list[str]) -> None:
+def test_errors_and_their_notes_tell_no_secret(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:
     def fail(sample: dict[str, Any]) -> None:
         raise ValueError(f"no luck with {sample['__key__']} of {sample['__url__']}")
 
@@ -96,6 +101,24 @@ def test_errors_and_their_notes_tell_no_secret(urls: list[str]) -> None:
                 with pytest.raises(Exception) as caught:
                     list(loader)
                 assert SECRET not in words_of(caught.value) + loader.report() + repr(loader.stats())
+        with hr.DataLoader(data, batch_size=5, on_error="skip", collate_fn=as_it_is) as loader, suppress(Exception):
+            list(loader)
+    assert SECRET not in caplog.text
+
+
+def test_commands_tell_no_secret(
+    urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    gone = urls[0].replace("0.tar", "gone.tar")
+    for command in ("inspect", "index"):
+        assert main([command, "--format", "tar", *urls]) == 0
+        assert main([command, "--format", "tar", gone]) == 1
+        assert main([command, gone]) == 1
+    said = capsys.readouterr()
+    assert "0.tar" in said.out
+    assert "gone.tar" in said.err
+    assert SECRET not in said.out + said.err
 
 
 def test_index_and_cache_keep_no_secret(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

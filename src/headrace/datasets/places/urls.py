@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from headrace.errors import OptionError
+from headrace.errors import OptionError, masked, masked_text
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
@@ -29,7 +29,8 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> t
     found = tuple(url for pattern in patterns for url in _expanded(_as_text(pattern)))
     if not found or not all(found):
         raise OptionError(
-            f"urls={urls!r} names no object; give an address, a pattern like 'a-{{000..012}}.tar', or a list"
+            f"urls={[masked(url) for url in found]} names no object; give an address, a pattern like "
+            "'a-{000..012}.tar', or a list"
         )
     return found
 
@@ -41,7 +42,7 @@ def _as_text(url: object) -> str:
         text = None
     if type(text) is bytes or text is None:
         raise OptionError(
-            f"{url!r:.200} is no address; samples that a data set of this program has are a stream by "
+            f"{masked_text(repr(url)):.200} is no address; samples that a data set of this program has are a stream by "
             "hr.from_map(dataset) or hr.from_iterable(iterable)"
         )
     return str(text)
@@ -66,6 +67,6 @@ def _choices(inside: str, pattern: str) -> list[str]:
     low, high = int(first), int(last)
     step = abs(int(counted[3])) if counted[3] else 1
     if not step:
-        raise OptionError(f"{pattern!r}: a step of 0 never gets from {first} to {last}")
+        raise OptionError(f"{masked(pattern)!r}: a step of 0 never gets from {first} to {last}")
     numbers = range(low, high + 1, step) if low <= high else range(low, high - 1, -step)
     return [f"{number:0{width}d}" for number in numbers]

@@ -254,7 +254,7 @@ def folder(
     else:
         found = folders_at((place,), storage_options, kept=kept)
     if len(found.listings) != 1:
-        raise OptionError(f"hr.folder({place!r}): one folder, or one pattern, is needed")
+        raise OptionError(f"hr.folder({masked(place)!r}): one folder, or one pattern, is needed")
     data = folder_of(
         found.listings[0],
         pattern,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from headrace.datasets.sources.clips import Clips, VideoClips
-from headrace.errors import OptionError
+from headrace.errors import OptionError, masked_text
 from headrace.formats.mp4.table import VideoTable
 from headrace.indexes.videos import Videos
 from headrace.types import Ints
@@ -29,7 +29,9 @@ def listed_clips(given: object) -> Listed | None:
     for number, one in enumerate(list(given)):
         if not isinstance(one, tuple | list) or len(one) != 2 or isinstance(one[1], str):
             if clips:
-                raise OptionError(f"clip {number}, {one!r:.80}: (address, times) as of those before it is meant")
+                raise OptionError(
+                    f"clip {number}, {masked_text(repr(one)):.80}: (address, times) as of those before it is meant"
+                )
             return None
         url, times = one
         try:

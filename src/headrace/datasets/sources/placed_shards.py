@@ -10,7 +10,7 @@ from headrace.datasets.places.entries import version_at
 from headrace.datasets.places.guessing import Facts, Options, Place
 from headrace.datasets.places.urls import expand
 from headrace.datasets.sources.shards import IndexedShards, Shards
-from headrace.errors import OptionError
+from headrace.errors import OptionError, masked_text
 from headrace.formats.format import Format, ShardEntry, opens_many
 from headrace.formats.limits import Limits
 from headrace.formats.opening import Opener, is_kept
@@ -97,7 +97,9 @@ def _with_own_tables(
     facts: Facts,
 ) -> IndexedShards:
     if index not in ("auto", None):
-        raise OptionError(f"index={index!r}: shards of the format {form.name!r} bring their own index along")
+        raise OptionError(
+            f"index={masked_text(repr(index))}: shards of the format {form.name!r} bring their own index along"
+        )
     from headrace.indexes.of_format import OwnTables
 
     if not urls:
@@ -118,7 +120,9 @@ def _index_of(
     if index is None:
         return None
     if not index or not isinstance(index, str | os.PathLike | list | tuple):
-        raise OptionError(f"index={index!r}: an address, a list of them, 'beside', 'build', 'auto' or None is meant")
+        raise OptionError(
+            f"index={masked_text(repr(index))}: an address, a list of them, 'beside', 'build', 'auto' or None is meant"
+        )
     if index == "build":
         return BuiltFile(str(cache_path(urls, storage_options, form)), limits, form)
     if index == "auto":

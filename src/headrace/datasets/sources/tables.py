@@ -16,7 +16,7 @@ from headrace.datasets.blocking import blocking
 from headrace.datasets.packed import Packed, packed
 from headrace.datasets.places.kinds import extension_of
 from headrace.datasets.sources.files import Facts, Objects, classes_of, digest_with
-from headrace.errors import FormatError, OptionError, masked
+from headrace.errors import FormatError, OptionError, masked, masked_text
 from headrace.formats.compression.decompressor import path_of, without_compression
 from headrace.formats.json_values import as_object, as_text
 from headrace.indexes.index import for_each
@@ -92,12 +92,14 @@ class TableFiles(Objects):
         value = as_text(row.get(column))
         if not value:
             where = f"row {number} of {masked(self.urls[0])}"
-            raise FormatError(f"{where}: its column {column!r} names no object: {value!r:.80}", url=self.urls[0])
+            raise FormatError(
+                f"{where}: its column {column!r} names no object: {masked(repr(value)):.80}", url=self.urls[0]
+            )
         if "://" not in value and not value.startswith("/"):
             return f"{self.base}{value}"
         if "://" in self.urls[0] and value.startswith(("/", "file:")):
             where = f"row {number} of {masked(self.urls[0])}"
-            raise FormatError(f"{where} names a file of this machine: {value!r:.80}", url=self.urls[0])
+            raise FormatError(f"{where} names a file of this machine: {masked(value)!r:.80}", url=self.urls[0])
         return value
 
 
@@ -212,10 +214,14 @@ def _cells(what: str, separator: str, line: bytes) -> list[str]:
         raise FormatError(f"{what}: a row is no CSV: {error}", url=what) from error
 
 
+def _shown(line: bytes) -> str:
+    return f"{masked_text(line.decode(errors='replace'))!r:.80}"
+
+
 def _of_csv(what: str, separator: str, header: tuple[str, ...], line: bytes) -> dict[str, str]:
     cells = _cells(what, separator, line)
     if len(cells) != len(header):
-        raise FormatError(f"{what}: a row has {len(cells)} cells, and {len(header)} columns: {line[:80]!r}", url=what)
+        raise FormatError(f"{what}: a row has {len(cells)} cells, and {len(header)} columns: {_shown(line)}", url=what)
     return dict(zip(header, cells, strict=True))
 
 
@@ -225,7 +231,7 @@ def _of_json(what: str, line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise FormatError(f"{what}: a row is no JSON: {error}", url=what) from error
     if row is None:
-        raise FormatError(f"{what}: a row is no object: {line[:80]!r}", url=what)
+        raise FormatError(f"{what}: a row is no object: {_shown(line)}", url=what)
     return row
 
 

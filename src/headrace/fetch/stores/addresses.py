@@ -51,7 +51,7 @@ def split(url: str) -> tuple[str, str, str]:
 def _file_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        raise OptionError(f"{url!r} names the host {parts.netloc!r}; a local file is file:///path")
+        raise OptionError(f"{masked(url)!r} names a host; a local file is file:///path")
     return unquote(url.partition(":")[2].removeprefix("//").removeprefix(parts.netloc))
 
 

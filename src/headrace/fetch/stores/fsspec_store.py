@@ -13,8 +13,8 @@ from headrace.errors import (
     ObjectMissingError,
     OptionError,
     StorageError,
+    masked_text,
 )
-from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer, Buffer, Listed
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Self
 
-from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError
+from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError, StorageError, masked
 from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer, Listed
 
@@ -199,10 +199,12 @@ class _File:
 def _open(path: str) -> tuple[int, os.stat_result]:
     try:
         descriptor = os.open(path, _FLAGS)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ObjectMissingError(_missing(path), url=path) from error
-    except PermissionError as error:
-        raise AccessDeniedError("this user may not read the file", url=path) from error
+    except OSError as error:
+        failure = _failure(error, path)
+        if failure is None:
+            raise
+        # The system's error has the whole path, which may be an address with a secret that was written wrongly.
+        raise failure from (error if masked(path) == path else None)
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
@@ -215,6 +217,14 @@ def _open(path: str) -> tuple[int, os.stat_result]:
         os.close(descriptor)
         raise
     return descriptor, status
+
+
+def _failure(error: OSError, path: str) -> StorageError | None:
+    if isinstance(error, PermissionError):
+        return AccessDeniedError("this user may not read the file", url=path)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return ObjectMissingError(_missing(path) if masked(path) == path else "there is no such file", url=path)
+    return None
 
 
 if hasattr(os, "pread"):

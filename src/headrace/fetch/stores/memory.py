@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from hashlib import blake2b
 
-from headrace.errors import ObjectChangedError, ObjectMissingError, OptionError
+from headrace.errors import ObjectChangedError, ObjectMissingError, OptionError, masked
 from headrace.types import Answer, Buffer, Listed
 
 _PAGE = 1000
@@ -25,7 +25,7 @@ def remove(url: str) -> None:
 
 def _path(url: str) -> str:
     if not url.startswith("memory://"):
-        raise OptionError(f"{url!r} must begin with memory://")
+        raise OptionError(f"{masked(url)!r} must begin with memory://")
     return url.removeprefix("memory://")
 
 

@@ -13,9 +13,8 @@ import weakref
 import zlib
 from collections import OrderedDict
 
-from headrace.errors import ObjectChangedError, OptionError, StorageError
+from headrace.errors import ObjectChangedError, OptionError, StorageError, masked_text
 from headrace.fetch.stores.local import answer_from
-from headrace.fetch.stores.masking import masked_text
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer
 

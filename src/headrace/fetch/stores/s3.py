@@ -13,8 +13,7 @@ from datetime import timedelta
 import obstore
 from obstore.exceptions import BaseError
 
-from headrace.errors import AccessDeniedError, OptionError, StorageError
-from headrace.fetch.stores.masking import masked_text
+from headrace.errors import AccessDeniedError, OptionError, StorageError, masked, masked_text
 from headrace.fetch.stores.object_stores import list_remote, open_remote, translated
 from headrace.fetch.web.client import Web
 from headrace.fetch.web.http1 import target_of
@@ -74,7 +73,7 @@ class S3Store:
         except (BaseError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise OptionError(
-                f"storage_options['endpoint'] does not fit {self._root!r}: {masked_text(reason)}"
+                f"storage_options['endpoint'] does not fit {masked(self._root)!r}: {masked_text(reason)}"
             ) from None
 
     @property
@@ -90,7 +89,7 @@ class S3Store:
         """See `Store.get`."""
         name = f"{self._root}/{path}"
         if any(part in ("", ".", "..") for part in path.split("/")):
-            raise OptionError(f"{name!r}: obstore signs no keys with an empty part or one of dots")
+            raise OptionError(f"{masked(name)!r}: obstore signs no keys with an empty part or one of dots")
         signer = self._signer
         try:
             return await self._ask(signer, path, name, start, stop, if_match)
@@ -159,7 +158,7 @@ class _Signer:
             until = self._clock() + _REMEMBERED_S
             address = await obstore.sign_async(self._store, "GET", key, _VALID)
         except (TypeError, ValueError):
-            raise OptionError(f"{name!r}: obstore signs no such key") from None
+            raise OptionError(f"{masked(name)!r}: obstore signs no such key") from None
         except (BaseError, OSError) as error:
             failure = translated(error, name)
             kind = AccessDeniedError if isinstance(failure, AccessDeniedError) else StorageError
