@@ -24,7 +24,7 @@ from headrace.types import Ints, Ranges, Tail
 
 VERSION = 1
 _OLDEST = 1
-_CHECKED_MOST, _LANES_MOST = 1024, 2**24
+_CHECKED_MOST, _LANES_MOST = 1024, 2**16
 _FACTS = ("seed", "data", "count", "order", "steps")
 _ALIKE = (*_FACTS, "epoch", "position", "holes", "end", "step", "lanes", "tail", "world", "skip")
 _NUMBERS = ("epoch", "position", "end", "step", "batch_size", "lanes", "world", "batches", "samples")

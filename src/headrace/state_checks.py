@@ -27,3 +27,16 @@ def mark_check(mark: object) -> str | None:
     except (TypeError, ValueError, RecursionError):
         return None
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def whole_check(state: Mapping[str, Any]) -> str:
+    """Return a hash of a state without its `check`. Values that are no JSON are left out: data sets may give any."""
+    plain = {name: _plain(value) for name, value in state.items() if name != "check"}
+    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: object) -> object:
+    try:
+        return json.loads(json.dumps(value, skipkeys=True, default=lambda _: None))
+    except (ValueError, RecursionError):
+        return None

@@ -21,6 +21,7 @@ from headrace.drop_in.state import LoaderState, StateDict
 from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
+from headrace.state_checks import whole_check
 from headrace.torch_compat.draws import decoded
 from headrace.torch_compat.stateful import chain_of, parts_of
 
@@ -33,6 +34,9 @@ _FIELDS_OF = {
     "sampler": ("batches", "samples", "is_over", "start", "states"),
     "copies": ("batches", "known", "is_over", "states"),
 }
+_OPTIONAL = frozenset(("batch_size", "shared_seed", "samples"))
+_NUMBERS = _OPTIONAL | {"num_workers", "base_seed", "batches", "known", "due", "turn", "epoch_of_samples", "run"}
+_NUMBER_MOST = 2**64
 _DATA = {
     "count": "the data set has another number of samples",
     "sampler_type": "the sampler is of another kind",
@@ -48,6 +52,7 @@ _KNOWN_LENGTHS = (
     *(SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler),
     *(list, tuple, range),
 )
+_SENSELESS = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -62,8 +67,21 @@ def check(loader: TorchLoader[object], state: Mapping[str, Any], *, force: bool)
         StateMismatchError: it cannot; says which field differs.
     """
     check_kind(state, "torch")
+    try:
+        loaded = _loadable(loader, copy.deepcopy(dict(state)), force=force)
+    except StateMismatchError:
+        raise
+    except _SENSELESS as error:
+        raise StateMismatchError(f"this is no whole state of a loader: {error!r:.200}", field="version") from error
+    if not force and state.get("check") not in (None, whole_check(state)):
+        raise StateMismatchError("the state is not as it was saved: it was edited, or is damaged", field="check")
+    loaded["check"] = whole_check(loaded)  # it may count in other batches now
+    return loaded
+
+
+def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool) -> StateDict:
     ours = common(loader)
-    loaded = _checked(copy.deepcopy(dict(state)), is_economic=ours["economic"])
+    loaded = _checked(state, is_economic=ours["economic"])
     _compare(loaded, ours, force=force)
     if loaded["generator"] != ours["generator"]:
         raise StateMismatchError(
@@ -159,6 +177,7 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
             if not isinstance(part, dict) or name not in part:
                 field = where or name
                 raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
+    _check_numbers(state)
     try:
         state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
     except (TypeError, ValueError) as error:
@@ -175,6 +194,21 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
             decoded(text)
     whole: StateDict = state
     return whole
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Raise a StateMismatchError for a number that is none, or cannot be."""
+    parts = [("", state), *(("copies", known) for known in state["copies"])]
+    parts += [] if state["sampler"] is None else [("sampler", state["sampler"])]
+    for where, part in parts:
+        for name in _NUMBERS & part.keys():
+            value = part[name]
+            is_number = type(value) is int and 0 <= value < _NUMBER_MOST
+            if not is_number and not (value is None and name in _OPTIONAL):
+                raise StateMismatchError(f"{where or name}: {name!r} is {value!r:.50}", field=where or name)
+    for name in ("is_map", "economic", "is_finished"):
+        if type(state[name]) is not bool:
+            raise StateMismatchError(f"{name}: {state[name]!r:.50} is neither true nor false", field=name)
 
 
 def _is_row(value: object) -> bool:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from headrace.errors import OptionError
 from headrace.plan.ranges import united
+from headrace.state_checks import whole_check
 from headrace.torch_compat import serialize
 from headrace.torch_compat.draws import Draws
 from headrace.torch_compat.indices import Indices, SamplerState
@@ -69,6 +70,7 @@ class StateDict(LoaderState):
     generators: list[str]
     sampler: SamplerState | None
     copies: list[CopyState]
+    check: NotRequired[str]
 
 
 class WorkerSnapshot(NamedTuple):
@@ -246,7 +248,7 @@ class RunProgress:
         )  # who counts batches is not at the end with the last one
         first = self._first_needed(point)
         sampler = None if self.indices is None else self.indices.after(first, is_finished=is_finished)
-        return {
+        state: StateDict = {
             **copy.deepcopy(self._common),
             "is_finished": is_finished,
             "batches": point.given,
@@ -257,6 +259,8 @@ class RunProgress:
             "sampler": sampler,
             "copies": [self._describe(worker, known) for worker, known in enumerate(point.copies)],
         }
+        state["check"] = whole_check(state)
+        return state
 
     def _at_the_end(self, point: RunPoint) -> RunPoint:
         """Workers that stay are asked for what they carry on, where the state after their last batch is not known."""

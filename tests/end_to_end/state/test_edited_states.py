@@ -1,0 +1,145 @@
+"""A state with any one edit is refused by a StateMismatchError, or goes on with the same samples."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+from unit.test_state_golden import LOADERS
+
+import headrace as hr
+from headrace.state_checks import whole_check
+
+Make = Callable[[], hr.DataLoader[Any]]
+_DELETED = object()
+_VALUES = [_DELETED, None, -1, 10**7, 2**70, 1.5, "x", "", [], [3], {}, True, False]
+_MIB_MOST = 64
+
+
+class Squares(Dataset[int]):
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, k: int) -> int:
+        return k * k
+
+
+class Counting(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 23:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+TORCH: dict[str, Make] = {
+    "map-style": lambda: hr.DataLoader(Squares(), batch_size=3, shuffle=True, generator=generator()),
+    "iterable": lambda: hr.DataLoader(Counting(), batch_size=3),
+}
+
+
+def edits(state: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what is edited, the edited state), for each value inside of a state, and each of several edits."""
+    for path in paths(state):
+        old = state
+        for name in path:
+            old = old[name]
+        values = [*_VALUES]
+        if isinstance(old, int):
+            values += [old + 1, old - 1]
+        if isinstance(old, str) and len(old) > 3:
+            middle = len(old) // 2
+            values += [old[:middle], old[:middle] + ("1" if old[middle] == "0" else "0") + old[middle + 1 :]]
+        for value in values:
+            edited = copy.deepcopy(state)
+            inner = edited
+            for name in path[:-1]:
+                inner = inner[name]
+            if value is _DELETED:
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = value
+            if edited != state or str(edited) != str(state):
+                yield f"{path} = {'(deleted)' if value is _DELETED else repr(value)}", edited
+
+
+def paths(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in inner:
+        yield (*above, name)
+        yield from paths(part, *above, name)
+
+
+def rest_of(loader: hr.DataLoader[Any]) -> str:
+    return str([batch.tolist() for batch in loader])
+
+
+@pytest.mark.parametrize("make", [*TORCH.values(), *LOADERS.values()], ids=[*TORCH, *LOADERS])
+def test_edited_state_is_refused_or_goes_on_with_the_same_samples(make: Make) -> None:
+    with make() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with make() as loader:
+        loader.load_state_dict(state)
+        rest = rest_of(loader)
+    wrong, loader = [], make()
+    tracemalloc.start()
+    for what, edited in edits(state):
+        try:
+            loader.load_state_dict(edited)
+            again = rest_of(loader)
+        except hr.StateMismatchError as error:
+            again = rest if error.field else "no field"
+        except Exception as error:
+            again = repr(error)
+        if again != rest:
+            wrong.append((what, again))
+            loader.close()
+            loader = make()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    loader.close()
+    assert not wrong, (len(wrong), wrong[:50])
+    assert peak < _MIB_MOST * 2**20
+
+
+@pytest.mark.parametrize("make", TORCH.values(), ids=TORCH)
+def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make: Make) -> None:
+    """As states of earlier releases are, or those that somebody signs anew."""
+    with make() as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        for name, value in {
+            "batches": "x",
+            "due": -1,
+            "turn": None,
+            "copies": 3,
+            "base_seed": [],
+            "beyond": [[2]],
+        }.items():
+            with pytest.raises(hr.StateMismatchError):
+                loader.load_state_dict({**{k: v for k, v in state.items() if k != "check"}, name: value})
+            edited = {**state, name: value}
+            with pytest.raises(hr.StateMismatchError):
+                loader.load_state_dict({**edited, "check": whole_check(edited)})
