@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from headrace.errors import BadResponseError, ObjectChangedError
+from headrace.errors import ObjectChangedError
 from headrace.failures import PackedError
 from headrace.types import Buffer
 
@@ -22,23 +22,43 @@ class Told(NamedTuple):
     etag: str | None = None
     modified: str | None = None
 
+    @staticmethod
+    def of(version: str) -> Told:
+        """What an answer has told whose `version` this is."""
+        date = version.removeprefix(_DATED)
+        return Told(version) if date == version else Told(None, date[:-1])
+
+    @property
+    def version(self) -> str | None:
+        """The ETag, or a weak one that is made of the date; None if there is neither."""
+        return self.etag if self.etag is not None or self.modified is None else f'{_DATED}{self.modified}"'
+
     def check(self, later: Told, url: str) -> None:
-        """Whether a later answer, whose bytes are to stand beside this one's, is of the same version.
+        """Check that a later answer, whose bytes are joined to those of this one, is of the same version.
+
+        Of two answers with the same ETag the dates are not compared.
 
         Raises:
-            ObjectChangedError: it is of another one.
-            BadResponseError: it does not say what the one before did, so that nobody knows: another time it may.
+            ObjectChangedError: its ETag or date is another one, is missing, or has appeared.
         """
-        if self.etag is not None and later.etag is not None:
-            if self.etag != later.etag:
-                raise ObjectChangedError(f"the object changed: its ETag was {self.etag}, now {later.etag}", url=url)
-        elif self.modified is not None and later.modified is not None:
-            if self.modified != later.modified:
-                reason = f"the object changed: it was last modified {self.modified}, now {later.modified}"
-                raise ObjectChangedError(reason, url=url)
-        elif self != later:
-            what = "an ETag" if (self.etag is None) != (later.etag is None) else "when it was modified"
-            raise BadResponseError(f"of two answers one says of the object's version {what}, the other not", url=url)
+        if self.version != later.version:
+            if self.etag is not None:
+                reason = f"its ETag was {self.etag}, now {later.etag or 'it has none'}"
+            elif self.modified is not None:
+                reason = f"it was last modified {self.modified}, now {later.etag or later.modified or 'it has no date'}"
+            else:
+                reason = f"it had no version, now {later.version}"
+            error = ObjectChangedError(f"the object changed: {reason}", url=url)
+            error.is_certain = (self.etag is None) == (later.etag is None) and None not in (self.version, later.version)
+            raise error
+
+
+_DATED = 'W/"modified '
+
+
+def lasting(version: str | None) -> str | None:
+    """A version as indexes keep it: None if it is made of a date, which a copy of the object does not have."""
+    return None if version is None or version.startswith(_DATED) else version
 
 
 class Span(NamedTuple):

@@ -26,7 +26,7 @@ from headrace.indexes.one_shard import Cost, build_shard, write_shard
 from headrace.indexes.pinned import PinnedObject
 from headrace.indexes.spool import Spool, open_spool
 from headrace.indexes.whereabouts import beside, cache_path
-from headrace.protocols import Reads
+from headrace.protocols import Reads, lasting
 
 __all__ = [
     "BuildProgress",
@@ -270,7 +270,7 @@ async def _is_same(reader: Reads, url: str, known: Entry, progress: BuildProgres
     """Whether the object is still the one that was indexed."""
     span = await reader.read_into(url, 0, memoryview(bytearray(1)))
     progress.count(span.stop - span.start)
-    return (span.size, span.etag) == (known.size, known.etag)
+    return (span.size, lasting(span.etag)) == (known.size, known.etag)
 
 
 def _named(urls: Sequence[str]) -> dict[str, str]:

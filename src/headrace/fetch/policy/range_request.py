@@ -95,12 +95,12 @@ class RangeRequest(Watched):
 
     def accept(self, answer: Answer) -> None:
         """Take up what the answer says of the object, if it is the one that was asked for."""
-        size, etag = answer.size, answer.etag
-        if self.etag is not None and etag is not None and etag != self.etag:
-            raise ObjectChangedError(f"the object changed: its ETag was {self.etag}, now {etag}", url=self.url)
-        told = Told(etag, answer.modified)
-        if self.told is not None:
-            self.told.check(told, self.url)
+        size, told = answer.size, Told(answer.etag, answer.modified)
+        is_empty = answer.start == answer.stop  # such as an error's page, which has no ETag of the object
+        is_checked = answer.etag is not None or not is_empty
+        known = self.told or (None if self.etag is None else Told.of(self.etag))
+        if is_checked and known is not None:
+            known.check(told, self.url)
         if self.size is not None and size is not None and size != self.size:
             # Of an object that changed the store would have said so, given If-Match: one of the sizes is a lie.
             kind = ObjectChangedError if self.if_match is None else BadResponseError
@@ -123,7 +123,9 @@ class RangeRequest(Watched):
             )
         if self._back:
             self.start, self._first, self._back = first, first, 0
-        self.etag, self.told, self.in_order = self.etag or etag, self.told or told, answer.in_order
+        if is_checked:
+            self.etag, self.told = self.etag or told.version, known or told
+        self.in_order = answer.in_order
         self.size = size if self.size is None else self.size
         self.position, self.asked_stop = first, answer.stop if last is None else last
         self._first = min(self._first, first)

@@ -43,6 +43,8 @@ class RetryPolicy:
 
     def requests_for(self, error: BaseException) -> int:
         """How many requests may be made when all have failed with such an `error`."""
+        if isinstance(error, ObjectChangedError) and not error.is_certain:
+            return min(_BAD_RESPONSES, self.attempts)
         if isinstance(error, _FINAL) or not isinstance(error, (StorageError, OSError)):
             return 1
         if isinstance(error, BadResponseError):

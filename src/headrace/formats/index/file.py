@@ -19,6 +19,7 @@ from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.index.named_arrays import Arrays, damage, pack_arrays
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_number, as_text
+from headrace.protocols import lasting
 from headrace.types import Buffer, Ints
 
 MAGIC = b"HRINDEX\n"
@@ -63,7 +64,7 @@ class Entry:
             members=len(rows.offset),
             nbytes=int(rows.size.sum()),
             size=index.size,
-            etag=index.etag,
+            etag=lasting(index.etag),
             length=len(block),
             check=zlib.crc32(block),
         )

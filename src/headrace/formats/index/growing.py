@@ -16,6 +16,7 @@ from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.file import Entry
 from headrace.formats.index.named_arrays import ArrayAtOnce, ArrayInPieces, smallest, write_arrays
 from headrace.formats.index.shard import GAP, TAR_BLOCK, check_keys, gaps, text_of
+from headrace.protocols import lasting
 from headrace.rows import Rows
 from headrace.types import Ints
 
@@ -129,6 +130,7 @@ class GrowingIndex:
         if frames is not None:
             columns["frame_packed"] = ArrayAtOnce(np.diff(frames.packed, prepend=0))
             columns["frame_unpacked"] = ArrayAtOnce(np.diff(frames.unpacked, prepend=0))
+        etag = lasting(etag)
         facts = {"size": None if size < 0 else size, "etag": etag, "fields": list(self._fields)}
         length = write_arrays(file, facts, columns)
         file.seek(0)

@@ -15,6 +15,7 @@ from headrace.errors import LimitError, masked
 from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.named_arrays import MOST, Arrays, damage, pack_arrays
 from headrace.formats.json_values import as_list, as_number, as_text, as_texts
+from headrace.protocols import lasting
 from headrace.rows import Rows
 from headrace.types import Buffer, Ints
 
@@ -78,7 +79,7 @@ class ShardIndex:
             arrays["frame_packed"] = np.diff(self.frames.packed, prepend=0)
             arrays["frame_unpacked"] = np.diff(self.frames.unpacked, prepend=0)
         size = None if self.size < 0 else self.size
-        return pack_arrays({"size": size, "etag": self.etag, "fields": list(rows.fields)}, arrays)
+        return pack_arrays({"size": size, "etag": lasting(self.etag), "fields": list(rows.fields)}, arrays)
 
     @staticmethod
     def unpack(data: Buffer, what: str) -> ShardIndex:

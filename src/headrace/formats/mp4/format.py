@@ -18,7 +18,7 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.finding import HEAD_BYTES, Ranges, Tables, find_tables
 from headrace.formats.mp4.table import VideoTable, read_table
-from headrace.protocols import ObjectReads, Reads
+from headrace.protocols import ObjectReads, Reads, lasting
 from headrace.types import Buffer
 
 
@@ -39,14 +39,14 @@ class Mp4(Format):
         """What an index file has of a video: its tables, as they are."""
         tables = await read_tables(shard, limits)
         table = table_of(tables, shard.url, shard.size, limits)
-        block = pack_arrays({"size": shard.size, "etag": shard.etag}, _arrays(tables))
+        block = pack_arrays({"size": shard.size, "etag": lasting(shard.etag)}, _arrays(tables))
         return Entry(
             name=shard.url,
             samples=len(table),
             members=len(table.offset),
             nbytes=int(table.size.sum()),
             size=shard.size,
-            etag=shard.etag,
+            etag=lasting(shard.etag),
             length=len(block),
             check=zlib.crc32(block),
         ), block
