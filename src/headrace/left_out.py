@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import stat
 from typing import Any
 
 from headrace.errors import OptionError
@@ -61,10 +61,23 @@ def quarantine_file(given: str | os.PathLike[str] | None, on_error: object) -> s
     if on_error == "raise":
         raise OptionError(f"quarantine={path!r} names the samples that on_error leaves out, and on_error is 'raise'")
     try:
-        with Path(path).open("ab"):
+        with open(path, "ab", opener=open_file):  # pathlib takes no opener
             return path
     except (OSError, ValueError) as error:
         raise OptionError(f"quarantine={path!r} cannot be written: {error}") from error
+
+
+def open_file(path: str, flags: int) -> int:
+    """Open a path, as `opener` of Python's `open`; a pipe, a socket or a device is refused, and waited for by nobody.
+
+    Raises:
+        OSError: it is no file, or cannot be opened.
+    """
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is a pipe or a device, and no file")
+    return descriptor
 
 
 def is_count(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,8 @@ def test_what_cannot_be_left_out_is_refused(tmp_path: Path) -> None:
     refused("sampler", stream.sample(torch.utils.data.RandomSampler(ALL)), some)
     refused("is meant", stream, [1])
     refused("cannot be read", stream, tmp_path / "none")
+    os.mkfifo(tmp_path / "fifo")
+    refused("cannot be read: it is a pipe", stream, tmp_path / "fifo")
     file = tmp_path / "bad.jsonl"
     for line, why in [
         ("nonsense", "line 1: this is no line"),
@@ -249,6 +252,9 @@ def test_a_quarantine_of_no_use_is_refused(tmp_path: Path) -> None:
         hr.DataLoader(hr.from_map(ALL), quarantine=path)
     with pytest.raises(hr.OptionError, match="cannot be written"):
         hr.DataLoader(hr.from_map(ALL), quarantine=tmp_path / "no" / "bad.jsonl", on_error="skip")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(hr.OptionError, match="cannot be written"):
+        hr.DataLoader(hr.from_map(ALL), quarantine=tmp_path / "fifo", on_error="skip")
     with pytest.raises(hr.OptionError, match=r"\.bucket"):
         hr.DataLoader(hr.from_map(ALL).bucket(int, [9], batch_size=2), quarantine=path, on_error="skip")
 

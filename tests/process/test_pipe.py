@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -94,3 +95,23 @@ async def test_command_that_another_still_waits_for_goes_on(tmp_path: Path) -> N
     await asyncio.to_thread(fifo.write_bytes, b"abc")
     assert b"".join([bytes(piece) async for piece in (await reads[1]).chunks]) == b"abc"
     await store.aclose()
+
+
+_TRAINER = """
+import asyncio, sys
+from headrace.fetch.stores.pipe import PipeStore
+
+asyncio.run(PipeStore().get(sys.argv[1]))
+"""
+
+
+async def test_command_and_its_children_end_with_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = f"exec 3> {fifo}; sleep 1000 & echo up >&3; sleep 1000"
+    trainer = await asyncio.create_subprocess_exec(sys.executable, "-c", _TRAINER, command)
+    with await asyncio.to_thread(fifo.open, "rb") as held:
+        assert await asyncio.to_thread(held.readline) == b"up\n"
+        trainer.kill()
+        await trainer.wait()
+        assert await asyncio.to_thread(held.read) == b""

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError
+from headrace.left_out import open_file
 from headrace.positions import divided
 from headrace.scheduler.skips import SkipMeters
 from headrace.types import Ints
@@ -49,7 +50,7 @@ class Quarantine:
             log.error("quarantine %s cannot be written, and lacks a sample of epoch %d: %s", self._path, epoch, why)
 
     def _append(self, line: bytes) -> None:
-        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         try:
             os.write(file, line)
         finally:
@@ -69,7 +70,8 @@ def numbers_in(paths: Iterable[str | os.PathLike[str]], data: str) -> Ints:
     numbers: list[int] = []
     for path in map(Path, paths):
         try:
-            lines = path.read_text().splitlines()
+            with open(path, opener=open_file) as file:  # pathlib takes no opener
+                lines = file.read().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"exclude={str(path)!r} cannot be read: {error}") from error
         for row, line in enumerate(lines, 1):

@@ -25,6 +25,20 @@ _ERROR_BYTES = 4096
 _ERROR_LINES = 5
 
 
+# Runs a command beside a watcher, which ends the whole process group once its input ends: that is when this process is
+# gone. PR_SET_PDEATHSIG would reach the shell alone, and needs code of ours between fork and exec.
+_WATCHED = """\
+exec 3<&0
+{ read _; kill -KILL 0; } <&3 >/dev/null 2>&1 &
+exec 3<&- </dev/null
+/bin/sh -c "$1"
+status=$?
+{ kill -KILL $!; wait $!; } >/dev/null 2>&1
+if [ $status -gt 128 ]; then kill -$((status - 128)) $$; fi >/dev/null 2>&1
+exit $status
+"""
+
+
 class PipeStore:
     """What shell commands write; the path is the command.
 
@@ -118,8 +132,8 @@ class _Run:
             if self._is_killed:
                 raise StorageError("nobody waits for the command any more", url=self._url)
             self._process = process = subprocess.Popen(
-                ["/bin/sh", "-c", self._command],
-                stdin=subprocess.DEVNULL,
+                ["/bin/sh", "-c", _WATCHED, "sh", self._command],
+                stdin=subprocess.PIPE,  # which ends with this process, however that ends
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
