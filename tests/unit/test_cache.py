@@ -8,7 +8,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,37 @@ def test_folder_holds_no_secret_and_is_the_users_alone(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
+async def settled(awaitable: Awaitable[Any]) -> Any:
+    """What it gives, once the loop has called what was to be called."""
+    result = await awaitable
+    await asyncio.sleep(0)
+    return result
+
+
+def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
+    async def run() -> None:
+        cache = Cache(tmp_path / "a", LARGE)
+        await keep(cache, URL, b"abc")
+        assert await has(cache, URL)
+        (entry,) = entries(tmp_path / "a")
+        entry.chmod(0o666)
+        with pytest.warns(RuntimeWarning, match="may have been written by others"):
+            assert not await settled(has(cache, URL))
+        await cache.aclose()
+
+        thesis = tmp_path / "thesis"
+        thesis.write_text("of years")
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "tally").symlink_to(thesis)
+        cache = Cache(tmp_path / "b", LARGE)
+        with pytest.warns(RuntimeWarning, match="keeps nothing more"):
+            await settled(keep(cache, URL, b"abc"))
+        await cache.aclose()
+        assert thesis.read_text() == "of years"
+
+    asyncio.run(run())
+
+
 def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
     async def run() -> None:
         cache = Cache(tmp_path / "above" / "cache", LARGE, data_set="one")
@@ -190,7 +221,7 @@ def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None
         asyncio.run(run())
     finally:
         os.umask(before)
-    made = [tmp_path / "above" / "cache", *(tmp_path / "above" / "cache").rglob("*")]
+    made = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
     assert len(made) > 5
     assert [path for path in made if path.stat().st_mode & 0o077] == []
 

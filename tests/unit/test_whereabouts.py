@@ -4,56 +4,111 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headrace.errors import OptionError
 from headrace.formats.registry import format_named
-from headrace.indexes.whereabouts import cache_path, cached
+from headrace.indexes import whereabouts
+from headrace.indexes.whereabouts import cache_path, cached, names_path
 
 URLS = ["s3://bucket/a.tar"]
+TAR = format_named("tar")
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a user without a home, among temporary ones."""
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of caches; folders that last as long as the process are made beside it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    yield tmp_path / "home"
+    whereabouts._folder_of_process.cache_clear()
+    whereabouts._warn.cache_clear()
 
+
+def test_folders_are_made_for_their_user_alone_whatever_the_umask_is(home: Path) -> None:
+    before = os.umask(0)
+    try:
+        places = [cache_path(URLS), names_path("s3://bucket/")]
+    finally:
+        os.umask(before)
+    assert cached(URLS, None, TAR) is None
+    places[0].touch()
+    assert cached(URLS, None, TAR) == places[0]
+    made = [home, *home.rglob("*/")]
+    assert len(made) == 4
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o700}
+
+
+def open_the_home_for_all(home: Path) -> None:
+    home.mkdir()
+    home.chmod(0o777)
+
+
+def open_for_all(home: Path) -> None:
+    (home / "headrace" / "indexes").mkdir(parents=True)
+    (home / "headrace" / "indexes").chmod(0o777)
+
+
+def open_for_others_groups(home: Path) -> None:
+    (home / "headrace" / "indexes").mkdir(parents=True)
+    (home / "headrace").chmod(0o770)
+    os.chown(home / "headrace", -1, 12345)
+
+
+def give_away(home: Path) -> None:
+    (home / "headrace" / "indexes").mkdir(parents=True)
+    os.chown(home / "headrace", 12345, -1)
+
+
+def link_away(home: Path) -> None:
+    home.mkdir()
+    (home.parent / "theirs" / "indexes").mkdir(parents=True)
+    os.chown(home.parent / "theirs", 12345, -1)
+    (home / "headrace").symlink_to(home.parent / "theirs")
+
+
+def put_a_file(home: Path) -> None:
+    home.write_text("")
+
+
+PLANTED = [open_the_home_for_all, open_for_all, open_for_others_groups, give_away, link_away, put_a_file]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_others_may_have_written_is_not_used_and_one_warning_says_so(home: Path, plant: object) -> None:
+    plant(home)  # type: ignore[operator]
+    folder = home / "headrace" / "indexes"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        place = cache_path(URLS)
+        assert cache_path(URLS) == place
+        if folder.exists():
+            (folder / place.name).touch()
+            assert cached(URLS, None, TAR) is None
+    assert home not in place.parents
+    assert place.parent.stat().st_mode & 0o777 == 0o700
+    assert all("set XDG_CACHE_HOME" in str(one.message) for one in warned)
+    assert len({str(one.message) for one in warned}) == len(warned) == 1 + folder.exists()
+
+
+def test_user_without_a_home_has_a_folder_as_long_as_the_process_lives(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", homeless)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"headrace-{os.getuid()}"
-
-
-def test_user_without_a_home_has_a_folder_of_its_own(own: Path) -> None:
-    place = cache_path(URLS)
-    assert own in place.parents
-    assert own.stat().st_mode & 0o777 == 0o700
-    assert cached(URLS, None, format_named("tar")) is None
-    place.parent.mkdir(parents=True)
+    assert cached(URLS, None, TAR) is None
+    with pytest.warns(RuntimeWarning, match="no home; set XDG_CACHE_HOME"):
+        place = cache_path(URLS)
     place.touch()
-    assert cached(URLS, None, format_named("tar")) == place
-
-
-@pytest.mark.parametrize("planted", ["a link", "a file", "a folder of all", "a folder of somebody else"])
-def test_what_somebody_has_put_in_its_place_is_not_taken(own: Path, planted: str) -> None:
-    elsewhere = own.with_name("elsewhere")
-    elsewhere.mkdir(mode=0o700)
-    if planted == "a link":
-        own.symlink_to(elsewhere)
-    elif planted == "a file":
-        own.touch()
-    else:
-        own.mkdir()
-        if planted == "a folder of all":
-            own.chmod(0o777)
-        elif os.getuid() == 0:
-            os.chown(own, 12345, -1)
-        else:
-            pytest.skip("only root can give a folder away")
-    with pytest.raises(OptionError, match=r"no home .* XDG_CACHE_HOME"):
-        cache_path(URLS)
-    assert cached(URLS, None, format_named("tar")) is None
+    assert cached(URLS, None, TAR) is None
+    whereabouts._remove(place.parent, os.getpid())
+    assert not place.parent.exists()

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.fetch.claims import Claims
+from headrace.fetch.claims import Claims, open_own
 from headrace.protocols import Span
 from headrace.types import Buffer
 
@@ -167,7 +167,7 @@ class CacheFolder:
     def _read_in(self, folder: Path, name: str) -> Cached | None:
         path = _place(folder, name)
         try:
-            with path.open("rb", buffering=0) as file:
+            with FileIO(open_own(path, os.O_RDONLY)) as file:
                 status = os.fstat(file.fileno())
                 found = _checked(file, name, status.st_size)
         except FileNotFoundError:
@@ -211,7 +211,7 @@ class CacheFolder:
         with self._lock:
             while self._use is None and self._own != self.path and not self._is_closed:
                 path = self._own / _IN_USE
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_SH)  # whoever removes what is in it has it for a moment
                     if os.path.samestat(os.fstat(descriptor), path.stat()):  # and not the whole folder
@@ -222,8 +222,8 @@ class CacheFolder:
 
     def _make(self, part: Path) -> None:
         """Have a folder of the own data set be there, for this user alone whatever the umask is."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        for folder in (self.path, self._own, part):
+        above = [folder for folder in self.path.parents if not folder.exists()]
+        for folder in (*reversed(above), self.path, self._own, part):
             folder.mkdir(mode=0o700, exist_ok=True)
 
     @staticmethod
@@ -241,7 +241,7 @@ class CacheFolder:
 
     @contextmanager
     def _tally(self) -> Iterator[int]:
-        descriptor = os.open(self.path / "tally", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(self.path / "tally", os.O_WRONLY | os.O_APPEND | os.O_CREAT, is_regular=False)
         try:
             yield descriptor
         finally:
@@ -310,7 +310,7 @@ def _unused(folder: Path, root: Path) -> Iterator[bool]:
         return
     descriptor, is_unused = -1, False
     with suppress(OSError):  # locked, another user's, or just gone
-        descriptor = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_own(folder / _IN_USE, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_unused = True
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import struct
 import threading
 from contextlib import suppress
@@ -11,6 +12,26 @@ from pathlib import Path
 
 _FLOCK = struct.Struct("hhqqi4x")  # the kernel's: kind, whence, start, length, process; of 64 bits
 _DIGITS = 15  # of a name that say which byte is meant: two names may mean the same, and one waits for the other
+
+
+def open_own(path: Path, flags: int, *, is_regular: bool = True) -> int:
+    """Open a file of this user alone; a file that is made is for nobody else.
+
+    Args:
+        is_regular: refuse pipes and devices, and wait for none.
+
+    Raises:
+        PermissionError: it is another user's, or others may write to it.
+        OSError: it is a link, or cannot be opened.
+    """
+    flags |= os.O_NONBLOCK if is_regular else 0
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    status = os.fstat(descriptor)
+    is_own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_own and (stat.S_ISREG(status.st_mode) or not is_regular):
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(f"{path} may have been written by others: give a folder that this user alone can write to")
 
 
 class Claims:
@@ -38,7 +59,7 @@ class Claims:
         with self._lock, suppress(OSError):
             if self._descriptor is None and not self._is_closed:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT)
         try:
             self._set(fcntl.F_WRLCK, name)
         except BlockingIOError:

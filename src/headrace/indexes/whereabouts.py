@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
+import warnings
+import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.formats.format import Format
 
 SUFFIX = ".hri"
+_OURS, _INDEXES = "headrace", "indexes"
 _FIRST = "tar"  # the format of which a path does not say that it is that
 
 
@@ -27,58 +31,111 @@ def cache_path(
     Args:
         form: of the shards; None: tar.
     """
+    return _place(_INDEXES, f"{_digest(urls, storage_options, form)}{SUFFIX}")
+
+
+def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
+    """Where the list of a folder's or a pattern's objects is kept on this machine."""
+    return _place("manifests", f"{_digest((place,), storage_options, None)}.names")
+
+
+def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
+    """The index of these shards that is kept on this machine; None where there is none."""
+    root = _root()
+    try:
+        folder = None if root is None else root / _OURS / _INDEXES
+        if folder is None or not folder.exists():
+            return None  # most have none, and very many addresses
+        trouble = _trouble(folder)
+        if trouble:
+            _warn(f"indexes in {folder} are not used: {trouble}")
+            return None
+        place = folder / f"{_digest(urls, storage_options, form)}{SUFFIX}"
+        return place if place.exists() else None
+    except PermissionError:  # it is in the home of somebody else
+        return None
+
+
+def _place(kind: str, name: str) -> Path:
+    """A file of this machine's cache, in a folder that is made for this user alone."""
+    root = _root()
+    trouble = "this user has no home"
+    if root is not None:
+        folder = root / _OURS / kind
+        try:
+            for one in (root, root / _OURS, folder):
+                one.mkdir(mode=0o700, parents=one == root, exist_ok=True)
+            trouble = _trouble(folder)
+            if not trouble and ((folder / name).exists() or os.access(folder, os.W_OK)):
+                return folder / name
+            trouble = trouble or f"{folder} cannot be written to"
+        except OSError as error:
+            trouble = str(error)
+    return _folder_of_process(trouble) / name
+
+
+def _root() -> Path | None:
+    """The folder for caches of this user; None: there is none, as for a user without a home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        return Path(given) if Path(given).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:  # whoever we are has no home
+        return None
+
+
+def _trouble(folder: Path) -> str:
+    """Why others may have put something into a folder of the cache; empty: nobody but this user can.
+
+    A folder may be written to by a group if that is the user's own, as the usual umask of such systems has it.
+    """
+    above = folder.parent.parent.stat()
+    if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+        return f"all users may write to {folder.parent.parent}"
+    for one in (folder.parent, folder):
+        for status in (one.lstat(), one.stat()):
+            if status.st_uid != os.geteuid():
+                return f"{one} is another user's"
+            is_of_group = status.st_mode & stat.S_IWGRP and status.st_gid != status.st_uid
+            if not stat.S_ISLNK(status.st_mode) and (status.st_mode & stat.S_IWOTH or is_of_group):
+                return f"others may write to {one} (chmod go-w)"
+    return ""
+
+
+@cache
+def _folder_of_process(trouble: str) -> Path:
+    """A folder in place of the cache, for as long as this process lives.
+
+    Raises:
+        OptionError: there is no room for temporary files either.
+    """
+    try:
+        path = Path(tempfile.mkdtemp(prefix="headrace-"))
+    except OSError as error:
+        raise OptionError(f"no cache ({trouble}), and no temporary folder ({error}): set XDG_CACHE_HOME") from error
+    weakref.finalize(_folder_of_process, _remove, path, os.getpid())
+    _warn(f"no cache of indexes is kept: {trouble}")
+    return path
+
+
+def _remove(path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@cache
+def _warn(what: str) -> None:
+    text = f"{what}; set XDG_CACHE_HOME to a folder that this user alone can write to"
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def _digest(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format | None) -> str:
     lines = "\n".join(_absolute(url) for url in urls)
     if form is not None and form.name != _FIRST:
         lines += f"\nformat={form.name}"
     for name, value in sorted((storage_options or {}).items()):
         if "endpoint" in name.lower() or "account_name" in name.lower():
             lines += f"\n{name}={masked(str(value))}"
-    name = blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
-    return _folder() / f"{name}{SUFFIX}"
-
-
-def names_path(place: str, storage_options: Mapping[str, object] | None = None) -> Path:
-    """Where the list of a folder's or a pattern's objects is kept on this machine."""
-    name = cache_path((place,), storage_options).stem
-    return _folder().with_name("manifests") / f"{name}.names"
-
-
-def cached(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format) -> Path | None:
-    """The index of these shards that is kept on this machine; None where there is none."""
-    try:
-        if not _folder().exists():
-            return None  # most have none, and very many addresses
-        place = cache_path(urls, storage_options, form)
-        return place if place.exists() else None
-    except (OptionError, PermissionError):  # there is no place, or it is in the home of somebody else
-        return None
-
-
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        root = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    except RuntimeError:  # whoever we are has no home
-        root = _own_temporary()
-    return root / "headrace" / "indexes"
-
-
-def _own_temporary() -> Path:
-    """A folder among the temporary ones, where everybody may put things: made by this user, and for no other.
-
-    Raises:
-        OptionError: there is another one in its place.
-    """
-    path = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise OptionError(
-            f"this user has no home to keep indexes in, and {path} is not its own, or others may write to it: set "
-            "XDG_CACHE_HOME to a folder that is"
-        )
-    return path
+    return blake2b(lines.encode("utf-8", "surrogateescape"), digest_size=20).hexdigest()
 
 
 def beside(url: str) -> str:
