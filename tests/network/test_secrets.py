@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import pickle
 import traceback
 from collections.abc import Iterator
@@ -12,14 +13,15 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OptionError
 from headrace.fetch import Reader
+from headrace.fetch.stores.object_stores import open_remote
 from headrace.options import FetchOptions
 from headrace.testing import FaultServer
 
 SECRET = "hush7531"
 KEYS = {"access_key_id": "a", "secret_access_key": SECRET, "session_token": SECRET, "region": "us-east-1"}
-BY_OBSTORE = {"client_options": {"http1_only": True, "default_headers": {"X-Api-Key": SECRET}}}
+BY_OBSTORE = {"client_options": {"http1_only": True, "default_headers": {"Authorization": f"Bearer {SECRET}"}}}
 FAULTS = ["s403", "s404", "s500", "expired", "slowdown", "redirect:mode=loop", "reset_pre", "wrong_range", "bad_head"]
 
 pytestmark = pytest.mark.may_leave(
@@ -44,12 +46,16 @@ class Talkative(AbstractFileSystem):
         raise self.error(self.told)
 
 
+SSE_C = {"sse_customer_key_base64": base64.b64encode(SECRET.encode() * 4).decode(), "server_side_encryption": "sse-c"}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[FaultServer]:
     with FaultServer() as server:
         for fault in FAULTS:
             server.add(f"shelf/{fault}", b"x" * 1000, fault)
             server.add(f"me/net/resolve/main/{fault}", b"x" * 1000, fault)
+        server.add("shelf/away", b"x" * 1000, "redirect:mode=other")
         yield server
 
 
@@ -105,8 +111,60 @@ def test_failed_read_tells_no_secret(address: str, options: dict[str, Any], faul
         ("talkative://me/x", {"client_key": SECRET, "fails": "in time"}),
         (f"pipe:echo 'Authorization: Bearer {SECRET}' --token {SECRET} https://h/?sig={SECRET} >&2; exit 3", {}),
         (f"pipe:exit 3 # {SECRET}", {}),
+        (f"pipe:TOKEN={SECRET} exit 3", {}),
+        (f"PIPE:false {SECRET}", {}),
+        (f"file://me:{SECRET}@host/x", {}),
+        (f"memory:/me:{SECRET}@host/x", {}),
+        (f"https:me:{SECRET}@host/x", {}),
+        (f"talkative://me:{SECRET}@host/x", {"client_key": SECRET}),
+        (f"simplecache::talkative://me:{SECRET}@host/x", {"client_key": SECRET}),
+        (f"simplecache::http://me:{SECRET}@127.0.0.1:1/x", {}),
+        (f"s3://me:{SECRET}@shelf/x", {**KEYS, "no_such_option": SECRET}),
     ],
 )
 def test_refused_option_or_address_tells_no_secret(url: str, options: dict[str, Any]) -> None:
     fsspec.register_implementation("talkative", Talkative, clobber=True)
     assert SECRET not in failures(url, options)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "is_refused"),
+    [
+        ("{url}/shelf/away", {"headers": {"X-Api-Key": SECRET}}, False),
+        ("{url}/shelf/away", BY_OBSTORE, False),
+        ("{url}/shelf/away", {"client_options": {"http1_only": True}, "headers": {"X-Api-Key": SECRET}}, True),
+        ("s3://shelf/away", {**KEYS, "endpoint": "{url}", "headers": {"X-Api-Key": SECRET}}, False),
+        ("s3://shelf/away", {**KEYS, "endpoint": "{url}", **SSE_C}, True),
+        ("gs://shelf/away", {"base_url": "{url}", "headers": {"X-Goog-Token": SECRET}, "skip_signature": True}, True),
+    ],
+)
+def test_redirect_takes_no_secret_to_another_origin(
+    url: str, options: dict[str, Any], is_refused: bool, server: FaultServer
+) -> None:
+    async def run() -> None:
+        here = {name: server.url if value == "{url}" else value for name, value in options.items()}
+        async with Reader(FetchOptions(attempts=1), concurrency=1, storage_options=here) as reader:
+            if is_refused:
+                with pytest.raises(OptionError, match="wherever a redirect leads"):
+                    await reader.read(url.format(url=server.url), 1, 100)
+            else:
+                assert await reader.read(url.format(url=server.url), 1, 100) == b"x" * 99
+
+    before = len(server.requests_for("shelf/away"))
+    asyncio.run(run())
+    asked = server.requests_for("shelf/away")[before:]
+    assert [request.elsewhere for request in asked] == ([] if is_refused else [False, True])
+    assert not any(SECRET in str(request) for request in asked if request.elsewhere)
+
+
+@pytest.mark.parametrize("endpoint", ["", "https://s3.eu-west-1.amazonaws.com", "https://bucket.s3.amazonaws.com/x"])
+def test_key_of_an_object_goes_to_the_clouds_own_servers(endpoint: str) -> None:
+    settings = {**KEYS, **SSE_C, **({"endpoint": endpoint} if endpoint else {})}
+    assert open_remote("s3://shelf", FetchOptions(), settings) is not None
+    for other in (
+        "http://s3.amazonaws.com",
+        "https://s3.amazonaws.com.example.org",
+        "https://example.org/.amazonaws.com/",
+    ):
+        with pytest.raises(OptionError, match="sse_customer_key_base64 wherever"):
+            open_remote("s3://shelf", FetchOptions(), {**settings, "endpoint": other})

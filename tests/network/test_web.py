@@ -623,6 +623,10 @@ def test_public_server_leads_to_no_private_one(
             for private in ("168.63.129.16", "192.0.0.192", "::ffff:168.63.129.16", "64:ff9b::a9fe:a9fe")
         ),
         *((private, False) for private in ("fec0::1", "::127.0.0.1", "64:ff9b:1::808:808")),
+        *(
+            (private, False)
+            for private in ("::ffff:0:169.254.169.254", "::8.8.8.8", "5f00::1", "3fff::1", "192.88.99.1")
+        ),
     ],
 )
 def test_public_addresses_are_those_of_the_public_network(address: str, expected: bool) -> None:

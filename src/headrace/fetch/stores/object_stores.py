@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from headrace.errors import (
     ReadTimeoutError,
     ShortReadError,
     StorageError,
+    is_secret_name,
     masked,
 )
 from headrace.fetch.panics import panic_in
@@ -50,6 +52,11 @@ _STATUSES: dict[type, int] = {
     UnauthenticatedError: 401,
     PreconditionError: 412,
 }
+_ENVIRONMENT = ("AWS_", "GOOGLE_", "AZURE_")
+_PLACES = re.compile("(aws_|azure_|azure_storage_|google_)?(endpoint|endpoint_url|endpoint_url_s3|base_url)")
+_SENT_KEYS = ("sse_customer_key", "encryption_key")  # which go with each request
+_CLOUDS_OWN = re.compile(r"https://([\w-]+\.)+(amazonaws\.com(\.cn)?|googleapis\.com|windows\.net)(:443)?(/|$)")
+_NOT_REDIRECTED = frozenset(("authorization", "cookie", "proxy-authorization"))  # to another host
 _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _GOT_RANGE = re.compile(r"Requested (\d+\.\.\d+), got (\d+\.\.\d+)")
 _SYSTEM_MESSAGE = re.compile(r'message: "([^"]{1,200})"')
@@ -75,6 +82,7 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
         **outer.get("client_options", {}),
     }
     client["default_headers"] = {"accept-encoding": "identity", **client.get("default_headers", {})}
+    _refuse_to_share(root, config, client["default_headers"])
     settings: dict[str, object] = {**outer, "client_options": client, "retry_config": {"max_retries": attempts - 1}}
     if root.startswith(("http://", "https://")):
         # Settings of a cloud are for the shards; an index that lies on the web next to them has none.
@@ -88,6 +96,34 @@ def open_remote(root: str, options: FetchOptions, storage_options: Mapping[str, 
     alone = [name for name in config if make({k: v for k, v in config.items() if k != name})[0] is not None]
     which = f"storage_options[{alone[0]!r}] does" if alone else f"storage_options={sorted(storage_options)} do"
     raise OptionError(f"{which} not fit {masked(root)!r}: {why}")
+
+
+def _refuse_to_share(root: str, config: Mapping[str, Any], headers: Mapping[str, object]) -> None:
+    """Refuse secrets that obstore would send wherever it is redirected to. It cannot be told to follow no redirects.
+
+    A cloud's own servers only lead to each other. Headers that are gone where a redirect leads to another host are no
+    danger. Neither are tokens of a session, which sign nothing without the secret key.
+    """
+    if _is_clouds_own(root, config):
+        return
+    settings = {*map(str.lower, config), *(name.lower() for name in os.environ if name.startswith(_ENVIRONMENT))}
+    keys = sorted(name for name in settings if any(key in name for key in _SENT_KEYS))
+    shared = sorted(name for name in map(str, headers) if is_secret_name(name) and name.lower() not in _NOT_REDIRECTED)
+    if shared or (keys and not root.startswith(("http://", "https://"))):
+        what = f"the header {shared[0]}" if shared else keys[0]
+        raise OptionError(
+            f"{masked(root)!r} is read by obstore, which would send {what} wherever a redirect leads. Use the cloud's "
+            "own endpoint by https. For a header, leave client_options and proxies out, or send it as Authorization."
+        )
+
+
+def _is_clouds_own(root: str, config: Mapping[str, Any]) -> bool:
+    """True if a bucket is asked for at the cloud's own servers, by https."""
+    if root.startswith(("http://", "https://")):
+        return False
+    given = {**{name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT)}, **config}
+    places = [str(value) for name, value in given.items() if _PLACES.fullmatch(name.lower())]
+    return all(_CLOUDS_OWN.match(place) for place in places if place)
 
 
 async def list_remote(
@@ -170,11 +206,11 @@ class RemoteStore:
         if if_match is not None:
             options["if_match"] = if_match
         if path.endswith("/") or path.startswith("/"):
-            raise OptionError(f"{self._address(path)!r}: obstore reads no keys that begin or end with a slash")
+            raise OptionError(f"{masked(self._address(path))!r}: obstore reads no keys that begin or end with a slash")
         try:
             return await self._answer(path, options, stop)
         except ValueError as error:
-            raise OptionError(f"{self._address(path)!r}: {str(error).partition(chr(10))[0]}") from None
+            raise OptionError(f"{masked(self._address(path))!r}: {str(error).partition(chr(10))[0]}") from None
         except (BaseError, OSError) as error:
             ignored = isinstance(error, NotSupportedError) and not start
             if _status(error) != 416 and not ignored:

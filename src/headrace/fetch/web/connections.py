@@ -16,21 +16,27 @@ from headrace.fetch.web.lookups import Lookups, Resolve, resolve
 from headrace.options import FetchOptions
 
 _IDLE_S = 4.0  # servers and whatever lies between may forget older ones without a word
-# Whose last bytes are an IPv4 address: seen from a network of IPv6 (RFC 6052), and as one was written once (RFC 4291).
-_WITH_IPV4 = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96")))
-# What `ipaddress` takes for public: where clouds tell machines who they are, a site's own translation to IPv4
-# (RFC 8215), and sites of before RFC 3879.
-_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "64:ff9b:1::/48", "fec0::/10")))
+_TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")  # IPv4 as networks of IPv6 see it (RFC 6052)
+_GLOBAL_IPV6 = ipaddress.IPv6Network("2000::/3")  # all that IANA has given out for unicast
+# Exceptions: what `ipaddress` takes for public in some releases of Python, and is not. Machines of Azure ask the first
+# address for their secrets. 192.0.0.0/24 is for protocols, among them those of Oracle's cloud; 192.88.99.0/24 led to
+# relays (RFC 7526), 3fff::/20 is for documents (RFC 9637).
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is of the public network; those that carry an IPv4 address are what that is."""
+    """True if an IP address is public, by Python's `ipaddress` and a few exceptions.
+
+    An IPv6 address that carries an IPv4 address is as public as that. Others are public below 2000::/3 only.
+    """
     if not address:
         return False  # it hung up before it could be asked who it is
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        has_ipv4 = any(ip in network for network in _WITH_IPV4)
-        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if has_ipv4 else ip.ipv4_mapped or ip.sixtofour
+        is_translated = ip in _TRANSLATED
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if is_translated else ip.ipv4_mapped or ip.sixtofour
+        if inner is None and ip not in _GLOBAL_IPV6:
+            return False
         ip = inner or ip
     return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
 
