@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -69,29 +68,21 @@ def shown(key: object) -> str:
     return f"{key!r:.{_SHOWN_MOST}}"
 
 
-class CaughtError(NamedTuple):
-    """An exception in the process that raised it, with what changes when it is raised again."""
+class CaughtError:
+    """An exception in the process that raised it, for whoever asks first.
 
-    error: BaseException
-    traceback: TracebackType | None
-    cause: BaseException | None
-    context: BaseException | None
-    hides_context: bool
-    notes: tuple[str, ...]
+    It may stand for several samples. Its traceback, once it is raised, refers to the loop that caught it and so to the
+    iterator. If failures that wait for this iterator referred to it, too, neither would ever be freed.
+    """
 
-    @classmethod
-    def of(cls, error: BaseException) -> CaughtError:
-        notes = tuple(getattr(error, "__notes__", ()))
-        hides_context = error.__suppress_context__
-        return cls(error, error.__traceback__, error.__cause__, error.__context__, hides_context, notes)
+    __slots__ = ("_error",)
 
-    def restored(self) -> BaseException:
-        """The exception as it was caught, also where it stands for several samples and was raised for one of them."""
-        error = self.error
-        error.__traceback__, error.__cause__, error.__context__ = self.traceback, self.cause, self.context
-        error.__suppress_context__ = self.hides_context  # which was set with the cause
-        if self.notes or hasattr(error, "__notes__"):
-            error.__notes__ = list(self.notes)
+    def __init__(self, error: BaseException) -> None:
+        self._error: BaseException | None = error
+
+    def take(self) -> BaseException | None:
+        """Return the exception, or None if it was taken before."""
+        error, self._error = self._error, None
         return error
 
 
@@ -103,7 +94,7 @@ class PackedError:
         blob: what `headrace.torch_compat.errors.unpack_error` makes it of in other processes.
         origin: where it was raised.
         scope: whose failure it is.
-        original: the exception itself; other processes do not get it.
+        original: the exception itself, for the first that unpacks it; other processes do not get it.
     """
 
     blob: bytes

@@ -271,7 +271,10 @@ def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
         (lambda data: hr.mix({"a": data.flat_map(listed)}), r"flat_map\(listed\) of source 'a'"),
         (lambda data: hr.mix({"a": data.batch(2).unbatch()}), r"batch\(2\) of source 'a'"),
         (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), r"in_order=False and \.flat_map\(listed\)"),
-        (lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4), r"batch_size=4 and \.batch\(3\)"),
+        (
+            lambda data: hr.DataLoader(data.batch(2).batch(3).filter(odd), batch_size=4),
+            r"batch_size=4 and \.batch\(3\)",
+        ),
         (lambda data: data.flat_map(3), r"flat_map\(3\): a function is needed"),
     ],
 )

@@ -8,6 +8,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -268,15 +269,16 @@ def test_an_error_has_its_text_elsewhere_too_whatever_that_is_made_of(name: str)
         assert f"{error}\n" in "".join(traceback.format_exception_only(got))
 
 
-def test_an_error_is_itself_in_the_process_that_raised_it_however_often_it_stands_for_a_sample() -> None:
+def test_an_error_is_itself_once_in_the_process_that_raised_it_and_a_copy_for_further_samples() -> None:
     error = StatusError("404 Not Found", request="GET https://host/a.tar")
     error.add_note("stage: fetch")
     packed = serialize.pack_error(error)
-    for number in range(2):
-        got = serialize.unpack_error(packed)
-        assert got is error
-        assert got.__notes__ == ["stage: fetch"]
-        got.add_note(f"batch {number}")
+    first, second = (serialize.unpack_error(each) for each in (packed, replace(packed, blob=packed.blob)))
+    first.add_note("batch 0")
+    assert first is error
+    assert second is not error
+    assert str(second) == str(error)
+    assert second.__notes__ == ["stage: fetch"]
 
 
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError])

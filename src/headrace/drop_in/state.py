@@ -258,6 +258,7 @@ class RunProgress:
             "generators": self._draws.now(),
             "sampler": sampler,
             "copies": [self._describe(worker, known) for worker, known in enumerate(point.copies)],
+            "check": "",
         }
         state["check"] = whole_check(state)
         return state

@@ -337,7 +337,7 @@ def pack_error(error: BaseException, origin: Origin = NOWHERE, /) -> PackedError
     if isinstance(error, _SIGNALS):
         error = _as_error(error)
     notes = list(getattr(error, "__notes__", ()))
-    return PackedError(_packed_error(error, notes, text), origin, original=CaughtError.of(error))
+    return PackedError(_packed_error(error, notes, text), origin, original=CaughtError(error))
 
 
 def _packed_error(error: BaseException, notes: list[str], text: str) -> bytes:
@@ -429,9 +429,10 @@ def _as_error(signal: BaseException) -> RuntimeError:
 
 
 def unpack_error(packed: PackedError) -> BaseException:
-    """The exception of `pack_error`: itself in the process that raised it; else its cause shows its traceback."""
-    if packed.original is not None:
-        return packed.original.restored()
+    """The exception of `pack_error`: itself once, where it was raised; else its cause shows its traceback."""
+    original = packed.original.take() if packed.original is not None else None
+    if original is not None:
+        return original
     error: BaseException
     error, notes, text = unpack_bytes(packed.blob)
     have = getattr(error, "__notes__", [])
