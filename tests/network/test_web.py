@@ -163,8 +163,8 @@ def test_empty_object_is_an_answer(
         (part(BODY[10:20], 10, SIZE, "Content-Type: multipart/byteranges; boundary=x"), 10, "no single range"),
         (ok(BODY[10:19], PART.strip(), status="206 Part"), 10, "it has 9 bytes"),
         (chunked(BODY[10:21], status="206 Part", fields=PART), 10, "longer than it says"),
-        (ok(BODY, "Content-Encoding: gzip"), None, "encoded"),
-        (part(BODY[10:20], 10, SIZE, "Content-Encoding: br"), 10, "encoded"),
+        (ok(BODY, "Content-Encoding: gzip"), None, "without this header"),
+        (part(BODY[10:20], 10, SIZE, "Content-Encoding: br"), 10, "without this header"),
         (Says(b"HTTP/1.1 200 OK\r\n\r\n" + BODY, "end"), None, "nothing tells where its body ends"),
         (ok(LONG), 300_000, "ignores byte ranges"),
         (chunked(LONG), 300_000, "ignores byte ranges"),
@@ -214,6 +214,7 @@ def test_status_is_the_error_that_it_means(
     assert type(error) is kind
     assert error.status == int(status[:3])
     assert error.retry_after_s == (None if after is None else float(after))
+    assert ("name one mirror" in str(error)) == (kind is ObjectChangedError)
     assert "secret" not in str(error)
     assert f"{status[:3]}{' ' + body.decode().split('Code>')[1][:-2] if b'Code' in body else ''} (" in str(error)
 

@@ -33,7 +33,7 @@ from headrace.errors import (
 )
 from headrace.fetch.panics import panic_in
 from headrace.fetch.stores.key_ranges import list_in_ranges, without_folders
-from headrace.fetch.web.statuses import code_in, is_plain, refusal
+from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
 from headrace.options import FetchOptions
 from headrace.types import Answer, Buffer, Listed
 
@@ -240,10 +240,7 @@ class RemoteStore:
         encoding = result.attributes.get("Content-Encoding", "")
         if not is_plain(encoding):
             del result  # with the body that nobody will read; the error's traceback would keep it
-            raise BadResponseError(
-                f"the body is encoded ({encoding[:40]}); only bytes as they are stored can be read in ranges",
-                url=self._address(path),
-            )
+            raise BadResponseError(encoded(encoding), url=self._address(path))
         size = int(about["size"])
         first, last = result.range
         whole = last - first

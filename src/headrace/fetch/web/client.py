@@ -17,7 +17,7 @@ from headrace.fetch.web.connection import Connection
 from headrace.fetch.web.connections import Connections
 from headrace.fetch.web.http1 import Head, Target, content_range, request, retry_after_s, target_of
 from headrace.fetch.web.index_pages import list_pages
-from headrace.fetch.web.statuses import code_in, is_plain, refusal
+from headrace.fetch.web.statuses import code_in, encoded, is_plain, refusal
 from headrace.protocols import Told
 from headrace.types import Answer, Buffer, Listed
 
@@ -341,9 +341,7 @@ def _checked(head: Head, wanted: _WantedAnswer) -> str | None:
     """The ETag of an answer whose bytes are those of the object and version that was asked for."""
     encoding = head.headers.get("content-encoding")
     if encoding is not None and not is_plain(encoding):
-        raise ValueError(
-            f"its body is encoded ({encoding[:40]!r}); only bytes as they are stored can be read in ranges"
-        )
+        raise ValueError(encoded(encoding))
     etag = head.headers.get("etag")
     if wanted.if_match is not None and etag is not None and etag != wanted.if_match:
         reason = f"the object changed: its ETag was {wanted.if_match}, now {etag}"

@@ -24,6 +24,14 @@ def is_plain(encoding: str) -> bool:
     return all(part.strip().lower() in _PLAIN_ENCODINGS for part in encoding.split(","))
 
 
+def encoded(encoding: str) -> str:
+    """Say that a body with this Content-Encoding cannot be read, and what to do."""
+    return (
+        f"its body has Content-Encoding {encoding[:40]!r}, so no range of it can be read: store the object without "
+        "this header, and under a name that ends in .gz if its bytes are compressed"
+    )
+
+
 def refusal(
     status: int, code: str | None, *, url: str, retry_after_s: float | None = None, hint: str = ""
 ) -> StorageError:
@@ -39,7 +47,10 @@ def _meaning(status: int, code: str | None) -> tuple[type[StorageError], str]:
     if status in (401, 403) or code in _EXPIRED:
         return AccessDeniedError, "the store refused the read"
     if status == 412:
-        return ObjectChangedError, "the object changed and no longer has the ETag it had"
+        return ObjectChangedError, (
+            "the object no longer has the ETag it had: it was replaced, or mirrors with ETags of their own answer for "
+            "one address; then name one mirror"
+        )
     if status in (429, 503) or code in _THROTTLES:
         return ThrottledError, "the store asks for fewer requests"
     return StorageError, "the store answered"
