@@ -18,6 +18,7 @@ from moto_s3 import client_of
 
 import headrace as hr
 from headrace.cli import main
+from headrace.cli.pack import _PackJournal, _ParquetShard
 from headrace.fetch.stores import memory
 
 ROWS = [{"text": f"ä{n}", "n": n, "list": [n, {"a": None}], "ok": n % 2 == 0, "x.y": n / 4} for n in range(25)]
@@ -105,6 +106,18 @@ def test_what_cannot_be_packed_is_said(folder: Path, rows: bytes, why: str, caps
     assert main(["pack", "odd.jsonl", "out"]) == 1
     assert why in capsys.readouterr().err
     assert not list((folder / "out").glob("*.tar"))
+
+
+def test_a_number_that_the_column_of_the_first_rows_would_round_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.cli.pack._ROWS_BYTES", 1)  # each row is written by itself
+    shard = _ParquetShard(folder / "rows.parquet", _PackJournal(folder / "journal", ""))
+    shard.add({"x": np.float32(0.1)}, 0)
+    shard.add({"x": np.float64("nan")}, 1)
+    with pytest.raises(hr.OptionError, match=r"'x' has .*0\.1.* would round to 0\.10000000149"):
+        shard.add({"x": 0.1}, 2)
+    shard.drop()
 
 
 def test_place_that_has_shards_of_others_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

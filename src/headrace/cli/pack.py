@@ -157,10 +157,27 @@ class _ParquetShard:
             if others := {name for row in self._rows for name in row} - set(schema.names):
                 raise OptionError(f"a sample has the field {min(others)!r}, and those of the first rows have not")
             table = pa.Table.from_pylist(self._rows, schema=schema)
+        for name in schema.names:
+            if pa.types.is_floating(schema.field(name).type) and schema.field(name).type.bit_width < 64:
+                self._check_exact(name, table.column(name).to_pylist())
         if self._file is None:
             self._file = pq.ParquetWriter(self._path, schema, write_page_checksum=True)
         self._file.write_table(table)
         self._rows, self._waiting = [], 0
+
+    def _check_exact(self, name: str, written: list[float | None]) -> None:
+        """Refuse numbers that are not those of the samples: the column got its type from the first rows.
+
+        Raises:
+            OptionError: a number would be rounded.
+        """
+        for row, value in zip(self._rows, written, strict=True):
+            given = row.get(name)
+            if value is not None and float(given) != value and value == value:  # noqa: PLR0124 (it is no NaN)
+                reason = (
+                    f"the field {name!r} has {given!r}, which the column of the first rows would round to {value!r}"
+                )
+                raise OptionError(f"{reason}: give all samples numbers of one type, by .map()")
 
 
 class _PackJournal:
