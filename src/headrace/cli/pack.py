@@ -173,12 +173,9 @@ class _ParquetShard:
             OptionError: a number would be rounded.
         """
         for row, value in zip(self._rows, written, strict=True):
-            given = row.get(name)
-            if value is not None and float(given) != value and value == value:  # noqa: PLR0124 (it is no NaN)
-                reason = (
-                    f"the field {name!r} has {given!r}, which the column of the first rows would round to {value!r}"
-                )
-                raise OptionError(f"{reason}: give all samples numbers of one type, by .map()")
+            if value is not None and not math.isnan(value) and float(row[name]) != value:
+                reason = f"the field {name!r} has {row[name]!r}, which its column would round to {value!r}"
+                raise OptionError(f"{reason}, as the first rows do: give all samples numbers of one type, by .map()")
 
 
 class _PackJournal:
