@@ -54,6 +54,7 @@ def batches(data: Any, **options: Any) -> list[Any]:
     return got
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_compressed_shards_give_the_batches_of_plain_ones(ending: str, workers: int) -> None:
@@ -210,6 +211,7 @@ def test_any_memory_budget_is_enough(budget: Any, window: int | None, workers: i
     assert (keys == sorted(keys)) == (window is None)
 
 
+@pytest.mark.slow
 def test_first_batches_that_are_larger_than_what_is_read_ahead_come() -> None:
     bodies = np.random.default_rng(0).integers(0, 16, (200, 120_000), np.uint8)
     urls = [put(gzip.compress(tar([(f"{n:03d}", {"bin": bodies[n].tobytes()}) for n in range(200)]), 1), "tar.gz")] * 5

@@ -36,6 +36,7 @@ def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
     return [list(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, phases=[Phase.generate, Phase.reuse])
 @given(data=st.data(), seed=st.integers(0, 99), size=st.integers(4, 9))
 def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObject, seed: int, size: int) -> None:

@@ -110,6 +110,7 @@ def test_tokens_of_tuples_and_of_bytes_stay_in_their_place() -> None:
     assert [*next(iter(texts().tokenize(letters, into="text")))] == ["text", "n"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stream", "error", "match"),
     [
@@ -205,6 +206,7 @@ async def slow_sum(samples: list[int]) -> int:
     return sum(samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_is_collated_by_what_stands_right_behind_it(workers: int) -> None:
     stream = numbers().batch(4).collate(sum)

@@ -80,6 +80,7 @@ def test_samples_by_number_and_files_tell_no_secret(urls: list[str]) -> None:
     assert SECRET not in repr([sample["__url__"] for sample in samples])
 
 
+@pytest.mark.slow
 def test_errors_and_their_notes_tell_no_secret(urls: list[str], caplog: pytest.LogCaptureFixture) -> None:
     def fail(sample: dict[str, Any]) -> None:
         raise ValueError(f"no luck with {sample['__key__']} of {sample['__url__']}")

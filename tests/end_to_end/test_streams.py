@@ -206,6 +206,7 @@ async def is_kept_async(sample: dict[str, Any]) -> bool:
 KEPT = [n for n in range(TOTAL) if n % 3 != 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("keep", [is_kept, is_kept_async], ids=["workers", "loop"])
 def test_filter_keeps_batches_full_and_in_order(

@@ -50,6 +50,7 @@ def keys(data: Any, **options: Any) -> list[str]:
 WANTED = [f"{name}/{start}" for name, start in STARTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["pyav", "torchcodec"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_clips_are_those_frames_of_their_videos(workers: int, decoder: str) -> None:

@@ -108,6 +108,7 @@ def test_what_has_not_changed_is_not_sent_again_and_what_has_is() -> None:
     assert sent[0] == sent[1] != sent[2] == sent[3] != sent[4] == sent[5]
 
 
+@pytest.mark.slow
 def test_samples_may_have_another_form_in_the_next_epoch() -> None:
     form: list[Any] = [3, np.float32]
 

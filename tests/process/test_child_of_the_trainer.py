@@ -159,6 +159,7 @@ def test_interpreter_of_workers_has_the_options_of_the_trainers() -> None:
     assert ours == torchs
 
 
+@pytest.mark.slow
 def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tmp_path: Path) -> None:
     code, _, err = run_script(
         f"""
@@ -178,6 +179,7 @@ def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tm
     assert (tmp_path / "notes").read_text() == "(4, 4, b'')"
 
 
+@pytest.mark.slow
 def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of(tmp_path: Path) -> None:
     python = tmp_path / "interpreter"
     python.write_text(f'#!/bin/sh\ntouch {tmp_path}/started\nexec {sys.executable} "$@"\n')

@@ -114,6 +114,7 @@ def test_index_goes_where_it_is_told_to(folder: Path) -> None:
     assert [read_directory((folder / f"{k}.tar.hri").read_bytes()).samples.tolist() for k in range(2)] == [[3], [3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

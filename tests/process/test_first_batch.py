@@ -52,6 +52,7 @@ def test_first_batches_come_while_later_samples_are_still_made(tmp_path: Path, c
         assert got == [sum(range(k, k + 4)) for k in range(0, 24, 4)]
 
 
+@pytest.mark.slow
 def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is() -> None:
     """Every batch is larger than the last: none fits where the one before it lay."""
     data = Numbers(24).map(lambda index: bytes(2**16 * (index + 1)))

@@ -78,6 +78,7 @@ def test_hash_of_text_is_the_trainers_when_that_has_no_random_hashes(monkeypatch
     assert seeds == {"0"}
 
 
+@pytest.mark.slow
 def test_hash_of_text_is_the_trainers_when_that_was_told_a_seed_before_it_began(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -87,6 +88,7 @@ def test_hash_of_text_is_the_trainers_when_that_was_told_a_seed_before_it_began(
     assert seeds == {"8"}, "which came too late to say anything of hashes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["-R", "-E"])
 def test_hash_of_text_is_one_in_all_workers_when_the_trainers_seed_was_ignored(
     monkeypatch: pytest.MonkeyPatch, option: str

@@ -117,6 +117,7 @@ said = [str(one.message) + " " + one.category.__name__ for one in caught]
 """
 
 
+@pytest.mark.slow
 def test_warnings_filters_hold_in_a_worker_with_categories_that_it_never_loaded(probe: Probe) -> None:
     with warnings.catch_warnings():
         warnings.resetwarnings()

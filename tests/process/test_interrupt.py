@@ -40,6 +40,7 @@ ASYNC = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "workers"), [("sync", 0), ("sync", 2), ("waiting", 2), ("async", 2)])
 def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: int) -> None:
     work = "time.sleep(1000)" if loop == "waiting" else "time.sleep(0.0005)"
@@ -60,6 +61,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_and_nothing_stays(loop: str, workers: 
     assert "headrace/work" not in err and "fork server" not in err, err
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_fork_server_starts_is_one_keyboard_interrupt() -> None:
     with trainer("""
         loader = hr.DataLoader(Numbers(100), batch_size=4, num_workers=2)

@@ -110,6 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
         path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_large_member_takes_no_more_copies_than_are_told(folder: Path, workers: int) -> None:
@@ -131,6 +132,7 @@ def size_of(sample: dict[str, Any]) -> int:
     return len(sample["bin"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_failures_among_large_members_are_left_out_and_no_others(folder: Path, workers: int) -> None:

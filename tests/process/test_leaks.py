@@ -265,6 +265,7 @@ def test_close_in_another_thread_is_an_error_in_the_thread_that_waits(workers: i
     raised.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(workers: int) -> None:
     for ahead in range(12):
@@ -297,6 +298,7 @@ def test_batches_stay_whole_when_the_loader_is_closed() -> None:
         assert torch.equal(batch, batch[:, :1].expand(4, LARGE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slots", "batch"])
 def test_all_batches_of_an_epoch_can_be_kept_and_are_independent(mode: str) -> None:
     collate = (lambda samples: torch.from_numpy(np.stack(samples))) if mode == "batch" else None

@@ -51,6 +51,7 @@ class Length:
         return str(len(os.environ[self.name])) if self.name in os.environ else "none"
 
 
+@pytest.mark.slow
 def test_all_workers_start_when_they_are_many_and_the_environment_is_large(
     fork_server: ForkServer, run_on_loop: Callable[..., Any], large_environment: None
 ) -> None:
@@ -67,6 +68,7 @@ def test_all_workers_start_when_they_are_many_and_the_environment_is_large(
     assert run_on_loop(start) == WORKERS
 
 
+@pytest.mark.slow
 def test_loop_goes_on_while_the_fork_server_reads_nothing(
     fork_server: ForkServer, run_on_loop: Callable[..., Any], large_environment: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_loop_goes_on_while_the_fork_server_reads_nothing(
     assert run_on_loop(start) == WORKERS
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize("regime", ["torch", "economic", "ours"])
 def test_loader_works_when_workers_are_many_and_the_environment_is_large(
@@ -142,6 +145,7 @@ def test_fork_server_serves_others_while_nobody_reads_what_it_tells(fork_server:
         assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_fork_server_that_begins_again_keeps_what_it_was_told_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_environment: None

@@ -36,6 +36,7 @@ SERVED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [128, 256])
 @pytest.mark.parametrize("options", ["", ", economic=True"])
 def test_torchs_way_with_16_workers_delivers_all_when_few_files_may_be_open(limit: int, options: str) -> None:
@@ -52,6 +53,7 @@ def test_torchs_way_with_16_workers_delivers_all_when_few_files_may_be_open(limi
     assert (code, out) == (0, "True\n"), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "workers"), [(64, 2), (128, 8), (256, 8)])
 def test_stream_over_http_delivers_all_when_few_files_may_be_open(limit: int, workers: int, tmp_path: Path) -> None:
     for number in range(96):
@@ -73,6 +75,7 @@ def test_stream_over_http_delivers_all_when_few_files_may_be_open(limit: int, wo
     assert (code, out) == (0, "True\nTrue\n"), err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["Numbers()", "hr.from_map(Numbers())"])
 def test_loader_says_what_it_needs_when_there_are_too_few_files_for_its_workers(data: str) -> None:
     code, out, err = run_script(
@@ -91,6 +94,7 @@ def test_loader_says_what_it_needs_when_there_are_too_few_files_for_its_workers(
     assert "of the 64 that it may have: raise the limit (`ulimit -n" in out
 
 
+@pytest.mark.slow
 def test_warning_says_that_fewer_reads_are_made_when_more_were_asked_for() -> None:
     code, out, err = run_script(
         LIMITED.format(limit=128)

@@ -276,6 +276,7 @@ def test_exception_keeps_its_type_and_says_where_it_was_raised(mode: str) -> Non
         assert "map(" in notes_of(error) and "worker " in notes_of(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "make",

@@ -95,6 +95,7 @@ def drawn(data: Any, num_workers: int, **options: Any) -> list[tuple[float, ...]
         return [sample for batch in loader for sample in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [from_each, from_random, from_numpy, from_torch, hidden, functools.partial(twice, from_random)],

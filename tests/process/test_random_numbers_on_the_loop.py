@@ -79,6 +79,7 @@ def drawn(data: Any, epochs: int = 1, **options: Any) -> list[tuple[float, ...]]
         return [sample for _ in range(epochs) for batch in loader for sample in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATA)
 def test_coroutines_draw_the_samples_numbers_for_any_concurrency_and_number_of_workers(name: str) -> None:
     data, count = DATA[name]

@@ -126,6 +126,7 @@ def test_ranks_agree_epoch_after_epoch_and_the_store_does_not_grow_when_digests_
     assert len(keys) == 1
 
 
+@pytest.mark.slow
 def test_every_rank_raises_the_same_and_names_who_differs_when_one_does(three: list[Rank]) -> None:
     for number, rank in enumerate(three):
         rank.compare(8 if number == 1 else 7)

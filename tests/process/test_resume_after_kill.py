@@ -88,6 +88,7 @@ def uninterrupted(code: str) -> list[list[Batch]]:
     return epochs
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20 * KILLS + 60)
 def test_trainer_goes_on_exactly_when_it_is_killed_at_any_moment(loader_code: str, tmp_path: Path) -> None:
     """It is killed while it takes batches, writes, saves: what it logs behind its last state comes again, the same."""

@@ -15,6 +15,7 @@ from headrace.processes.fork_client import ForkServer
 pytestmark = pytest.mark.usefixtures("own_fork_server")
 
 
+@pytest.mark.slow
 def test_shutdown_ends_the_fork_server_at_once_and_can_be_repeated() -> None:
     assert list(hr.DataLoader(["a", "b"], num_workers=1)) == [["a"], ["b"]]
     assert ForkServer._shared is not None
@@ -36,6 +37,7 @@ def test_nothing_is_left_of_an_idle_fork_server_that_was_killed_when_another_one
     assert killed._life == -1, "its pipe is closed, and its socket: a warning would say that it is not"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["torch", "ours"])
 def test_shutdown_leaves_loaders_that_are_open(regime: str) -> None:
     data = range(40) if regime == "torch" else hr.from_map(range(40))
@@ -58,6 +60,7 @@ def test_shutdown_where_nothing_runs_does_nothing() -> None:
     assert ForkServer._shared is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exits", "is killed"])
 def test_fork_server_that_still_imports_ends_with_the_trainer(how: str, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(

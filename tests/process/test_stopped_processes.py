@@ -78,6 +78,7 @@ def test_batches_of_a_stopped_worker_are_made_by_another_for_async_loops(tmp_pat
     assert anyio.run(main) == list(range(COUNT))
 
 
+@pytest.mark.slow
 def test_stopped_worker_of_an_iterable_data_set_is_an_error_that_says_so() -> None:
     with pytest.raises(hr.WorkerDiedError, match="it was stopped while it was waited for"):
         numbers(hr.DataLoader(StopsAsItGoes(), batch_size=4, num_workers=1))
@@ -96,6 +97,7 @@ def test_samples_of_a_stopped_worker_are_made_by_another(
     assert "is stopped, and was waited for; it is killed" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["torch", "economic", "stream"])
 @pytest.mark.parametrize("when", ["before the first start", "between two epochs", "with a loader beside it"])
 @pytest.mark.usefixtures("own_fork_server")
@@ -125,6 +127,7 @@ def test_another_fork_server_starts_the_workers_when_one_is_stopped(
     wait_until(lambda: process.poll() is not None, "the stopped one was ended")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_fork_server")
 def test_epoch_goes_on_when_its_fork_server_is_stopped_and_a_worker_dies(tmp_path: Path) -> None:
     with hr.DataLoader(range(400), batch_size=4, num_workers=2) as loader:
@@ -142,6 +145,7 @@ def test_epoch_goes_on_when_its_fork_server_is_stopped_and_a_worker_dies(tmp_pat
     wait_until(lambda: process.poll() is not None, "the stopped one was ended")
 
 
+@pytest.mark.slow
 def test_nothing_is_killed_when_the_whole_job_is_stopped_and_goes_on() -> None:
     """As by Ctrl-Z and `fg`: the trainer looks at nobody while it is stopped itself."""
     with trainer(

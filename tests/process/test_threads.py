@@ -50,6 +50,7 @@ def test_threads_on_one_iterator_get_each_batch_once_and_all_end(count: int, wor
         assert loader.epoch == 1
 
 
+@pytest.mark.slow
 def test_threads_and_tasks_on_one_iterator_get_each_batch_once() -> None:
     """`next` in a thread and `anext` in a task wait on the same channel."""
 

@@ -42,6 +42,7 @@ def processes(pid: int) -> list[int]:
     return descendants_of(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "number"),
     [(BUSY, signal.SIGKILL), (BUSY, signal.SIGTERM), (IDLE, signal.SIGKILL)],
@@ -56,6 +57,7 @@ def test_fork_server_and_workers_are_gone_when_the_trainer_is_killed(code: str, 
         assert running.finish(END_S) == (-number, "", "")
 
 
+@pytest.mark.slow
 def test_fork_server_that_still_starts_ends_without_a_word_when_the_trainer_is_killed() -> None:
     with trainer("""
         loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)
@@ -71,6 +73,7 @@ def test_fork_server_that_still_starts_ends_without_a_word_when_the_trainer_is_k
         wait_until(lambda: not any(map(is_running, ours)), "the fork server is gone", END_S)
 
 
+@pytest.mark.slow
 def test_workers_of_a_user_who_forked_end_with_the_trainer() -> None:
     """A forked child holds the same sockets open: their end alone would tell nobody."""
     with trainer(
@@ -114,6 +117,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "workers"),
     [(ending, 2) for ending in ENDINGS] + [("at the end of the script", 0), ("in a daemon thread", 0)],
@@ -140,6 +144,7 @@ def test_interpreter_exits_with_a_live_iterator(ending: str, workers: int) -> No
         assert err == ""
 
 
+@pytest.mark.slow
 def test_interpreter_exits_with_a_loader_that_was_never_used() -> None:
     with trainer(
         "loader = hr.DataLoader(Numbers(8), batch_size=4, num_workers=2)\nprint('made', flush=True)\n"
@@ -148,12 +153,14 @@ def test_interpreter_exits_with_a_loader_that_was_never_used() -> None:
         assert running.finish(END_S) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_interpreter_exits_while_a_worker_sleeps() -> None:
     with trainer(BUSY) as running:
         running.line()
         assert running.finish(END_S) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_warnings_as_errors_find_nothing_to_say_about_an_exit() -> None:
     code, out, err = run_script(
         """

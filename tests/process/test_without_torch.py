@@ -6,6 +6,7 @@ import json
 import textwrap
 from typing import Any
 
+import pytest
 from process.waiting import run_script
 
 # Whatever a sample is, it becomes what `helper` gives.
@@ -45,6 +46,7 @@ def _said(code: str) -> Any:
     return json.loads(out)
 
 
+@pytest.mark.slow
 def test_workers_have_no_torch_where_nothing_needs_it() -> None:
     assert _said("""
         said = []
@@ -56,6 +58,7 @@ def test_workers_have_no_torch_where_nothing_needs_it() -> None:
     """) == [[False], [True]]
 
 
+@pytest.mark.slow
 def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
     late, before, early = _said("""
         torch.set_default_dtype(torch.float64)

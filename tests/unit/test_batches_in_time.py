@@ -187,6 +187,7 @@ def test_batches_are_those_of_a_plain_program(actions: list[Any], depth: int, lo
                 plain.wait(action)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, derandomize=True, deadline=None)
 @given(actions=ACTIONS, depth=st.integers(0, 3))
 def test_no_sample_is_lost_when_batches_go_to_the_trainer_together(actions: list[Any], depth: int) -> None:

@@ -138,6 +138,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(KINDS),
     frames=st.lists(pieces, min_size=1, max_size=4),
@@ -305,6 +306,7 @@ def test_truncation_is_found_when_at_any_byte_but_between_frames(kind: str) -> N
         assert cut < len(one) or out.startswith(mixed(400))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_data_before_the_cut_is_given_when_truncated(kind: str) -> None:
     data = mixed(3_000_000)

@@ -85,6 +85,7 @@ def test_values_are_what_types_make_of_them() -> None:
         rows("n\n1\n", Csv(types={"m": int}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("data", "kind", "says"), [
     (b"a,b\n1,2\n\n3\n", hr.DecodeError, "sample '4' .* has 1 fields, and there are 2 columns"),
     (b"a,b\n1,2,3\n", hr.DecodeError, "sample '2' .* has 3 fields"),

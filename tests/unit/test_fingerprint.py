@@ -188,6 +188,7 @@ def test_fingerprint_sees_a_global_that_changes_later() -> None:
     assert digest(function) != before
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"

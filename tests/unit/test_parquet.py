@@ -99,6 +99,7 @@ print(len(list(hr.stream(sys.argv[1]))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_values_are_read_without_loading_pandas(tmp_path: Path) -> None:
     """It may be installed, and takes half a second to load, in each worker."""

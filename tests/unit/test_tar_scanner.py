@@ -555,6 +555,7 @@ def damaged_archives(draw: Callable[..., object]) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=1000)
 @given(damaged_archives(), st.data())
 def test_fast_and_general_way_and_every_cutting_agree_on_any_bytes(data: bytes, draws: st.DataObject) -> None:
