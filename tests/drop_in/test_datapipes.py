@@ -174,6 +174,7 @@ def test_pipe_of_ones_own_may_hold_lambdas(loader_class: type[Any], num_workers:
         assert list(loader) == [(x + 1) ** 2 for x in range(COUNT)]
 
 
+@pytest.mark.slow
 @in_processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_init_function_is_called_as_well_as_the_graph_is_shared_out(loader_class: type[Any], num_workers: int) -> None:

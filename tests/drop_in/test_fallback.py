@@ -142,6 +142,7 @@ def test_sockets_and_databases_are_inherited(tmp_path: Path) -> None:
     database.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_data_set_that_was_used_in_the_trainer_is_inherited(lines: Lines, persistent: bool) -> None:
     loader = hr.DataLoader(lines, 2, num_workers=2, persistent_workers=persistent)

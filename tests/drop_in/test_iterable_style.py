@@ -107,6 +107,7 @@ def test_nothing_is_lost_when_batches_come_as_they_are_ready(loader_class: Any) 
     assert sorted(loader) == list(range(10))
 
 
+@pytest.mark.slow
 @both
 def test_samples_come_alone_when_batch_size_is_none(loader_class: Any, num_workers: int) -> None:
     assert list(loader_class(Shared(5), None, num_workers=num_workers)) == list(range(5))

@@ -69,6 +69,7 @@ def test_samples_are_the_same_alone_and_in_any_loop_and_others_in_the_next_epoch
     assert ".shuffle(auto)  [plan]" in text
 
 
+@pytest.mark.slow
 def test_what_comes_before_runs_in_workers_and_the_function_in_the_loaders_process() -> None:
     def with_own(samples: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         for _, pid in samples:

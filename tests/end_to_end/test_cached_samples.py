@@ -425,6 +425,7 @@ def test_worker_with_other_functions_keeps_nothing(monkeypatch: pytest.MonkeyPat
     assert 1 in file
 
 
+@pytest.mark.slow
 def test_memory_is_of_all_workers_together_and_goes_with_the_stream() -> None:
     def memory_files() -> int:
         """How long the longest file in memory is."""

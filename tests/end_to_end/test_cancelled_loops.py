@@ -8,6 +8,8 @@ import gc
 import os
 import threading
 
+import pytest
+
 import headrace as hr
 
 
@@ -30,6 +32,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.slow
 def test_cancelled_loops_leave_no_descriptors_when_no_garbage_is_collected() -> None:
     async def main() -> tuple[int, int]:
         async def loop() -> None:

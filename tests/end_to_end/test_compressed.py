@@ -76,6 +76,7 @@ def without_url(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sample.items() if name != "__url__"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", PACK)
 def test_a_truncated_shard_gives_what_is_whole_and_then_the_error(ending: str) -> None:
     bodies = [(f"{n:03d}", {"bin": bytes(((n * 7 + k) ** 3 >> 3) % 256 for k in range(3000))}) for n in range(40)]

@@ -490,6 +490,7 @@ class OneHandle:
         self._file.close()
 
 
+@pytest.mark.slow
 @pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
 def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_left_out(tmp_path: Path) -> None:
     with contextlib.closing(OneHandle(tmp_path / "records")) as data:

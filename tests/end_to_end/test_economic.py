@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",
@@ -110,6 +111,7 @@ def test_an_error_of_collate_is_raised_in_its_batchs_place(economic: Make) -> No
     assert got == [[0, 1], [2, 3], "LookupError: five", [6, 7]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", [None, as_list])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_as_long_as_the_batch_sampler_says(economic: Make, kind: str, collate: Any) -> None:
@@ -142,6 +144,7 @@ def test_keys_are_of_any_type_and_random_numbers_go_by_them(economic: Make, kind
     assert len(set(first.values())) == len(KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_random_numbers_do_not_depend_on_workers(economic: Make, collate: Any) -> None:
     def drawn(kind: str, num_workers: int, num_batch_workers: int | None, size: int) -> list[list[float]]:

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["sample", "collate"])
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_nothing_is_lost_when_a_worker_dies_in_a_batch(
@@ -96,6 +97,7 @@ class OpensSlowly:
         self.__dict__.update(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch_factor", [1, 2])
 def test_engine_has_keys_where_two_batches_are_received_before_one_is_given(prefetch_factor: int) -> None:
     options: dict[str, Any] = {"economic": True, "num_workers": 1, "device": "cpu", "timeout": 30}

@@ -326,6 +326,7 @@ def state_of(ask: Callable[[], dict[str, Any]]) -> object:
         return str(error)
 
 
+@pytest.mark.slow
 def test_samples_of_the_trainers_loop_are_refused_by_name(places: Places, elsewhere: Wire) -> None:
     with DataLoader(Given(), batch_size=2) as loader:
         job, plan = planned(loader)
@@ -383,6 +384,7 @@ def reached(*roots: object) -> Iterator[object]:
             to_do += gc.get_referents(one)
 
 
+@pytest.mark.slow
 def test_job_and_plan_hold_nothing_of_the_trainer(places: Places) -> None:
     kinds, found = (DataLoader, Streaming, NextEpoch, Runtime, BatchIterator), {}
     for name, case in CASES.items():
@@ -392,6 +394,7 @@ def test_job_and_plan_hold_nothing_of_the_trainer(places: Places) -> None:
     assert {name: some for name, some in found.items() if some} == {}
 
 
+@pytest.mark.slow
 def test_what_an_epoch_is_made_of_holds_neither_loader_nor_function_of_the_trainer(places: Places) -> None:
     class Trainer:
         def decide(self, error: BaseException) -> bool:
@@ -412,6 +415,7 @@ def test_what_an_epoch_is_made_of_holds_neither_loader_nor_function_of_the_train
             assert [one for one in reached(spec) if isinstance(one, kinds)] == []
 
 
+@pytest.mark.slow
 def test_what_hangs_on_a_job_is_found() -> None:
     loader = DataLoader(Numbers(), batch_size=2)
     data = Numbers().map(lambda n: (n, loader))

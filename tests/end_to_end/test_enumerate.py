@@ -59,6 +59,7 @@ def test_numbers_do_not_depend_on_ranks(indexed: hr.Stream, world: int) -> None:
         assert sorted(step) == alone[6 * k : 6 * k + 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["indexed", "as read", "filtered", "repeated"])
 def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], kind: str) -> None:
     data = {

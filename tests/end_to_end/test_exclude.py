@@ -69,7 +69,8 @@ def test_steps_are_left_out_of_a_run_that_had_not_left_them_out(world: int) -> N
     with loader_of(stream, 4) as before:
         numbers_of([before], 2)
         state = before.state_dict()
-        whole = numbers_of([before])
+    with loader_of(stream, 4) as plain:
+        whole = numbers_of([plain])
     loaders = [loader_of(stream, 4, rank, world, exclude=hr.Exclude(steps=[(3, 5), (7, 8)])) for rank in range(world)]
     for loader in loaders:
         loader.load_state_dict(state)

@@ -143,6 +143,7 @@ def test_each_sample_comes_once_over_ranks_however_it_is_shuffled(kind: str, by:
     assert alone != sorted(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_are_chosen_by_number_and_by_key(kind: str) -> None:
     data = made(kind)
@@ -216,6 +217,7 @@ def test_what_is_no_text_is_no_sample(data: bytes, why: str) -> None:
         list(hr.text("memory://told/none.txt", index=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
 def test_text_is_read_by_lines_by_paragraphs_and_whole(ending: str) -> None:
     pack = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[ending]

@@ -75,6 +75,7 @@ def test_batches_are_the_same_with_and_without_an_index(
         assert same(all_of(order(data).map(as_numbers), **options), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", SHUFFLES.values(), ids=SHUFFLES)
 def test_shuffled_samples_are_the_same_with_and_without_an_index(
     urls: list[str], data: hr.Stream, order: Callable[[hr.Stream], hr.Stream]
@@ -250,6 +251,7 @@ def test_a_loop_over_an_indexed_stream_may_be_left_at_any_time(data: hr.Stream, 
     assert len(list(chosen)) == TOTAL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["in order", "window", "global"])
 def test_a_small_memory_budget_is_enough(order: Any) -> None:
     urls = put_shards(f"budget-{order}", [40] * 10, size=30_000)

@@ -167,6 +167,7 @@ def test_rows_have_the_frames_of_their_cameras_at_their_times(version: str, deco
     assert seen != sorted(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", LAYOUTS)
 def test_frames_at_offsets_stay_within_the_episode(version: str) -> None:
     step = 1 / videos.RATE

@@ -77,6 +77,7 @@ def test_loop_goes_on_with_the_rest_when_another_loop_has_ended(kind: str, order
         assert anyio.run(take, batches, backend=order[1]) == [], "it is over"
 
 
+@pytest.mark.slow
 @every_kind
 def test_loop_goes_on_with_the_rest_when_a_task_of_another_loop_still_waits(kind: str) -> None:
     """As where a loop is stopped and left, and nobody cancels its tasks."""

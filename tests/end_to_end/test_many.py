@@ -476,6 +476,7 @@ def dies(batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
+@pytest.mark.slow
 def test_error_names_the_worker_when_a_group_ends_each_of_them() -> None:
     with hr.DataLoader(source().flat_map(listed).batch(3).map(dies).unbatch(), batch_size=3, num_workers=1) as loader:
         batches = iter(loader)

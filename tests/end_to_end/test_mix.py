@@ -130,6 +130,7 @@ def test_mixture_goes_on_exactly_when_it_is_resumed_with_other_workers(
     assert all(map(same, got, whole))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixture_goes_on_exactly_when_the_number_of_ranks_changes(web: hr.Stream, code: hr.Stream, kind: str) -> None:
     data = mixtures(web, code)[kind].map(lambda s: (s["source"], s["n"]))

@@ -56,6 +56,7 @@ def test_documents_that_are_padded_or_put_into_buckets_have_their_shares_of_toke
     assert abs(web - SHARE * (web + books)) < 200  # half of the longest document, of each
 
 
+@pytest.mark.slow
 def test_global_batches_are_the_same_on_any_ranks_and_a_state_goes_on_on_others() -> None:
     def steps(ranks: int, count: int, state: Any = None) -> tuple[list[list[int]], Any]:
         stream = known().epoch(samples=240).map(plain)

@@ -103,6 +103,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "body", "count", "format"), NAMED, ids=[f"{one[0]} of {one[3]}" for one in NAMED])
 def test_address_pattern_and_folder_are_of_the_format_that_their_first_bytes_say(
     put: Any,
@@ -524,6 +525,7 @@ def test_catalogue_that_names_a_shard_twice_is_an_error_in_any_spelling(put: Any
             read("memory://place/index.json")
 
 
+@pytest.mark.slow
 def test_folders_with_a_scheme_are_those_without(tmp_path: Path) -> None:
     for name in ("zebra/0.txt", "cat %/1.txt", "cat %/2.txt"):
         (tmp_path / "a b" / name).parent.mkdir(parents=True, exist_ok=True)

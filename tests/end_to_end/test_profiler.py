@@ -65,6 +65,7 @@ def test_nothing_is_recorded_while_nobody_profiles() -> None:
                 assert len(list(loader)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_of_torchs_data_sets_are_events_too(workers: int) -> None:
     with hr.DataLoader(torch.arange(8), batch_size=2, num_workers=workers) as loader:

@@ -417,6 +417,7 @@ UNEVEN: dict[str, tuple[Callable[[], Any], Iterable[int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", UNEVEN)
 def test_ranks_end_with_their_own_data_when_the_tail_is_uneven(case: str) -> None:
     make, expected = UNEVEN[case]

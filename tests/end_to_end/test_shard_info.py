@@ -165,6 +165,7 @@ def test_samples_come_once_when_a_filter_stands_before_the_epoch_of_an_iterable(
     assert all(map(is_some, got))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ["short", "drop"])
 @pytest.mark.parametrize("count", [48, 49, 53])
 @pytest.mark.parametrize("world", [2, 3])

@@ -312,6 +312,7 @@ def test_each_samples_random_numbers_are_its_own(urls: list[str], warm_server: N
     assert len(set(numbers_drawn)) == 2 * TOTAL
 
 
+@pytest.mark.slow
 def test_global_generators_are_the_samples_own_in_workers(urls: list[str], warm_server: None) -> None:
     data = hr.stream(urls).map(drawn_everywhere)
     one = all_of(data, batch_size=5, num_workers=1, collate_fn=list)

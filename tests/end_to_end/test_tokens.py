@@ -176,6 +176,7 @@ def test_last_tokens_are_dropped_or_come_as_a_short_window() -> None:
     assert [len(one["tokens"]) for one in hr.tokens(url, "uint16", 2000, tail="short")] == [1000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int32", "int64", ">u2", "uint32"])
 def test_tokens_keep_their_type_in_this_machines_order(dtype: str) -> None:
     tokens = ids(100, np.dtype(dtype).newbyteorder("=").name)

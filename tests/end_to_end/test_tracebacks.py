@@ -106,6 +106,7 @@ def test_error_of_this_process_is_the_very_object_with_the_users_frames(read: Ca
     assert "refused with 503 over a connection" in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [loop, async_loop])
 @pytest.mark.parametrize(("name", "options"), [("map", {}), ("torch", {}), ("torch", {"economic": True})])
 def test_error_of_a_worker_has_its_text_and_the_users_frames(

@@ -40,6 +40,7 @@ LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
 trio_keeps_threads = pytest.mark.may_leave(threads="^Trio thread", reason="trio keeps idle threads for ten seconds")
 
 
+@pytest.mark.slow
 @trio_keeps_threads
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("kind", LOADERS)

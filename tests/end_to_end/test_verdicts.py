@@ -67,6 +67,7 @@ def run(data: Any, trainer_s: float = 0.0, **options: Any) -> tuple[str, str]:
         return loader.bound_by(), loader.report()
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_slow_store_is_named(num_workers: int) -> None:
     bound_by, report = run(Samples(160, wait_s=0.02), fetch_concurrency=4, num_workers=num_workers)
@@ -214,6 +215,7 @@ class Reads(Samples):
         return torch.tensor([len(body)])
 
 
+@pytest.mark.slow
 def test_what_is_read_for_a_coroutine_is_not_its_time(tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(bytes(20_000_000))
     data = Reads(60)

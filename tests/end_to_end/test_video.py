@@ -162,6 +162,7 @@ def test_clips_of_fragmented_files_are_those_of_plain_ones(index: str | None) ->
             np.testing.assert_array_equal(data[3]["frames"], whole[[27, 29, 31, 33]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["build", "command"])
 def test_tables_of_an_index_are_not_read_again(how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(tmp_path / "videos.hri")
@@ -294,6 +295,7 @@ def frames_at(name: str, times: Any) -> Any:
     return pixels[[max(k for k, time in enumerate(shown) if time <= wanted + 1e-6) for wanted in times]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_clips_of_a_list_have_the_frames_at_their_times(workers: int) -> None:
     put()

@@ -480,6 +480,7 @@ def test_index_beside_a_shard_keeps_the_query_behind_it() -> None:
     assert beside("/data/a.tar") == "/data/a.tar.hri"
 
 
+@pytest.mark.slow
 def test_cached_index_is_one_for_all_signatures_and_another_for_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

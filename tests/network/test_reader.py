@@ -79,6 +79,7 @@ PASSING = [
 ]
 
 
+@pytest.mark.slow
 @on_a_loop
 @pytest.mark.parametrize("data", [BODY, SMALL], ids=["long", "short"])
 @pytest.mark.parametrize(("fault", "retries"), PASSING, ids=[fault for fault, _ in PASSING])

@@ -50,6 +50,7 @@ def read(url: str, **options: Any) -> list[Any]:
         return list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_obstore", [False, True])
 @pytest.mark.parametrize("options", ALLOWED, ids=str)
 def test_every_spelling_of_a_setting_of_the_client_is_understood(

@@ -98,6 +98,7 @@ PART = f"Content-Range: bytes 10-19/{SIZE}\r\n"
 GONE = "416 Range Not Satisfiable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "start", "stop", "expected"),
     [

@@ -287,7 +287,7 @@ def test_close_at_any_moment_of_a_loop_is_a_closed_error_and_nothing_else(worker
             closing.join()
         with pytest.raises(hr.LoaderClosedError):
             iter(loader)
-        assert loader.epoch == 0
+        assert loader.epoch <= 1  # 1 if the loop got a batch before it was ended
 
 
 def test_batches_stay_whole_when_the_loader_is_closed() -> None:
@@ -341,6 +341,7 @@ def content(view: Any) -> bytes:
     return bytes(view) if isinstance(view, memoryview) else view.tobytes()
 
 
+@pytest.mark.slow
 def test_views_of_batches_are_never_written_over() -> None:
     with hr.DataLoader(Numbers(80).map(large), batch_size=4, num_workers=2) as loader:
         for name, view_of in VIEWS.items():

@@ -69,6 +69,7 @@ def opened(folder: Path) -> Counter[int]:
     return Counter(int(line.split()[0]) for line in (folder / "opened").read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opening_takes_long")
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Path, is_shuffled: bool) -> None:

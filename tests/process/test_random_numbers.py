@@ -116,6 +116,7 @@ def test_what_a_sample_draws_itself_is_its_own() -> None:
     assert len({number for sample in one for number in sample}) == 2 * TOTAL
 
 
+@pytest.mark.slow
 def test_what_a_later_step_draws_is_the_samples_own_when_the_first_draws_from_rng_alone() -> None:
     data = Numbers().map(from_rng).map(from_random)
     assert drawn(data, 1) == drawn(data, 4)
@@ -135,6 +136,7 @@ def states(number: int) -> tuple[Any, ...]:
     return random.getstate()[1], np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr] # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_generators_stay_as_they_are_when_functions_do_not_draw_from_them() -> None:
     def states_seen(data: Any) -> int:
         # In one batch: its collate_fn has random numbers of its own, behind all samples.

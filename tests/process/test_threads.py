@@ -33,6 +33,7 @@ def numbers(batches: Any) -> list[int]:
     return [x for batch in batches for x in batch.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("count", [2, 5])
 def test_threads_on_one_iterator_get_each_batch_once_and_all_end(count: int, workers: int) -> None:

@@ -137,6 +137,7 @@ def test_idle_worker_that_is_killed_between_epochs_is_replaced() -> None:
         wait_until(lambda: loader.stats().work.deaths == 2, "both deaths are counted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", list(ENDINGS))
 def test_sample_that_kills_its_workers_is_an_error_at_its_place(ending: str, capfd: Any) -> None:
     act, code, words = ENDINGS[ending]
@@ -197,6 +198,7 @@ def test_death_in_the_very_first_batch_is_no_loss(tmp_path: Path) -> None:
         assert loader.stats().work.deaths == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slots", "batch"])
 def test_death_while_a_result_is_held_is_no_loss(mode: str) -> None:
     """Without prefetch, and with large samples, what is made has no place until the trainer lets go of a slab."""

@@ -24,6 +24,7 @@ from headrace.fetch.cache import Cache
 from headrace.protocols import Span
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 @pytest.mark.parametrize(("start", "stop", "etag"), [(None, None, None), (7, None, '"a"'), (7, 10**6, 'W/"ü\udce9"')])

@@ -149,6 +149,7 @@ def collated(samples: list[Any]) -> Any:
             return error
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     make=samples_of(),
@@ -166,6 +167,7 @@ def test_slots_give_what_torch_collates(make: Draw, count: int, extra: int, boun
     assert_same(through_slab(samples, count + extra, boundaries, copy=copy), wanted)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(first=samples_of(), second=samples_of())
 def test_a_sample_of_another_form_is_noticed_or_gives_what_torch_gives(first: Draw, second: Draw) -> None:
@@ -244,6 +246,7 @@ def test_forms_that_slots_cannot_hold_are_told(sample: Any) -> None:
     assert Spec.of(sample) is None
 
 
+@pytest.mark.slow
 @given(array=hnp.arrays(hnp.scalar_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_side=3)))
 @settings(max_examples=200)
 def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.ndarray) -> None:
@@ -307,6 +310,7 @@ def test_nothing_is_written_outside_of_ones_own_slots() -> None:
     assert slab[144:160].view(np.int64).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["=", "<", ">"])
 @pytest.mark.parametrize("code", [*np.typecodes["All"], "S3", "U2", "V5"])
 def test_dtypes_have_torchs_names_where_torch_takes_their_arrays(code: str, order: str) -> None:

@@ -194,6 +194,7 @@ def test_reading_gives_all_that_was_fed_when_there_is_room(kind: str) -> None:
     assert target[:-1] == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_read_unpacks_a_little_only_when_the_data_is_a_bomb(kind: str) -> None:
     packed = pack(kind, bytes(2**25))
@@ -356,6 +357,7 @@ def test_an_error_names_the_archive_without_its_secrets_and_pickles_when_data_is
     assert (str(copy), copy.offset, copy.url) == (str(error), error.offset, error.url)
 
 
+@pytest.mark.slow
 @given(kind=st.sampled_from(KINDS), data=st.data())
 @settings(max_examples=300)
 def test_any_bytes_end_in_a_format_error_or_in_data_when_made_at_random(kind: str, data: st.DataObject) -> None:
@@ -368,6 +370,7 @@ def test_any_bytes_end_in_a_format_error_or_in_data_when_made_at_random(kind: st
     assert len(out) <= 2**20 or len(out) <= 200 * len(packed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bomb_is_over_the_limit_when_more_came_out_than_the_ratio_allows(kind: str) -> None:
     limits = Limits(unpacked_free_bytes=2**20, unpacked_ratio=20)
@@ -379,6 +382,7 @@ def test_a_bomb_is_over_the_limit_when_more_came_out_than_the_ratio_allows(kind:
     assert out == bytes(len(out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("room", [3000, 2**22])
 def test_dense_data_passes_when_its_ratio_is_below_the_limit(kind: str, room: int) -> None:

@@ -66,6 +66,7 @@ def test_corpus_has_every_case_once() -> None:
     assert len(set(data)) == len(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_scanner_gives_what_is_whole_and_then_the_error_whichever_way_it_is_fed(group: str) -> None:
     for case in GROUPS[group]:

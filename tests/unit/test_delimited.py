@@ -143,6 +143,7 @@ def test_rows_before_damage_come_and_a_damaged_one_is_skipped_alone() -> None:
         assert loader.stats().skipped == 2
 
 
+@pytest.mark.slow
 def test_sizes_are_compared_with_limits() -> None:
     wide = b",".join(b"%d" % n for n in range(WIDE)) + b"\n"
     (row,) = rows(wide * 2, limits=Limits(fields=WIDE), name="wide.csv")

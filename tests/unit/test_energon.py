@@ -155,6 +155,7 @@ def test_index_whose_last_number_is_cut_off_is_an_error_that_names_it() -> None:
         list(hr.energon(put({**ONE, "shard_000.tar.idx": ONE["shard_000.tar.idx"][:-1]})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("step", [-2048, -1536, -1024, -512, 512, 1024, 1536])
 def test_epoch_over_an_index_of_another_archive_is_an_error_that_names_it(k: int, step: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from unit.batchers import KINDS
@@ -113,6 +114,7 @@ def expected(plan: Plan) -> list[list[int]]:
     return batches[:-1] if plan.drop_last and batches and len(batches[-1]) < plan.batch_size else batches
 
 
+@pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS)
 def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Plan, seed: int) -> None:

@@ -163,18 +163,21 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_fingerprint_changes_with(what: str) -> None:
     before, after = CHANGES[what]
     assert digest(made(before)) != digest(made(after))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_fingerprint_stays_where_a_script_only_moves_its_lines(what: str) -> None:
     before, _ = CHANGES[what]
     assert digest(made(before)) == digest(made("# first\n\n" + before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CHANGES)
 def test_fingerprint_is_the_same_in_a_worker(what: str) -> None:
     function = made(CHANGES[what][0])

@@ -34,6 +34,7 @@ def grown(tables: list[Rows], crcs: list[Any], folder: Path, *about: Any) -> tup
     return entry, block.getvalue()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(PLAIN, st.data())
 def test_index_in_pieces_is_the_one_at_once(tmp_path: Path, plain: Plain, data: st.DataObject) -> None:

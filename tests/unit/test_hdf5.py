@@ -49,6 +49,7 @@ def two(file: Any) -> None:
     file["images"], file["labels"] = IMAGES, np.arange(COUNT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"libver": "latest"}], ids=["oldest", "latest"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_are_those_that_were_written(layout: str, settings: Mapping[str, Any]) -> None:

@@ -227,6 +227,7 @@ def test_retry_after_is_seconds_or_a_date(value: str, expected: float | None) ->
     assert retry_after_s(value, NOW_S) == expected
 
 
+@pytest.mark.slow
 @given(st.text(max_size=80))
 def test_retry_after_never_raises(value: str) -> None:
     seconds = retry_after_s(value, NOW_S)

@@ -141,6 +141,7 @@ def file_of(indexes: dict[str, ShardIndex]) -> bytes:
 # One shard
 
 
+@pytest.mark.slow
 @given(PLAIN, st.booleans(), st.sampled_from([None, '"etag"', "é"]))
 def test_unpack_gives_what_was_packed_when_samples_are_any(plain: Plain, crc: bool, etag: str | None) -> None:
     before = index(plain, crc=crc, etag=etag)
@@ -245,6 +246,7 @@ def test_unpack_refuses_or_gives_rows_that_can_be_when_a_hostile_block_has_a_rig
     assert found.crc is None or len(found.crc) == len(rows.size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "why"),
     [
@@ -310,6 +312,7 @@ def peak_of(function: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_unpack_refuses_without_taking_memory_when_a_block_is_a_bomb() -> None:
     bomb = sealed(bytes(200_000_000))
 
@@ -645,6 +648,7 @@ def test_read_dali_gives_the_members_when_the_version_is_known(kind: str) -> Non
     assert listed(ShardIndex.unpack(found.pack(), WHAT)) == listed(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -43,6 +43,7 @@ def expected(data: bytes) -> Found:
 lines = st.sampled_from([b"{}", b"", b" ", b"\r", b"\t\r", b' {"a": 1} \r', b'{"long": "' + b"x" * 700 + b'"}', b"x"])
 
 
+@pytest.mark.slow
 @given(
     st.lists(lines), st.sampled_from([b"", b"\n", b"\n\n", b" "]), st.booleans(), st.sampled_from([1, 2, 3, 512, 999])
 )

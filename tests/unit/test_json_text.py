@@ -87,6 +87,7 @@ pieces = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(pieces, max_size=4).map(b"".join), min_size=1, max_size=4))
 def test_any_texts_are_what_json_makes_of_them(texts: list[bytes]) -> None:
     check(texts)

@@ -185,6 +185,7 @@ def test_documents_as_on_the_web_leave_little_room_in_their_lane() -> None:
     assert 1 - used / (4096 * sequences) < 0.004
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "most"), [("concat", 4_096), ("best_fit", 6_144)])
 def test_state_of_1024_rows_is_short_however_far_they_are(method: str, most: int) -> None:
     """16 KB is what was asked for."""

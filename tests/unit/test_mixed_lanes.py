@@ -247,6 +247,7 @@ def mixed(method: str, lanes: int, weights: Sequence[float], medians: Sequence[i
     return run.after(given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_shares_of_tokens_are_within_a_thousandth_after_ten_million(method: str) -> None:
     progress = mixed(method, 8, [0.7, 0.3], [600, 200], 10_000_000)

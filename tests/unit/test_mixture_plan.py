@@ -74,6 +74,7 @@ def test_mixture_ends_before_a_sample_would_repeat_when_until_is_first(
     assert len(set(zip(places.shards.tolist(), places.rows.tolist(), strict=True))) == order.count
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(MIXES, st.data())
 def test_mixture_gives_every_source_in_full_when_until_is_all(mix: tuple[list[int], int], data: st.DataObject) -> None:

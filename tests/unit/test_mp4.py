@@ -34,6 +34,7 @@ def late(name: str) -> float:
     return 1 / videos.RATE if name == "fragments-cmaf" else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", videos.HOW)
 def test_table_has_the_packets_that_ffmpeg_finds(name: str) -> None:
     data = videos.named(name)

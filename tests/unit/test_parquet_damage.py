@@ -105,6 +105,7 @@ def test_columns_that_lie_in_one_another_are_an_error() -> None:
     assert f"{url} is damaged, or not read here: two columns have the bytes at {first + 1}" in str(error)
 
 
+@pytest.mark.slow
 def test_ten_thousand_columns_are_read_by_those_that_are_chosen() -> None:
     wide = of_table(pa.table({f"c{k}": [k] for k in range(10_000)}), compression="none", write_statistics=False)
     url = f"memory://damage/{next(NUMBERS)}.parquet"

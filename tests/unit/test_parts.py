@@ -7,6 +7,7 @@ import dataclasses
 import random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ class Shard:
 SAMPLES = st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=3), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     shards=st.lists(SAMPLES, min_size=1, max_size=3),

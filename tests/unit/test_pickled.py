@@ -48,6 +48,7 @@ def test_equal_values_that_differ_in_kind_stay_what_they_are() -> None:
         assert type(loaded.number) is type(number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [100, headrace.pickled._LATEST_BYTES // 10, 2 * headrace.pickled._LATEST_BYTES])
 def test_values_that_are_not_among_the_latest_are_pickled_again_and_not_held(size: int) -> None:
     many = [Known(k, bytes(size)) for k in range(50)]

@@ -51,6 +51,7 @@ def states(draw: st.DrawFn) -> list[State]:
     return parts
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(parts=states())
 def test_merged_states_leave_what_no_rank_has_received(parts: list[State]) -> None:

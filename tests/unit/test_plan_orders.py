@@ -105,6 +105,7 @@ def windows_of(order: Order) -> np.ndarray:
     return windows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2, 32, 64])
 def test_samples_come_in_another_window_each_epoch_when_shards_are_equal(shards: int) -> None:
     count = 2**18  # 32 lanes, each of 16 blocks
@@ -298,6 +299,7 @@ def test_an_order_of_a_million_shards_takes_little_memory() -> None:
     assert peak < 64e6
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(ranks=st.sampled_from([16, 96, 128]), more=st.integers(0, 40))
 def test_a_shard_is_read_by_about_one_node(ranks: int, more: int) -> None:

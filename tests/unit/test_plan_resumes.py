@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 from headrace.errors import OptionError
 from headrace.plan import Cursor, Order, ShardOrder, ShuffledOrder, Steps, Windows
@@ -98,6 +99,7 @@ def test_every_sample_comes_once_and_steps_are_the_same_when_runs_are_resumed_el
         assert (data.came == 1).all(), data.told()
 
 
+@pytest.mark.slow
 def test_every_sample_comes_once_when_ranks_were_not_equally_far() -> None:
     chance = random.Random(12)
     resumes = longest = 0

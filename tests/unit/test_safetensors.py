@@ -89,6 +89,7 @@ def told(shape: Any = (2,), places: Any = (0, 2), dtype: Any = "U8") -> dict[str
     return {"dtype": dtype, "shape": shape, "data_offsets": places}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [
     b"", b"\1\2\3", whole(b"[]"), whole(b"{"), whole(b"[" * 1000), whole({"a": 1}, b"ab"), whole({"a": told()}, b"a"),
     whole({"a": told()}, b"abc"), whole({"a": told((3,))}, b"ab"), whole({"a": told(places=(2, 0))}, b"ab"),

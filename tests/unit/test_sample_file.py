@@ -170,6 +170,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_processes_fill_one_file_at_once_though_some_are_killed(tmp_path: Path) -> None:
     def begun(number: int, how: str) -> subprocess.Popen[bytes]:

@@ -239,6 +239,7 @@ def backwards(count: int, number: int) -> Ints:
 WINDOWS = st.sampled_from([None, ShuffleWindow(3, 1 << 30, backwards), ShuffleWindow(100, 300, backwards)])
 
 
+@pytest.mark.slow
 @some
 @given(counts=COUNTS, window=WINDOWS, seed=SEEDS, data=st.data(), range_bytes=st.sampled_from([1024, 4096, 1 << 16]))
 def test_shards_give_their_samples_in_order_and_go_on_from_their_marks(

@@ -50,6 +50,7 @@ def one_by_one(names: list[str], start: int) -> Survey:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["", "memory://place/ä/"])
 @given(paths=st.lists(_PATHS, max_size=12), in_order=st.booleans())
 def test_survey_is_what_each_name_says(folder: str, paths: list[str], in_order: bool) -> None:

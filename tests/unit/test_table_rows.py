@@ -33,6 +33,7 @@ def columns(draw: st.DrawFn) -> pa.Array:
     return part.dictionary_encode() if kind == "dictionary" else part
 
 
+@pytest.mark.slow
 @given(columns(), columns(), st.data())
 def test_values_field_by_field_are_those_of_each_row(first: pa.Array, second: pa.Array, data: st.DataObject) -> None:
     rows = TableRows(pa.table({"a": first, "b": second}), {}, {"folder": "x"})

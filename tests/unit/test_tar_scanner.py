@@ -305,6 +305,7 @@ def test_truncation_keeps_the_samples_behind_which_another_began() -> None:
     assert keys(member(b"a.x") + member(b"b.x")) == [b"a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_flipped_bit_of_a_header_is_found_or_changes_nothing(kind: str) -> None:
     data = archive([(f"{k}.cls", b"1") for k in range(6)], kind)
@@ -608,6 +609,7 @@ ODD_NAMES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @example([[b"1.x", b"2.x", b"2.y", b"2.z", b"3.x"]], Limits(fields=2))
 @example([[b"1.x", b"2.x", b"2.X", b"3.x"]], Limits())

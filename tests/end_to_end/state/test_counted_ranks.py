@@ -177,6 +177,7 @@ def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_on
     assert max(samples(got).values()) == 1
 
 
+@pytest.mark.slow
 def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(places: Places) -> None:
     written = places.write(COUNTS)
     data = lambda: filtered(written).epoch(samples=60)

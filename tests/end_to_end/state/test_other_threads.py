@@ -30,6 +30,7 @@ def loader_of(weights: Weights) -> hr.DataLoader[Any]:
     return hr.DataLoader(hr.mix(streams, weights, step=8), batch_size=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "read",
     [lambda loader: loader.state_dict(), lambda loader: loader.position, lambda loader: loader.epoch],

@@ -69,6 +69,7 @@ OTHERS: dict[str, tuple[str, Callable[[Written], hr.DataLoader[Any]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 def test_state_is_refused_by_the_name_of_what_differs(written: Written, other: str) -> None:
     state = after(loader_of(written), 3)

@@ -20,6 +20,7 @@ def _own_cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_one_rank_goes_on_when_several_have_made_an_index(places: Places, shuffled: bool) -> None:
     written = places.write(COUNTS)
