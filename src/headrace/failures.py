@@ -85,6 +85,10 @@ class CaughtError:
         error, self._error = self._error, None
         return error
 
+    def put_back(self, error: BaseException) -> None:
+        """Let the next one take an exception that was only looked at."""
+        self._error = error
+
 
 @dataclass(frozen=True, slots=True)
 class PackedError:

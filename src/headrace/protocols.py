@@ -45,7 +45,8 @@ class Told(NamedTuple):
             if self.etag is not None:
                 reason = f"its ETag was {self.etag}, now {later.etag or 'it has none'}"
             elif self.modified is not None:
-                reason = f"it was last modified {self.modified}, now {later.etag or later.modified or 'it has no date'}"
+                now = later.etag or later.modified or "it has no date"
+                reason = f"it was last modified {self.modified}, now {now}; if mirrors answer, name one of them"
             else:
                 reason = f"it had no version, now {later.version}"
             error = ObjectChangedError(f"the object changed: {reason}", url=url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,41 @@ def mark_check(mark: object) -> str | None:
 
 
 def whole_check(state: Mapping[str, Any]) -> str:
-    """Return a hash of a state without its `check`. Values that are no JSON are left out: data sets may give any."""
-    plain = {name: _plain(value) for name, value in state.items() if name != "check"}
+    """Return a hash of a state without its `check`, and the names of the values that it does not cover.
+
+    These are no JSON: data sets may give any.
+    """
+    left_out = {name for name, value in state.items() if name != "check" and _plain(value) is _NO_JSON}
+    return "-".join([_hash_without(state, left_out), *sorted(left_out)])
+
+
+def is_as_saved(state: Mapping[str, Any]) -> bool:
+    """True if a state has no check, or is what its check was made of."""
+    check = state.get("check")
+    if not isinstance(check, str):
+        return check is None
+    digest, *left_out = check.split("-")
+    return digest == _hash_without(state, set(left_out))
+
+
+def _hash_without(state: Mapping[str, Any], left_out: AbstractSet[str]) -> str:
+    plain = {name: _plain(value) for name, value in state.items() if name != "check" and name not in left_out}
+    if _NO_JSON in plain.values():
+        return ""
     return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+_NO_JSON = object()
 
 
 def _plain(value: object) -> object:
     try:
-        return json.loads(json.dumps(value, skipkeys=True, default=lambda _: None))
-    except (ValueError, RecursionError):
-        return None
+        return json.loads(json.dumps(value, default=_number))
+    except (TypeError, ValueError, RecursionError):
+        return _NO_JSON
+
+
+def _number(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError

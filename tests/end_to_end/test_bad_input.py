@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from end_to_end.tars import numbered_samples, put_shards, tar
 import headrace as hr
 from headrace.fetch.stores import memory
 from headrace.testing import FaultServer
+from headrace.torch_compat.collate_by_torch import check_fields
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -517,3 +518,20 @@ def test_collation_names_the_field_and_the_sample_that_do_not_fit(value: object,
         with pytest.raises(hr.CollateError, match=says) as caught:
             next(iter(loader))
     assert len(str(caught.value)) < 300
+
+
+def test_fields_are_compared_of_mappings_whose_keys_are_no_set() -> None:
+    class Row(Mapping[str, int]):
+        def __getitem__(self, name: str) -> int:
+            return {"a": 1, "b": 2}[name]
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(("a", "b"))
+
+        def __len__(self) -> int:
+            return 2
+
+        def keys(self) -> Any:
+            return iter(self)
+
+    check_fields([Row(), Row()])

@@ -370,3 +370,20 @@ def test_an_async_trainer_goes_on_while_ranks_compare_their_plans() -> None:
 
     assert asyncio.run(main()) == [20, 20]
     assert beside == [True]
+
+
+def test_state_behind_skip_is_of_the_epoch_that_comes_next_when_a_loop_stopped_early() -> None:
+    stream = hr.from_map(range(20)).shuffle()
+    with hr.DataLoader(stream, batch_size=2, seed=1) as loader, hr.DataLoader(stream, batch_size=2, seed=1) as resumed:
+        next(iter(loader))
+        loader.skip(2)
+        resumed.load_state_dict(loader.state_dict())
+        assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in loader]
+
+
+def test_peek_within_a_loop_loses_nothing_that_the_next_epoch_begins_with() -> None:
+    with hr.DataLoader(hr.from_map(range(10)), batch_size=4, tail="carry") as loader:
+        for number, _ in enumerate(loader):
+            if number == 0:
+                loader.peek()
+        assert next(batch.tolist() for batch in loader) == [8, 9, 0, 1]

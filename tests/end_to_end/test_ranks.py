@@ -564,3 +564,18 @@ def test_a_rank_whose_shard_has_fewer_samples_than_its_index_says_raises_unless_
     with pytest.raises(hr.OptionError, match=r"rank 0 of 2 after . of 3 batches.*their index says"):
         batches_of(data, world=2, **options)
     assert list(itertools.chain(*batches_of(data, world=2, tail="uneven", **options))) == list(range(5))
+
+
+@pytest.mark.parametrize(("times", "has"), [(None, "fewer shards than ranks|shards for|3 ranks"), (2, None)])
+def test_rank_without_a_shard_is_an_error_or_ends_when_tails_are_uneven(
+    times: int | None, has: str | None, tmp_path: Path
+) -> None:
+    for shard, count in enumerate((3, 0)):
+        (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n' * count))
+    data = hr.stream(str(tmp_path / "*.jsonl.gz"), index=None).repeat(times)
+    with hr.DataLoader(data, batch_size=2, rank=2, world_size=3, tail="uneven") as loader:
+        if has is None:
+            assert list(loader) == []
+        else:
+            with pytest.raises(hr.OptionError, match=has):
+                next(iter(loader))

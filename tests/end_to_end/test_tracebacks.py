@@ -162,3 +162,19 @@ class Reading(hr.AsyncDataset):
 
     async def aget(self, key: int) -> bytes:
         return await hr.read(f"memory://tracebacks/{key}")
+
+
+def test_error_is_the_one_that_was_raised_when_on_error_keeps_it() -> None:
+    raised = OSError("of the reader")
+    raised.lock = threading.Lock()  # type: ignore[attr-defined]
+
+    class Broken(hr.AsyncDataset):
+        def __len__(self) -> int:
+            return 2
+
+        async def aget(self, key: int) -> int:
+            raise raised
+
+    with hr.DataLoader(Broken(), on_error=lambda error: False) as loader, pytest.raises(OSError, match="of") as caught:
+        list(loader)
+    assert caught.value is raised

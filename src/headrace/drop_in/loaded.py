@@ -21,7 +21,7 @@ from headrace.drop_in.state import LoaderState, StateDict
 from headrace.drop_in.torch_loader import TorchLoader
 from headrace.errors import StateMismatchError
 from headrace.state import VERSION, check_kind
-from headrace.state_checks import whole_check
+from headrace.state_checks import is_as_saved, whole_check
 from headrace.torch_compat.draws import decoded
 from headrace.torch_compat.stateful import chain_of, parts_of
 
@@ -73,7 +73,7 @@ def check(loader: TorchLoader[object], state: Mapping[str, Any], *, force: bool)
         raise
     except _SENSELESS as error:
         raise StateMismatchError(f"this is no whole state of a loader: {error!r:.200}", field="version") from error
-    if not force and state.get("check") not in (None, whole_check(state)):
+    if not force and not is_as_saved(state):
         raise StateMismatchError("the state is not as it was saved: it was edited, or is damaged", field="check")
     loaded["check"] = whole_check(loaded)  # it may count in other batches now
     return loaded

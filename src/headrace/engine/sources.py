@@ -210,7 +210,7 @@ class _EpochIO:
         urls, rank, world = pipeline.source.urls, plan.rank, plan.world
         if plan.counts is not None:
             rank, world = 0, 1
-        rounds = Rounds(urls, seed, plan.number, times, rank, world, may_be_empty=plan.is_uneven)
+        rounds = Rounds(urls, seed, plan.number, times, rank, world, may_be_empty=plan.is_uneven and times is not None)
         stop: tuple[int, int] | None = None
         if plan.counts is not None and plan.share is not None:
             first, count = plan.share.before, plan.share.whole

@@ -21,13 +21,13 @@ def open_own(path: Path, flags: int, *, is_regular: bool = True) -> int:
         is_regular: refuse pipes and devices, and wait for none.
 
     Raises:
-        PermissionError: it is another user's, or others may write to it.
+        PermissionError: it is another user's, who is not root, or others may write to it.
         OSError: it is a link, or cannot be opened.
     """
     flags |= os.O_NONBLOCK if is_regular else 0
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     status = os.fstat(descriptor)
-    is_own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    is_own = status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if is_own and (stat.S_ISREG(status.st_mode) or not is_regular):
         return descriptor
     os.close(descriptor)

@@ -195,7 +195,7 @@ class ShardProducer:
         """See that the round before has brought something: what is repeated without end would never end."""
         if shard >= self._first_shard + self._in_round:
             count = self._read - self._read_before
-            if not count:
+            if not count and self._is_endless:
                 raise OptionError(
                     f".repeat() and .epoch(): {self._in_round} shards, {masked(url)} and those behind it, have no "
                     "samples to begin again with"

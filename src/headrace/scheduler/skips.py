@@ -99,13 +99,19 @@ class Skips:
         return None
 
     def _rule_on(self, position: int, packed: PackedError) -> RaisedError | None:
-        policy = self._policy
         if packed.scope is not Scope.SAMPLE:
             return RaisedError(packed)
         try:
             error = self._unpack(packed)
         except Exception:  # it fails there again, and is told
             return RaisedError(packed)
+        raised = self._rule_on_error(position, packed, error)
+        if raised is not None and packed.original is not None:
+            packed.original.put_back(error)
+        return raised
+
+    def _rule_on_error(self, position: int, packed: PackedError, error: BaseException) -> RaisedError | None:
+        policy = self._policy
         if isinstance(error, OptionError):  # as of an address that means nothing: no sample's fault
             return RaisedError(packed)
         is_known = hash(packed.blob) in self._known  # of one read that failed for several samples

@@ -181,6 +181,7 @@ class Streaming:
         with self._lock:
             self._hear()
             self._check_at_rest("skip()")
+            self._next.turn.leave()
             self._peeked, self._progress = None, None
             self._next.skip += batches
 
@@ -247,7 +248,10 @@ class Streaming:
             self._hear()
             if self._next.stream.pipeline().source.traits.iterated:
                 self._check_at_rest("peek()")
-            self._next.turn.leave()
+            if (
+                not self._is_in_use or self._settings.tail != "carry"
+            ):  # its loop may come to its end, and carry samples on
+                self._next.turn.leave()
             if self._peeked is None or self._peeked.plan.number != self._next.turn.number:
                 self._peeked = self._open(None)
             iterator = self._peeked.iterator

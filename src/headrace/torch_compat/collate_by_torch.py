@@ -42,7 +42,7 @@ def _check(values: Sequence[Any], samples: Sequence[Any], path: str, leaves: tup
         for number, value in enumerate(values):
             if not isinstance(value, Mapping):
                 return  # which collation refuses
-            if value.keys() != first.keys():
+            if value.keys() != first.keys() and set(value) != set(first):  # which may be no sets
                 raise _other_fields(first, value, number, samples, path)
         for name in first:
             _check([value[name] for value in values], samples, f"{path}{name}.", leaves)
