@@ -145,7 +145,7 @@ def resumes(session: nox.Session) -> None:
     """Interrupt and resume epochs at random points: HEADRACE_RESUMES (9,000) by plan alone, a ninth with reads."""
     install(session, "tests", ".[test]")
     count = int(os.environ.get("HEADRACE_RESUMES", "9000"))
-    options = ("--timeout=0", "-o", "faulthandler_timeout=0", *session.posargs)
+    options = ("--timeout=0", *session.posargs)
     plans = tuple(f"tests/unit/{name}.py" for name in ("test_plan_resumes", "test_lane_packing", "test_mixed_lanes"))
     session.run("pytest", *options, *plans, env={"HEADRACE_RESUMES": str(count)})
     real = ("tests/end_to_end/state", "tests/end_to_end/test_pack_lanes.py", "tests/process/test_resume_after_kill.py")

@@ -319,6 +319,7 @@ def test_tensors_of_unequal_dtypes_are_promoted_in_the_process(loader_class: Any
         assert_same(next(iter(loader_class(Made(make), 2))), tensor([[1.0], [2.0]], dtype=F64))
 
 
+@pytest.mark.slow
 def test_tensors_of_unequal_dtypes_become_the_firsts_where_that_can_hold_them_in_a_worker(loader_class: Any) -> None:
     floats = iter(loader_class(Made(lambda: [tensor([1.0]), tensor([2.0], dtype=F64)]), 2, num_workers=1))
     assert_same(next(floats), tensor([[1.0], [2.0]]))
@@ -352,6 +353,7 @@ def test_registered_functions_are_used_when_the_registry_was_extended(
     assert_same(list(nested), [{"a": [Pair(tensor([1]), 1), tensor([5])]}])
 
 
+@pytest.mark.slow
 @both
 def test_registered_functions_are_used_when_they_replace_torchs(
     loader_class: Any, num_workers: int, registry: dict[Any, Any]

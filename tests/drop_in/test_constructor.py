@@ -319,6 +319,7 @@ def test_context_is_checked_when_it_is_set_later(loader_class: Any) -> None:
     assert str(unused.value) == CONTEXT_UNUSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 )

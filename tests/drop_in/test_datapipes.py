@@ -123,6 +123,7 @@ def test_sharding_filter_gives_each_sample_to_one_worker(loader_class: type[Any]
         assert list(loader) == list(range(COUNT)), "and by turns, so in order"
 
 
+@pytest.mark.slow
 def test_every_worker_gives_all_samples_without_a_sharding_filter(loader_class: type[Any]) -> None:
     loader = loader_class(source(), batch_size=None, num_workers=2)
     assert list(loader) == [x for x in range(COUNT) for _ in range(2)]
@@ -189,6 +190,7 @@ def test_init_function_is_called_as_well_as_the_graph_is_shared_out(loader_class
         assert [noise for _, noise in got] == [torch.rand((), generator=own[x % 2]).item() for x in range(COUNT)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_error_in_a_pipe_keeps_its_type(loader_class: type[Any], num_workers: int) -> None:
     def fail(x: int) -> int:
@@ -218,6 +220,7 @@ def test_map_pipes_are_read_as_map_data_sets(workers: str, shuffle: bool) -> Non
     assert ours == torchs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_map_pipes_are_not_shared_out_beyond_their_sampler(loader_class: type[Any], num_workers: int) -> None:
     loader = loader_class(Doubled().batch(2), batch_size=None, num_workers=num_workers)

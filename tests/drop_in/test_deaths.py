@@ -81,6 +81,7 @@ def test_dead_worker_is_a_runtime_error_that_names_the_process(loader_class: typ
     assert re.match(r"DataLoader worker \(pid(\(s\))? \d+\) (exited|is killed)", str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", list(ENDINGS))
 def test_no_sample_is_lost_and_a_warning_tells_of_it_when_a_worker_dies(
     ending: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -87,6 +87,7 @@ class SecondDiesThrice(Dataset[int]):
         return index
 
 
+@pytest.mark.slow
 def test_deaths_of_an_earlier_epoch_do_not_count(tmp_path: Path) -> None:
     loader = hr.DataLoader(
         SecondDiesThrice(tmp_path), batch_size=4, num_workers=2, persistent_workers=True, in_order=False

@@ -108,6 +108,7 @@ def test_batches_are_what_collate_fn_returned_of_whatever_type(loader_class: Any
         assert told(batch) == told(RETURNED[name]()), name
 
 
+@pytest.mark.slow
 @both
 def test_a_batch_that_is_an_exception_is_given_not_raised(loader_class: Any, num_workers: int) -> None:
     loader = loader_class([1, 2], None, num_workers=num_workers, collate_fn=lambda k: ValueError(k))
@@ -130,6 +131,7 @@ def test_batches_are_of_the_users_own_classes(loader_class: Any, num_workers: in
     assert own[0].rows.shape == (2, 5000)
 
 
+@pytest.mark.slow
 def test_values_are_right_when_a_tensor_is_conjugated_lazily() -> None:
     # Of ours alone: torch's loader loses the sign in a worker, and fails to make a batch of them.
     numbers = [tensor([1 + 2j, 3 - 4j]), tensor([5j, 6])]
@@ -169,6 +171,7 @@ def test_batches_may_be_written_to_without_a_change_to_others(
         assert (np.asarray(batch) == [[1000 + 2 * k], [1001 + 2 * k]]).all()
 
 
+@pytest.mark.slow
 @both
 def test_batches_outlive_their_loader(loader_class: Any, num_workers: int) -> None:
     loader = loader_class(Rows(4, 10_000), 2, num_workers=num_workers)
@@ -178,6 +181,7 @@ def test_batches_outlive_their_loader(loader_class: Any, num_workers: int) -> No
     assert (batch == tensor([[0.0], [1.0]])).all()
 
 
+@pytest.mark.slow
 @both
 def test_saved_batch_is_no_larger_than_its_values(loader_class: Any, num_workers: int) -> None:
     loader = loader_class(Rows(6, 10_000), 2, num_workers=num_workers, collate_fn=lambda rows: (torch.stack(rows), 1))

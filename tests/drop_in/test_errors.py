@@ -76,6 +76,7 @@ def test_error_comes_as_it_is_when_there_are_no_workers(loader_class: type[Any],
     assert read_all(iterator) == batches_of(4, but=(0, 1))
 
 
+@pytest.mark.slow
 def test_key_error_of_a_worker_is_readable(loader_class: type[Any]) -> None:
     def act(index: int) -> None:
         {}["a missing name"]
@@ -180,6 +181,7 @@ def test_init_function_that_exits_is_an_error_each_time(our_class: type[Any]) ->
         assert [error.exitcode for error in got] == [5, 5]
 
 
+@pytest.mark.slow
 def test_type_with_a_message_attribute_is_built_with_the_keyword_message(loader_class: type[Any]) -> None:
     loader = loader_class(Acting(raising(lambda: MessageError(message="from inside"))), batch_size=4, num_workers=2)
     _, [error] = split(read_all(iter(loader)))
@@ -188,6 +190,7 @@ def test_type_with_a_message_attribute_is_built_with_the_keyword_message(loader_
     assert "from inside" in str(error)
 
 
+@pytest.mark.slow
 def test_type_that_cannot_be_built_from_a_text_shows_the_same_text(loader_class: type[Any]) -> None:
     loader = loader_class(Acting(raising(lambda: LockedError(3, "why"))), batch_size=4, num_workers=2)
     batches, [error] = split(read_all(iter(loader)))
@@ -264,6 +267,7 @@ def test_iteration_goes_on_after_each_error_and_then_ends_for_ever(loader_class:
             next(iterator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_error_of_the_collate_function_fails_its_batch_alone(loader_class: type[Any], num_workers: int) -> None:
     def collate(samples: list[int]) -> list[int]:
@@ -277,6 +281,7 @@ def test_error_of_the_collate_function_fails_its_batch_alone(loader_class: type[
     assert split(got)[0] == batches_of(4, but=(2,))
 
 
+@pytest.mark.slow
 def test_persistent_workers_serve_the_next_epoch_after_errors(loader_class: type[Any]) -> None:
     loader = loader_class(
         Acting(raising(lambda: ValueError("bad"))), batch_size=4, num_workers=2, persistent_workers=True
@@ -297,6 +302,7 @@ def test_error_of_a_sampler_is_raised_as_it_is(loader_class: type[Any]) -> None:
             list(loader_class(range(20), sampler=Sampler(), num_workers=num_workers))
 
 
+@pytest.mark.slow
 def test_error_inside_a_stream_ends_that_workers_stream_alone(loader_class: type[Any]) -> None:
     loader = loader_class(ActingStream(raising(lambda: ValueError("bad line"))), batch_size=2, num_workers=2)
     batches, [error] = split(read_all(iter(loader)))

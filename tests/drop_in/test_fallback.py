@@ -122,6 +122,7 @@ def test_data_set_is_inherited_with_one_warning_when_it_cannot_be_carried(name: 
     assert warning.filename == __file__, "the line is the user's own"
 
 
+@pytest.mark.slow
 def test_sockets_and_databases_are_inherited(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, sqlite3.connect(tmp_path / "data") as database:
@@ -186,6 +187,7 @@ def test_registered_collate_function_is_inherited_when_it_cannot_be_carried(monk
         assert list(hr.DataLoader([Point()] * 3, 2, num_workers=1)) == [2, 1]
 
 
+@pytest.mark.slow
 def test_iterable_data_set_is_inherited_when_it_cannot_be_carried() -> None:
     class Stream(IterableDataset[int]):
         def __init__(self) -> None:
@@ -217,6 +219,7 @@ def test_iterable_data_set_is_inherited_when_it_cannot_be_carried() -> None:
     del iterator
 
 
+@pytest.mark.slow
 def test_state_is_gone_on_from_when_workers_are_inherited(lines: Lines) -> None:
     first = hr.DataLoader(lines, 1, num_workers=2, collate_fn=whole)
     with pytest.warns(hr.CannotCarryWarning):

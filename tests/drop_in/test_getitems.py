@@ -134,6 +134,7 @@ def test_collate_fn_gets_what_getitems_gives_whatever_that_is(loader_class: Any,
     assert dict(zip(FORMS, loader, strict=True)) == expected
 
 
+@pytest.mark.slow
 def test_collate_fn_gets_what_getitems_gives_through_a_subset(loader_class: Any) -> None:
     numbers: list[Any] = [*FORMS, 4, 2, 3]
     batches = [[numbers.index(key) for key in keys] for keys in KEYS]

@@ -92,11 +92,13 @@ def test_batches_are_of_one_workers_samples_when_the_data_set_divides_them(loade
     assert plain(loader) == [[0, 2], [1, 3], [4, 6], [5, 7], [8], [9]]
 
 
+@pytest.mark.slow
 def test_last_batch_of_each_worker_is_left_out_when_short_and_drop_last(loader_class: Any) -> None:
     assert plain(loader_class(Shared(10), 2, num_workers=2, drop_last=True)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert plain(loader_class(Counting(1), 2, num_workers=2, drop_last=True)) == []
 
 
+@pytest.mark.slow
 def test_the_others_go_on_in_turn_when_a_worker_has_no_more(loader_class: Any) -> None:
     assert list(loader_class(Uneven(), None, num_workers=2)) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
     assert list(loader_class(Uneven(), 2, num_workers=2)) == [["0.0"], ["1.0", "1.1"], ["1.2", "1.3"]]
@@ -130,6 +132,7 @@ def test_an_empty_data_set_gives_no_batches(loader_class: Any, num_workers: int)
         assert list(loader) == []
 
 
+@pytest.mark.slow
 @both
 def test_exhausted_iterator_stays_exhausted(loader_class: Any, num_workers: int) -> None:
     iterator = iter(loader_class(Shared(2), None, num_workers=num_workers))
@@ -198,6 +201,7 @@ def test_errors_of_iter_come_at_the_first_next_with_workers(loader_class: Any) -
     assert str(error).startswith(caught(loader_class, "LookupError", 0))
 
 
+@pytest.mark.slow
 @both
 def test_errors_of_a_sample_come_at_its_turn(loader_class: Any, num_workers: int) -> None:
     iterator = iter(loader_class(FailingLate(), None, num_workers=min(num_workers, 1)))
@@ -227,6 +231,7 @@ def test_data_set_is_iterated_once_for_each_epoch_without_workers(loader_class: 
         assert (tmp_path / "log").read_text().split() == ["trainer"] * epoch
 
 
+@pytest.mark.slow
 def test_worker_init_fn_comes_before_the_data_set_is_iterated(loader_class: Any) -> None:
     def init(worker: int) -> None:
         get_worker_info().dataset.count = worker + 1
@@ -250,6 +255,7 @@ def test_workers_that_had_no_more_are_back_in_the_next_epoch_when_persistent(loa
         assert list(loader) == ["0.0", "1.0", "1.1", "1.2", "1.3"]
 
 
+@pytest.mark.slow
 def test_iterators_are_independent_when_several_are_live(loader_class: Any) -> None:
     loader = loader_class(Shared(4), None, num_workers=2)
     first, second = iter(loader), iter(loader)

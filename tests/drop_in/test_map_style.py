@@ -111,6 +111,7 @@ def test_batches_are_lists_of_samples_collated_in_order(loader_class: Any, num_w
     assert plain(loader_class(Squares(5), 2, drop_last=True, num_workers=num_workers)) == [[0, 1], [4, 9]]
 
 
+@pytest.mark.slow
 @both
 def test_samples_come_alone_when_batch_size_is_none(loader_class: Any, num_workers: int) -> None:
     assert list(loader_class(Squares(4), None, num_workers=num_workers)) == [0, 1, 4, 9]
@@ -157,6 +158,7 @@ def test_batch_sampler_says_the_batches(loader_class: Any, num_workers: int, bat
     assert len(loader) == len(batches)
 
 
+@pytest.mark.slow
 @both
 def test_collate_fn_gets_an_empty_list_when_the_batch_is_empty(loader_class: Any, num_workers: int) -> None:
     batches = [[1], [], [2]]
@@ -245,6 +247,7 @@ def test_workers_begin_at_iter_without_a_call_of_next(loader_class: Any, tmp_pat
     assert next(iterator) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch_factor", [1, 3])
 def test_outstanding_batches_are_prefetch_factor_for_each_worker(loader_class: Any, prefetch_factor: int) -> None:
     sampler = Counted(range(40))
@@ -274,6 +277,7 @@ def test_exhausted_iterator_stays_exhausted(loader_class: Any, num_workers: int)
             next(iterator)
 
 
+@pytest.mark.slow
 @both
 def test_iterators_are_independent_when_several_are_live(loader_class: Any, num_workers: int) -> None:
     loader = loader_class(Squares(4), None, num_workers=num_workers)
@@ -287,6 +291,7 @@ def test_iterators_are_independent_when_several_are_live(loader_class: Any, num_
 # Which worker, and in which order
 
 
+@pytest.mark.slow
 def test_batch_k_goes_to_worker_k_modulo_their_number(loader_class: Any) -> None:
     loader = loader_class(Squares(), 2, num_workers=2, collate_fn=lambda batch: (get_worker_info().id, batch))
     assert list(loader) == [(0, [0, 1]), (1, [4, 9]), (0, [16, 25]), (1, [36, 49]), (0, [64, 81])]

@@ -153,6 +153,7 @@ def test_functions_of_a_stream_have_locks_and_values_too() -> None:
     assert count.value == 2 * COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Lock", "Event", "Value", "Queue"])
 def test_lock_that_only_a_fork_can_have_is_an_error_that_says_what_to_do(kind: str) -> None:
     context: Any = mp.get_context("fork")

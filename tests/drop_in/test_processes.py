@@ -89,6 +89,7 @@ class Holding(Dataset[bool]):
         return not self.file.closed
 
 
+@pytest.mark.slow
 @in_processes
 def test_open_files_are_carried_by_a_fork(loader_class: type[Any]) -> None:
     data = Holding()
@@ -96,6 +97,7 @@ def test_open_files_are_carried_by_a_fork(loader_class: type[Any]) -> None:
     data.file.close()
 
 
+@pytest.mark.slow
 @in_processes
 def test_workers_of_a_fork_are_children_of_the_trainer_and_gone_with_the_iterator(loader_class: type[Any]) -> None:
     iterator = iter(loader_class(range(8), num_workers=2, multiprocessing_context="fork"))

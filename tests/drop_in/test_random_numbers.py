@@ -332,6 +332,7 @@ def test_worker_seeds_stay_the_same_when_persistent_workers_begin_anew(loader_cl
     assert len({seed for _, seed in first}) == 2
 
 
+@pytest.mark.slow
 def test_new_workers_have_new_seeds_in_each_epoch(loader_class: type[Any]) -> None:
     loader = loader_class(Seeds(), batch_size=4, num_workers=2, collate_fn=as_is)
     seeds = {batch[0][0] for _ in range(2) for batch in loader}

@@ -57,6 +57,7 @@ class Tenfold(Dataset[int]):
 # Wrappers of data sets
 
 
+@pytest.mark.slow
 def test_subset_gives_its_samples(loader_class: type[Any], num_workers: int) -> None:
     data = Subset(Tenfold(), [7, 3, 3, 19])
     loader = loader_class(data, batch_size=3, num_workers=num_workers)

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from drop_in.stateful_data import Numbers, identity
 
@@ -40,6 +41,7 @@ def epoch_and_resumed(num_workers: int, **options: Any) -> tuple[list[Any], list
         return whole, list(other), [after, list(other)]
 
 
+@pytest.mark.slow
 def test_random_numbers_go_on_when_the_mode_is_economic() -> None:
     whole, resumed, (after, after_resumed) = epoch_and_resumed(2, economic=True)
     assert resumed == whole[3:]

@@ -101,6 +101,7 @@ def test_more_workers_than_cpus_are_warned_about_at_construction_and_at_each_ite
         assert texts == [TOO_MANY_WORKERS.format(2, 1)]
 
 
+@pytest.mark.slow
 def test_persistent_workers_are_warned_about_when_they_are_made_only(loader_class: Any, one_cpu: None) -> None:
     with caught():
         loader = loader_class(Squares(), num_workers=2, persistent_workers=True)
@@ -128,6 +129,7 @@ def test_number_of_workers_is_not_warned_about_when_the_constructor_raises(loade
 # More samples than were announced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_workers", "ending"), [(0, ""), (2, WITH_WORKERS)])
 def test_each_batch_beyond_the_length_that_was_asked_for_is_warned_about(
     loader_class: Any, num_workers: int, ending: str

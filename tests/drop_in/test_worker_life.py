@@ -56,6 +56,7 @@ def wait_until_gone(pids: list[int]) -> None:
 # What a worker knows of itself
 
 
+@pytest.mark.slow
 def test_worker_info_tells_id_count_and_seed_and_is_none_elsewhere(loader_class: type[Any]) -> None:
     def answer(index: int) -> tuple[Any, ...]:
         worker = get_worker_info()
@@ -255,6 +256,7 @@ def test_half_used_stream_begins_anew_in_persistent_workers(loader_class: type[A
         assert [batch.tolist() for batch in loader] == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
+@pytest.mark.slow
 @in_processes
 def test_new_iterator_has_workers_of_its_own_when_they_are_not_persistent(loader_class: type[Any]) -> None:
     loader = loader_class(range(12), batch_size=2, num_workers=2)

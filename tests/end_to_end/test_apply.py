@@ -53,6 +53,7 @@ def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None
     assert got == given(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
 def test_samples_are_the_same_alone_and_in_any_loop_and_others_in_the_next_epoch(fn: Any) -> None:
     data = hr.from_map(range(30)).shuffle().apply(fn).filter(lambda pair: pair[0] % 3)
@@ -109,6 +110,7 @@ class Windows:
         self.held = state["held"]
 
 
+@pytest.mark.slow
 def test_state_is_exact_where_the_function_says_what_it_holds() -> None:
     def stream() -> hr.Stream:
         return hr.from_map(range(11)).shuffle().apply(Windows()).map(drawn)

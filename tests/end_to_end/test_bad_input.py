@@ -239,6 +239,7 @@ def test_a_function_of_raw_samples_is_told_with_key_and_url(num_workers: int) ->
         assert said in words(got[0])
 
 
+@pytest.mark.slow
 @WORKERS
 def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int) -> None:
     def collate(samples: list[int]) -> int:

@@ -74,6 +74,7 @@ class Slow(hr.AsyncDataset):
         return key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batch_comes_without_the_samples_that_do_not(workers: int) -> None:
     messages = Messages()

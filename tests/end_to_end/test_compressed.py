@@ -145,6 +145,7 @@ def test_length_of_compressed_shards_with_an_index_is_in_batches(
         assert len(loader) == len(list(loader)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frame", [700, 5000, 10**6])
 def test_a_seekable_shard_gives_any_sample_by_its_number(
     frame: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def flat(batches: Any) -> list[int]:
     return [int(n) for batch in batches for n in batch]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_samples_are_got_on_the_engines_loop_and_the_data_set_is_opened_once(num_workers: int) -> None:
     data = Keys(is_slow=True)
@@ -757,6 +758,7 @@ def test_stages_of_one_sample_draw_different_random_numbers() -> None:
     assert not (first == second).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_epoch_advances_with_the_last_batch_when_nobody_asks_for_one_more(num_workers: int, drop_last: bool) -> None:

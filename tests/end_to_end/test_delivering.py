@@ -86,6 +86,7 @@ def test_state_of_what_is_on_every_rank_is_good_on_any_rank() -> None:
     assert len(first) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "says"),
     [

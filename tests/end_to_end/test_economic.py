@@ -58,6 +58,7 @@ def test_samples_are_written_into_slots_when_they_are_of_one_form(economic: Make
     assert stats.shared_bytes == loader.economy.runtime._slabs.nbytes  # nothing of it was input
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_torchs_when_samples_differ_in_form(economic: Make, kind: str) -> None:
     data = Function(lambda k: k if k % 4 else k + 0.5)
@@ -76,6 +77,7 @@ def test_ragged_samples_raise_as_torchs_do_and_those_after_them_come(economic: M
     assert [len(batch) for batch in iterator] == [4, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("collate", [None, as_list])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_is_torchs_and_iteration_goes_on(economic: Make, kind: str, collate: Any) -> None:
@@ -262,6 +264,7 @@ def test_batches_come_as_they_are_ready_when_order_is_of_no_matter(economic: Mak
     assert sorted(got) == [[k * k for k in range(a, min(a + 4, 23))] for a in range(0, 23, 4)]
 
 
+@pytest.mark.slow
 def test_tasks_can_wait_for_batches(economic: Make) -> None:
     async def main() -> list[Any]:
         return [batch.tolist() async for batch in iter(economic(Squares(6), batch_size=3))]

@@ -67,6 +67,7 @@ def test_a_sample_that_ends_three_workers_is_named(economic: Make) -> None:
     assert next(iterator).tolist() == [8, 9, 10, 11]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_an_early_break_leaves_nothing_under_way(economic: Make, kind: str, collate: Any) -> None:
@@ -108,6 +109,7 @@ def test_engine_has_keys_where_two_batches_are_received_before_one_is_given(pref
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 4])
 @pytest.mark.parametrize("collate", [None, as_list])
 def test_memory_is_bounded_by_batches_and_not_by_workers(

@@ -164,6 +164,7 @@ def test_formats_are_mixed_with_others(kind: str) -> None:
     assert both is None or sorted(seen(both, num_workers=1)) == sorted([*range(sum(COUNTS))] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pack", "ending"), [(gzip.compress, ".gz"), (zstandard.ZstdCompressor().compress, ".zst")])
 def test_compressed_lines_are_read_as_they_lie(pack: Any, ending: str) -> None:
     data = hr.stream(put_lines(f"packed{ending}", pack, ending))

@@ -256,6 +256,7 @@ def test_samples_keep_the_source_that_a_mixture_has_named(left: hr.Stream, right
     assert {sample["__source__"] for sample in renamed} == {"all"}
 
 
+@pytest.mark.slow
 def test_zip_gives_what_pythons_zip_gives_of_its_inputs(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
     inputs = {
         "shards": left.take(50).map(number),

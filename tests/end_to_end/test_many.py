@@ -202,6 +202,7 @@ def test_nothing_of_a_sample_comes_when_its_parts_fail_and_are_skipped(workers: 
     assert got == [n * 10 + k for n in range(10) if n % 5 != 3 for k in range(2)]
 
 
+@pytest.mark.slow
 def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
     def make() -> hr.DataLoader[Any]:
         stream = source(20).flat_map(failing).map(failing_later).batch(3).map(sized).unbatch()
@@ -417,6 +418,7 @@ def test_batches_are_left_out_when_they_are_skipped(name: str) -> None:
         assert [rows(batch) for batch in loader] == whole[3:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumes_at", [1, 3])
 def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number(resumes_at: int) -> None:
     def make(rank: int) -> hr.DataLoader[Any]:

@@ -84,6 +84,7 @@ def plain(sample: dict[str, Any]) -> int:
     return int(sample["input_ids"][0])
 
 
+@pytest.mark.slow
 def test_files_of_tokens_that_know_their_lengths_need_nobody_to_say_them() -> None:
     random, files, folder = np.random.default_rng(0), {}, uuid.uuid4().hex
     for k, (name, longest) in enumerate((("web", 40), ("books", 400))):

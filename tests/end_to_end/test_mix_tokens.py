@@ -57,6 +57,7 @@ def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: in
     assert f"tokens: web {come[0] / come.sum():.2%}, books" in report
 
 
+@pytest.mark.slow
 def test_stats_and_states_say_what_has_been_received_and_no_more() -> None:
     stream = packed()
     with hr.DataLoader(stream, global_batch_size=6, rank=0, world_size=2) as first:
@@ -87,6 +88,7 @@ def test_weights_go_by_the_tokens_that_have_come() -> None:
     assert all(web == 0 for web, _ in come[change + 6 :])
 
 
+@pytest.mark.slow
 def test_a_source_that_is_used_up_begins_again_and_each_document_comes_as_often() -> None:
     stream = hr.mix(sources(6, 5), {"web": 1, "books": 3}, by="tokens").pack(LENGTH)
     with hr.DataLoader(stream.epoch(samples=600), batch_size=1) as loader:

@@ -370,6 +370,7 @@ def test_a_sample_longer_than_its_batch_may_be_is_skipped_by_itself(workers: int
     assert kept == [n for n in range(9) for _ in range(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "full"),
     [

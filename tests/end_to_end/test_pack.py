@@ -93,6 +93,7 @@ LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=12)
 BARE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # each example is four epochs
 @BARE
 @given(lengths=LENGTHS, length=st.integers(1, 12), by=st.sampled_from([None, "global"]))
@@ -472,6 +473,7 @@ def test_documents_without_such_tokens_are_an_error() -> None:
         first_of(many.pack(4, lengths=[2], fields="hash"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [-100, np.int64(-100), 1.5, float("nan"), 2**16])
 def test_what_tokens_cannot_hold_does_not_fill_sequences_up(pad: Any) -> None:
     with pytest.raises(ValueError, match=r"\.pack\(pad_value=…\): field 'tokens' is of uint16, which cannot hold"):
@@ -532,6 +534,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_known_beforehand_is_refused_by_name(name: str) -> None:
     make, message = REFUSED[name]

@@ -244,6 +244,7 @@ def test_state_of_a_kept_list_is_that_of_the_same_list_given(put: Any) -> None:
     assert sorted(seen + rest) == [str(k) for k in range(10)]
 
 
+@pytest.mark.slow
 def test_bucket_is_listed_page_by_page(cache: Path) -> None:
     with client_of("place") as client:
         for k in range(4):
@@ -265,6 +266,7 @@ def test_listing_of_an_s3_server_that_fails_goes_on(cache: Path) -> None:
         assert data[7]["__key__"] == "0007"
 
 
+@pytest.mark.slow
 def test_large_bucket_is_listed_in_several_ranges_of_its_keys(cache: Path) -> None:
     with FaultServer() as server:
         names = [f"n/{k % 3} x/{k:05d}.txt" for k in range(7000)]

@@ -100,6 +100,7 @@ STREAMS: dict[str, tuple[Callable[[hr.Stream], hr.Stream], list[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_groups_are_samples_of_what_follows(name: str) -> None:
     make, expected = STREAMS[name]
@@ -172,6 +173,7 @@ def test_state_is_refused_or_sums_up_when_what_it_says_of_groups_was_edited(edit
         loader.load_state_dict({**state, "passed": edited})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumes_at", [1, 3])
 def test_ranks_share_groups_when_an_epoch_has_a_number_of_them(resumes_at: int) -> None:
     data = hr.from_map(range(60)).shuffle(seed=1).apply_op("buckets", 3).epoch(samples=16)
@@ -199,6 +201,7 @@ def test_ranks_share_groups_when_an_epoch_has_a_number_of_them(resumes_at: int) 
     assert not set(came[0]) & set(came[1])
 
 
+@pytest.mark.slow
 def test_sample_whose_measure_ends_workers_is_left_out_and_no_other() -> None:
     def deadly(n: int) -> int:
         if n == 7:

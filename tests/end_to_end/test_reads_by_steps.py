@@ -52,6 +52,7 @@ def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(
         assert loader.stats().fetch.claimed_bytes == 0
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_an_iterator_of_the_callers_loop_reads_on_that_loop(urls: list[str]) -> None:
     class Feed(hr.AsyncIterableDataset):

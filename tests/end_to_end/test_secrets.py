@@ -66,6 +66,7 @@ def test_samples_states_and_reports_tell_no_secret(urls: list[str], num_workers:
     assert SECRET not in " ".join(told)
 
 
+@pytest.mark.slow
 def test_samples_by_number_and_files_tell_no_secret(urls: list[str]) -> None:
     shards = hr.stream(urls, format="tar", index="build")
 
@@ -122,6 +123,7 @@ def test_commands_tell_no_secret(
     assert SECRET not in said.out + said.err
 
 
+@pytest.mark.slow
 def test_index_and_cache_keep_no_secret(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     fetch = hr.FetchOptions(cache_dir=tmp_path / "cache")

@@ -72,6 +72,7 @@ def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("range_bytes", [512, 1024, 512 * 7, 4 * 2**20])
 @pytest.mark.parametrize("concurrency", [1, 64])
 def test_bytes_are_exact_however_they_are_read(urls: list[str], range_bytes: int, concurrency: int) -> None:
@@ -186,6 +187,7 @@ def test_set_epoch_begins_that_epoch(urls: list[str]) -> None:
         assert numbers(list(loader)) == epochs[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 4, 6, 24, 25, 99])
 def test_take_gives_the_first_ones(urls: list[str], count: int) -> None:
     taken = hr.stream(urls).take(count)
@@ -223,6 +225,7 @@ def test_filter_keeps_batches_full_and_in_order(
     assert depths == [KEPT, KEPT]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_async_steps_stand_anywhere_between_others(urls: list[str], num_workers: int, warm_server: None) -> None:
     async def add_one(n: int) -> int:
@@ -263,6 +266,7 @@ def test_a_stream_may_batch_itself_and_map_batches(urls: list[str]) -> None:
     assert numbers(list(short)) == list(range(24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_no_batch_size_gives_single_samples(urls: list[str], num_workers: int, warm_server: None) -> None:
     samples = all_of(hr.stream(urls).map(as_arrays), batch_size=None, num_workers=num_workers)
@@ -329,6 +333,7 @@ def test_without_workers_the_trainers_generators_are_left_alone(urls: list[str])
     assert torch.equal(torch.get_rng_state(), before[1])
 
 
+@pytest.mark.slow
 def test_random_numbers_behind_a_filter_do_not_depend_on_workers(urls: list[str], warm_server: None) -> None:
     async def pass_on(sample: Any) -> Any:
         return sample

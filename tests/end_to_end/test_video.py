@@ -86,6 +86,7 @@ def test_each_clip_comes_once_over_ranks_however_they_are_shuffled(by: Any) -> N
     assert ranks[0] + ranks[1] != WANTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clips", [CLIPS, hr.Clips(frames=3, of_each=4), hr.Clips(frames=3, fps=12.5)])
 def test_state_is_exact(clips: hr.Clips) -> None:
     data = made(clips).shuffle()
@@ -103,6 +104,7 @@ def test_state_is_exact(clips: hr.Clips) -> None:
         other.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_clips_at_random_places_are_others_in_each_epoch_and_the_same_for_any_workers() -> None:
     data = made(hr.Clips(frames=4, of_each=5))
     loader: hr.DataLoader[Any] = hr.DataLoader(data, batch_size=4, collate_fn=list)
@@ -386,6 +388,7 @@ def test_index_of_a_pattern_is_found_in_the_cache(tmp_path: Path, capsys: pytest
     assert len(data) == 5
 
 
+@pytest.mark.slow
 def test_inspect_says_what_the_tables_of_videos_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("audio", "mpeg4"):
         (tmp_path / f"{name}.mp4").write_bytes(videos.named(name))

@@ -183,6 +183,7 @@ def test_page_that_is_no_index_is_an_error_that_says_so(body: bytes, why: str) -
                 hr.stream(f"{server.url}/{place}")
 
 
+@pytest.mark.slow
 def test_folders_that_go_in_a_circle_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.datasets.places.listing._ATTEMPTS", 1)
     with FaultServer() as server:

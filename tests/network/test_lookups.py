@@ -231,6 +231,7 @@ def test_address_that_hangs_up_comes_last(run: Run) -> None:
     run(ask())
 
 
+@pytest.mark.slow
 def test_address_that_says_nothing_is_overtaken(run: Run) -> None:
     async def ask() -> None:
         with black_hole() as silent:

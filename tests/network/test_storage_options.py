@@ -121,6 +121,7 @@ def opened(root: str, storage_options: Mapping[str, Any]) -> Panics:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["opening", "asking", "body"])
 def test_panic_in_a_store_is_an_error_of_that_read_and_ends_nothing_else(
     where: str, monkeypatch: pytest.MonkeyPatch, server: FaultServer

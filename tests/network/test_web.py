@@ -668,6 +668,7 @@ def test_encrypted_answers_are_read_where_the_certificate_is_trusted(
     run(ask())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 300])
 @pytest.mark.parametrize("answer", [ok, chunked])
 @pytest.mark.parametrize("size", [20_000, 60_000, 200_000])

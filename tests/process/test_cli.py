@@ -78,6 +78,7 @@ def serving(count: int = 5) -> Iterator[tuple[FaultServer, str]]:
         yield server, f"{server.url}/{{0..{count - 1}}}.tar"
 
 
+@pytest.mark.slow
 def test_index_goes_to_the_cache_and_one_line_tells_of_it() -> None:
     with serving() as (server, pattern):
         status, out, err = headrace("index", pattern)
@@ -220,6 +221,7 @@ def test_progress_is_one_line_of_a_terminal_and_gone_at_the_end(folder: Path) ->
     assert "\n" not in shown
 
 
+@pytest.mark.slow
 def test_help_and_version_are_told() -> None:
     status, out, _ = headrace("--help")
     assert (status, "index" in out) == (0, True)

@@ -150,6 +150,7 @@ def test_killed_run_goes_on_and_writes_what_one_run_writes(folder: Path) -> None
     assert not (folder / "out" / ".headrace-pack.json").exists()
 
 
+@pytest.mark.slow
 def test_place_and_shards_may_lie_in_a_bucket(folder: Path) -> None:
     with client_of("pack") as client:
         client.put_object(Bucket="pack", Key="in/rows.jsonl", Body=(folder / "rows.jsonl").read_bytes())

@@ -163,6 +163,7 @@ def test_child_says_which_function_it_has_left(how: str, told: str) -> None:
     assert err.count(told) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regime", ["torch", "ours"])
 def test_child_that_ends_itself_is_nobodys_business(regime: str, tmp_path: Path) -> None:
     data: Any = Forks(tmp_path, 1, lambda: os._exit(0))

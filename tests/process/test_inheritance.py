@@ -275,5 +275,6 @@ def test_faulthandler_is_as_in_the_trainer(probe: Probe) -> None:
     assert (enabled, disabled) == (True, False)
 
 
+@pytest.mark.slow
 def test_capture_is_small_and_plain() -> None:
     assert len(json.dumps(capture())) < 10_000

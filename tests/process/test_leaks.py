@@ -93,6 +93,7 @@ def counts(loader: Any) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_slabs_serve_the_next_epoch_when_they_come_back_after_the_end_of_theirs() -> None:
     with hr.DataLoader(Numbers(400).map(large), batch_size=4, num_workers=2) as loader:
         iterator = iter(loader)
@@ -370,6 +371,7 @@ def test_saved_batch_holds_just_the_batch() -> None:
             assert torch.equal(torch.load(file), batch)
 
 
+@pytest.mark.slow
 def test_memory_in_flight_stays_within_the_budget_of_a_slow_trainer() -> None:
     with hr.DataLoader(Numbers(2000).map(large), batch_size=4, num_workers=2, memory_budget="8MiB") as loader:
         for number, _ in enumerate(loader):

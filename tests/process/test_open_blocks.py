@@ -82,6 +82,7 @@ def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Pa
     assert opened(tmp_path) == Counter(dict.fromkeys(range(ROWS // GROUP), 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [["n"], ["n", "text"]])
 def test_a_worker_opens_a_block_once_for_all_windows_that_have_rows_of_it(
     files: list[str], tmp_path: Path, columns: list[str]
@@ -96,6 +97,7 @@ def test_a_worker_opens_a_block_once_for_all_windows_that_have_rows_of_it(
         assert sorted(n for batch in loader for n in numbers_of(batch)) == list(range(ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opening_takes_long")
 @pytest.mark.filterwarnings("ignore")
 def test_samples_are_right_where_the_worker_that_has_a_block_dies(files: list[str], tmp_path: Path) -> None:

@@ -227,6 +227,7 @@ def test_sample_that_cannot_be_pickled_is_an_error_at_its_place(workers_before: 
     assert "type lock" in notes_of(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["collate", "samples", "batch"])
 def test_result_that_cannot_be_pickled_is_an_error_that_names_stage_and_type(mode: str) -> None:
     def with_lock(x: Any) -> Any:
@@ -254,6 +255,7 @@ def test_result_that_cannot_be_pickled_is_an_error_that_names_stage_and_type(mod
         assert isinstance(error, hr.CollateError)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["slots", "batch", "samples", "loop"])
 def test_exception_keeps_its_type_and_says_where_it_was_raised(mode: str) -> None:
     fail = raising(lambda: TwoArgumentsError(3, "three"))

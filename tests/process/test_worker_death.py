@@ -238,6 +238,7 @@ def test_collate_fn_that_kills_names_the_batch() -> None:
     assert got[:2] + got[3:] == batches(24, 4)[:2] + batches(24, 4)[3:]
 
 
+@pytest.mark.slow
 def test_worker_init_fn_that_kills_is_an_error_for_each_batch() -> None:
     with hr.DataLoader(Numbers(8), batch_size=4, num_workers=2, worker_init_fn=lambda _: kill_self()) as loader:
         for error in read_all(loader):

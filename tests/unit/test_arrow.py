@@ -58,6 +58,7 @@ def fields(sample: dict[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in sample.items() if not name.startswith("__")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_values_are_those_that_pyarrow_reads(way: str) -> None:
     table = pa.concat_tables([pa.table({**ARRAYS, **MORE})] * 5)
@@ -212,6 +213,7 @@ def test_damaged_batch_is_an_error_behind_the_rows_before_it() -> None:
     assert got == [f"text {k}" for k in range(30)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [WHOLE, STREAM], ids=["file", "stream"])
 def test_every_head_may_be_damaged(data: bytes) -> None:
     """Whatever a byte of a head becomes: the same rows, or other values, or one error of ours."""

@@ -256,6 +256,7 @@ def test_arrays_of_any_dtype_are_collated_as_torch_does_or_left_to_it(array: np.
     assert_same(through_slab(samples, 2, [1], copy=False), collated(samples))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(make=samples_of(), chunks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=4))
 def test_slots_with_holes_give_what_torch_collates_of_the_samples(make: Draw, chunks: list[tuple[int, int]]) -> None:

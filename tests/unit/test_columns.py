@@ -84,6 +84,7 @@ mixed = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     st.one_of(alike, mixed), st.lists(st.integers(0, 2000), max_size=6), st.sampled_from([("npy", "cls"), ("cls;npy",)])
 )

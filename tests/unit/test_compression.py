@@ -106,6 +106,7 @@ def flipped(data: bytes) -> Iterable[bytes]:
         yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("url", "kind"),
     [
@@ -245,6 +246,7 @@ def test_skippable_frames_are_passed_over_when_they_lie_anywhere(kind: str) -> N
         assert "truncated" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("garbage", [b"x", b"GARBAGE AT THE END", b"\x50\x2a\x4d\x19garbage", b"\x1e"])
 def test_what_follows_the_last_frame_is_damage_at_its_place_when_it_is_none(kind: str, garbage: bytes) -> None:

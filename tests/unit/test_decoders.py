@@ -18,6 +18,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.values import decoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_buffer", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize(("field", "data", "value"), [
     ("cls", b"17", 17), ("index", b"-3\n", -3), ("id", b"0", 0),
@@ -135,6 +136,7 @@ def test_gzip_is_an_error_when_it_is_none_or_something_follows(data: bytes) -> N
     failure("json.gz", data)
 
 
+@pytest.mark.slow
 def test_gzip_is_refused_when_it_unpacks_to_more_than_the_limits() -> None:
     packed = gzip.compress(b"x" * 10_000)
     tight = Limits(unpacked_free_bytes=9_999, unpacked_ratio=1)

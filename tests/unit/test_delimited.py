@@ -26,6 +26,7 @@ def rows(data: bytes | str, form: Csv = CSV, limits: Limits = DEFAULTS, name: st
     return [{name: value for name, value in row.items() if not name.startswith("__")} for row in stream]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
 def test_rows_are_those_that_csv_wrote(end: str, quoting: Any) -> None:

@@ -124,6 +124,7 @@ def test_batches_are_those_of_the_plan_in_whatever_order_workers_answer(plan: Pl
     assert not result.errors
 
 
+@pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS, lefts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_run_goes_on_exactly_when_it_is_begun_again_where_a_snapshot_says(
@@ -152,6 +153,7 @@ def resumed(plan: Plan, received: ProgressSnapshot) -> Plan:
     )
 
 
+@pytest.mark.slow
 @shapes
 @given(plan=plans(), seed=SEEDS, rate=st.sampled_from([0.05, 0.3, 1.0]))
 def test_nothing_comes_twice_or_elsewhere_when_tasks_fail(plan: Plan, seed: int, rate: float) -> None:

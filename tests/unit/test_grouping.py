@@ -43,6 +43,7 @@ def test_groups_are_those_of_a_plain_program(kind: str, measures: list[int]) -> 
     assert [list(group.numbers) for group in found(_finder(KINDS[kind]), measures, range(len(measures)))] == wanted
 
 
+@pytest.mark.slow
 @given(kind=st.sampled_from(sorted(KINDS)), measures=MEASURES, data=st.data())
 def test_later_groups_are_the_same_when_samples_of_earlier_ones_are_gone(
     kind: str, measures: list[int], data: st.DataObject

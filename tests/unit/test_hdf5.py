@@ -194,6 +194,7 @@ def test_damage_is_an_error_that_names_the_file() -> None:
         data[30]
 
 
+@pytest.mark.slow
 def test_limits_hold() -> None:
     place = put(two)
     with pytest.raises(hr.LimitError, match="'/images'"):

@@ -65,6 +65,7 @@ def handed_on(loader: Any) -> Iterator[Any]:
     yield from loader
 
 
+@pytest.mark.slow
 @DATA
 @MODULES
 @pytest.mark.parametrize("around", [None, Around, handed_on])

@@ -76,6 +76,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_pillow", [True, False])
 @pytest.mark.parametrize("kind", BOMBS)
 def test_image_over_the_pixel_limit_is_refused_from_its_header(

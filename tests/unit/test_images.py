@@ -58,6 +58,7 @@ def test_arrays_are_contiguous_writable_and_no_view_of_the_data(
 # JPEG by two libraries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [None, (36, 48), (17, 23), (9, 12), (4, 6), (2, 3), (5, 40), (50, 60)])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("options", [

@@ -98,6 +98,7 @@ def behind_lines(steps: Steps, keys: list[object]) -> Chain:
     return Chain((first, Step("map(step)", "map", steps, random=True)), None)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(KEYS, WHAT), max_size=12), st.integers(2, 20), st.sampled_from([by_key, behind_lines]))
 def test_samples_in_turn_are_what_they_are_one_by_one(
     samples: list[tuple[object, str]], at_once: int, chain: Callable[[Steps, list[object]], Chain]

@@ -703,6 +703,7 @@ def test_read_wids_gives_shards_when_they_are_listed_in_parts() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -727,6 +728,7 @@ def test_read_wids_says_what_is_wrong_when_an_index_is_damaged(text: bytes, why:
         read_wids(text, WHAT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "kind"),
     [

@@ -139,6 +139,7 @@ def test_global_batches_are_those_of_lanes_by_hand_on_any_ranks_resumed_anywhere
         state, done = joined([run.state() for run in ranks]), done + count
 
 
+@pytest.mark.slow
 @given(method=METHODS, length=st.integers(1, 20), lanes=st.integers(1, 6), seed=st.integers(0, 999))
 def test_epoch_with_an_end_has_each_token_once_wherever_it_is_resumed(
     method: str, length: int, lanes: int, seed: int
@@ -205,6 +206,7 @@ def test_state_of_1024_rows_is_short_however_far_they_are(method: str, most: int
     assert max(cursor.round for cursor in progress.cursors) > 40
 
 
+@pytest.mark.slow
 def test_what_waits_does_not_grow_where_lanes_use_up_documents_at_different_speeds() -> None:
     """To read them in the order of the epoch would have thousands of the long ones wait."""
     run = LaneRun(LanePacking(1000, "concat"), range(4), 4, FAR)

@@ -37,6 +37,7 @@ def numbers(data: hr.Stream) -> list[int]:
     return [sample["n"] for sample in data]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [None, "litdata", LitData()])
 @pytest.mark.parametrize("end", ["", "/", "/index.json"])
 def test_files_are_read_in_the_order_of_the_index(form: Any, end: str) -> None:

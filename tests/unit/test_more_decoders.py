@@ -49,6 +49,7 @@ def test_audio_is_channels_by_time_with_its_rate(kind: str, subtype: str | None,
     assert np.abs(sound["array"] - TONE.T).max() <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "subtype", "most"),
     [

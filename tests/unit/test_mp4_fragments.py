@@ -155,6 +155,7 @@ runs_of = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(runs_of, hows, st.sampled_from([0, 0, 5000])), min_size=1, max_size=4), st.integers(0, 2**31))
 def test_table_has_the_frames_that_were_put_into_fragments(
     parts: list[tuple[list[list[Frame]], How, int]], start: int

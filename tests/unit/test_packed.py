@@ -77,6 +77,7 @@ def test_slice_is_packed_and_equals_the_slice_of_the_list(elements: list[Any], p
     assert list(got[::-1]) == elements[part][::-1]
 
 
+@pytest.mark.slow
 @given(st.lists(anything, min_size=1))
 def test_packed_answers_as_a_list(elements: list[Any]) -> None:
     got = packed(elements)

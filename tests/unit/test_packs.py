@@ -61,6 +61,7 @@ def test_concatenated_documents_are_cut_at_the_ends_of_sequences(lengths: list[i
     assert all(start < stop for some in all_of(plan) for _, start, stop in some)
 
 
+@pytest.mark.slow
 @given(lengths=LENGTHS, size=SIZES)
 def test_best_fit_is_that_of_documents_one_by_one(lengths: list[int], size: int) -> None:
     found = all_of(best_fit(lengths, size))

@@ -55,6 +55,7 @@ def test_values_are_those_that_pyarrow_reads(options: dict[str, Any]) -> None:
     assert type(got[0]["int"]) is int
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAYS)
 def test_values_of_a_part_of_an_array_are_its_own(name: str) -> None:
     whole = pa.concat_arrays([ARRAYS[name]] * 2)

@@ -88,6 +88,7 @@ def moved(old: int, new: int) -> bytes:
     return WHOLE[:FOOTER] + footer + struct.pack("<I", len(footer)) + b"PAR1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [-1, -(2**62), 1, FOOTER, len(WHOLE), 2**62])
 @pytest.mark.parametrize("which", [1, 2, 3])
 def test_column_that_lies_nowhere_is_an_error_that_names_it(which: int, new: int) -> None:

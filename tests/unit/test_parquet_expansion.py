@@ -44,6 +44,7 @@ def beginnings(table: pa.Table, **options: Any) -> str:
     return put(table, use_dictionary=False, column_encoding=encodings, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "version"),
     [("none", "1.0"), ("none", "2.0"), ("snappy", "2.0"), ("gzip", "1.0"), ("brotli", "2.0"), ("zstd", "1.0")],

@@ -227,6 +227,7 @@ SOME = [("n", ">=", 35), ("n", "<", 52), ("lang", "in", {"en", "fr"})]
 KEPT = [35, 36, 39, 40, 43, 44, 47, 48, 51]
 
 
+@pytest.mark.slow
 def test_rows_are_left_out_as_by_a_filter_and_states_are_exact() -> None:
     urls = [put(TABLE, f"{k}.parquet", row_group_size=10, write_page_index=True) for k in range(2)]
     data = hr.stream(urls, format=hr.Parquet(columns=["text"], where=SOME))

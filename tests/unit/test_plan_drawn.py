@@ -56,6 +56,7 @@ def test_without_replacement_each_comes_once() -> None:
             assert len(found) == len(set(found.tolist())) == count
 
 
+@pytest.mark.slow
 def test_who_is_drawn_first_and_second_without_replacement_follows_the_weights() -> None:
     weights = np.array([1.0, 2.0, 3.0, 6.0])
     pairs = np.zeros((4, 4))

@@ -234,6 +234,7 @@ def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, 
         assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
 def test_positions_before_an_epoch_are_the_last_ones_of_those_before(
     count: int, by: str, start: int, stop: int, windows: Windows

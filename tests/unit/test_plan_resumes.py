@@ -125,6 +125,7 @@ def test_every_sample_comes_once_when_ranks_were_not_equally_far() -> None:
     assert longest <= STATE_BYTES_MOST
 
 
+@pytest.mark.slow
 def test_a_state_stays_small_when_a_thousand_ranks_were_not_equally_far() -> None:
     chance = random.Random(13)
     order = ShardOrder(np.full(1000, 1000), "windows", (1, 2), Windows.of(131_072, 512))

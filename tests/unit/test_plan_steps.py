@@ -69,6 +69,7 @@ def batches_of(steps: Steps) -> list[list[int]]:
     return cut(positions_of(steps), [size] * full + list(more))
 
 
+@pytest.mark.slow
 @given(epoch=epochs())
 def test_steps_follow_their_specification(epoch: Epoch) -> None:
     coming = [*expanded(epoch.begin.holes).tolist(), *range(epoch.begin.position, epoch.end)]

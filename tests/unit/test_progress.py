@@ -45,6 +45,7 @@ def told(first: int, count: int, *, is_run: bool) -> Afters:
     return AfterThese(ProgressDelta(((first + k, first + k + 1),), marks[k], (0, 0), 1) for k in range(count))
 
 
+@pytest.mark.slow
 @given(messages)
 def test_states_of_samples_that_came_some_together_are_those_of_each_alone(
     messages: list[tuple[bool, list[bool]]],

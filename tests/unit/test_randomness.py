@@ -67,6 +67,7 @@ def test_epochs_that_follow_each_other_draw_unlike_numbers(name: str) -> None:
     assert abs(correlation(one, other)) < 0.05
 
 
+@pytest.mark.slow
 def test_no_two_positions_of_an_epoch_have_one_seed() -> None:
     for key in (0, 1, KEY):
         assert len({seed_of(key, position) for position in range(300_000)}) == 300_000

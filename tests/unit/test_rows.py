@@ -53,6 +53,7 @@ def test_take_gives_the_chosen_rows_in_their_order_when_some_repeat(plain: Plain
     assert len(taken) == len(chosen)
 
 
+@pytest.mark.slow
 @given(st.lists(PLAIN, max_size=4))
 def test_concat_gives_all_rows_when_tables_number_their_fields_differently(tables: list[Plain]) -> None:
     joined = Rows.concat([table(plain) for plain in tables])

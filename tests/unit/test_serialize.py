@@ -74,6 +74,7 @@ def assert_equal(got: Any, wanted: Any) -> None:
         assert got == wanted
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(value=VALUES, copy=st.booleans())
 def test_values_come_back_equal(value: Any, copy: bool) -> None:

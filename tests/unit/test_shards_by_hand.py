@@ -85,6 +85,7 @@ def wanted(plan: Sequence[ReadWindow], counts: Sequence[int]) -> list[tuple[str,
 BOUNDS = st.sampled_from([Bounds(0, 1), Bounds(4096, 1 << 20), Bounds(512, 1500)])
 
 
+@pytest.mark.slow
 @some
 @given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
 def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
@@ -98,6 +99,7 @@ def test_samples_come_in_their_places_in_whatever_order_reads_are_answered(
         assert len(hand.chosen) == sum(len(window.visits) for window in plan)
 
 
+@pytest.mark.slow
 @some
 @given(data=st.data(), counts=COUNTS, bounds=BOUNDS, seed=SEEDS)
 def test_samples_that_cannot_be_had_fail_in_their_places_and_no_others(
@@ -269,6 +271,7 @@ def test_shards_give_their_samples_in_order_and_go_on_from_their_marks(
         assert again.samples == whole[at:]
 
 
+@pytest.mark.slow
 @some
 @given(counts=COUNTS, seed=SEEDS, data=st.data(), take=st.none() | st.integers(0, 20))
 def test_shard_that_ends_early_leaves_what_came_before_and_its_failure(
@@ -330,6 +333,7 @@ def test_nothing_is_held_of_shards_when_reading_is_given_up(
         hand.settle(hand.running.cancel)
 
 
+@pytest.mark.slow
 @some
 @given(counts=COUNTS, seed=SEEDS, size=st.integers(1, 9))
 def test_samples_of_a_buffer_come_each_once(counts: list[int], seed: int, size: int) -> None:

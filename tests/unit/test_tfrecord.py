@@ -122,6 +122,7 @@ def test_compressed_file_and_one_without_a_suffix_are_found() -> None:
         assert [int(sample["n"][0]) for sample in hr.stream(url)] == list(range(9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", [1, 7, 512])
 def test_file_that_is_cut_gives_whole_records_and_then_says_where(piece: int) -> None:
     ends = np.cumsum([0, *map(len, RECORDS)]).tolist()

@@ -7,6 +7,7 @@ import pytest
 from headrace.wakeup import Wakeup, is_readable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, 2, 4096, 200_000])
 def test_wakeup_is_readable_until_it_is_cleared_however_often_it_was_set(times: int) -> None:
     wakeup = Wakeup()

@@ -155,6 +155,7 @@ PATHS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "make"), PATHS.items(), ids=list(PATHS))
 def test_why_not_names_the_path_of_what_is_at_fault(path: str, make: Callable[[Any], Any], file: Any) -> None:
     assert why_not(make(file), "x") == f"{path} (a _io.BufferedReader)"

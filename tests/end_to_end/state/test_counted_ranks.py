@@ -117,6 +117,7 @@ def test_ranks_share_what_is_taken_of_an_epoch_of_samples_without_numbers(places
         assert sum(lengths(world(stack, 2, data, global_batch_size=size).run())) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [INDEXED, TAR])
 def test_ranks_make_as_many_steps_when_some_are_skipped(places: Places, kind: str) -> None:
     """Behind a filter as without numbers: the last step may be shorter."""

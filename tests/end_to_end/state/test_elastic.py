@@ -129,6 +129,7 @@ def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
         assert caught.value.field == "step"
 
 
+@pytest.mark.slow
 def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")

@@ -119,6 +119,7 @@ def test_state_is_refused_while_any_iterator_is_in_use() -> None:
         assert len(list(some)) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("received", [0, 1])
 def test_batches_that_are_skipped_behind_a_filter_stay_skipped(begun: bool, received: int) -> None:

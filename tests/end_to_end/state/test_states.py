@@ -94,6 +94,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_edited_state_is_refused(written: Written, name: str) -> None:
     state = after(loader_of(written), 3)
@@ -443,6 +444,7 @@ class Numbers(hr.AsyncDataset):
         return key
 
 
+@pytest.mark.slow
 def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() -> None:
     """On 8 ranks whose steps have 4,096 samples, with any of 64 batches that are made ahead received; and merged."""
     chance, states = random.Random(3), []

@@ -97,6 +97,7 @@ def test_state_of_shards_of_ones_own_is_refused_by_other_ranks_and_says_why(plac
                 loader.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_ranks_share_compressed_shards_when_a_filter_stands_before_the_epoch(places: Places) -> None:
     written = places.write([40, 20, 31, 26])
     data = lambda: sources.source(GZ, written).map(Seen()).filter(sources.most).epoch(samples=60)
