@@ -307,6 +307,9 @@ class Runtime:
         self.meters.begin()
         if self._engine is None:
             self._engine = Engine(self._workers.open, self._end, self._release_fork_server)
+            if self._is_closed:  # by another thread, which saw no engine
+                self._engine.close()
+                self.check()
         return self._engine
 
     def _held(self) -> int:
