@@ -40,6 +40,8 @@ class TaskPool:
             assert work is not None
             await work(*args)
             work, args = None, ()  # nothing is held of what is done
+            if self._group.cancel_scope.cancel_called:
+                return  # the cancellation may have come while `work` ended
             idle: asyncio.Future[_Work] = loop.create_future()
             self._idle.append(idle)
             work, args = await idle
