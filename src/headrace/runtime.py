@@ -180,7 +180,7 @@ class Runtime:
         self._running().mailbox.post(call, *args)
 
     def put(self, call: Callable[..., object], *args: object) -> None:
-        """The same before the next of these calls, or before the next batch that is received: nobody waits for it."""
+        """Have the engine's loop call `call(*args)` before the next posted call, without waking the loop."""
         self._running().mailbox.put(call, *args)
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ MAKE = "python3 -m venv .venv && .venv/bin/python -m pip install nox"
 
 
 def commands() -> list[str]:
-    """Those of the README's block of shell commands, without their comments."""
+    """The commands of the README's block of shell commands, without their comments."""
     block = re.search(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert block is not None
     return [" ".join(shlex.split(line, comments=True)) for line in block[1].splitlines()]

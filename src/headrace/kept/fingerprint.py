@@ -316,7 +316,7 @@ class ValueDigest:
 
 
 def _imported(module: types.ModuleType, name: str) -> Any:
-    """What `from module import name` gives: a module in it need not have been imported yet."""
+    """The object that `from module import name` gives, also a submodule that was not imported yet."""
     if not hasattr(module, name):
         with suppress(ImportError):
             return importlib.import_module(f"{module.__name__}.{name}")

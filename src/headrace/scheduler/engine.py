@@ -52,7 +52,7 @@ class Mailbox:
                 raise
 
     def put(self, call: Callable[..., object], *args: object) -> None:
-        """Have it called before what is posted next: nobody waits for it."""
+        """Have the loop call `call(*args)` before the next posted call, without waking the loop."""
         self._calls.append((call, args))
 
     def fileno(self) -> int:

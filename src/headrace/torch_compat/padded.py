@@ -46,7 +46,7 @@ class PaddedCollate:
         return batch
 
     def _of_columns(self, table: SampleTable, fields: set[str]) -> object:
-        """The same as `_collated` of samples that lie in columns."""
+        """Collate a table of samples as `_collated` collates a list of them."""
         names = table.names
         if names is None:
             return self._of_column(table.columns[0], "")

@@ -38,7 +38,7 @@ class ArrayColumn:
     are_tensors: bool = False
 
     def views(self, chosen: Sequence[int]) -> list[Any]:
-        """Those with these numbers, as views."""
+        """The rows with these numbers, as views."""
         if self.shapes is None:
             arrays = [self.numbers[k] for k in chosen]
         else:
@@ -139,7 +139,7 @@ class RowsOfTables(AllMade):
 
     @classmethod
     def of(cls, some: Iterable[RowsOfTables]) -> RowsOfTables:
-        """Those of one behind those of the other."""
+        """The values of the columns, concatenated."""
         return cls([part for rows in some for part in rows._parts])
 
     def __len__(self) -> int:

@@ -357,7 +357,7 @@ def _packed_error(error: BaseException, notes: list[str], text: str) -> bytes:
 
 
 def _shown(error: BaseException) -> tuple[str, str]:
-    """What `str` and `repr` make of it."""
+    """The `str` and the `repr` of an exception."""
     texts = []
     for show in (str, repr):
         try:
