@@ -195,7 +195,7 @@ class Opener:
         return nbytes
 
     def open_many(self, samples: MemberRows, start: int, stop: int) -> tuple[list[dict[str, object] | None], int]:
-        """Decode a block whose samples have one member each."""
+        """Decode the samples [start, stop), which have one member each."""
         keys, urls, bodies = samples.keys[start:stop], samples.urls[start:stop], samples.bodies(start, stop)
         opened = self.format.open_many(Block(urls[0], (samples.name,), self.limits), bodies)
         names = set[str]().union(*filter(None, opened))

@@ -139,7 +139,7 @@ class RowsOfTables(AllMade):
 
     @classmethod
     def of(cls, some: Iterable[RowsOfTables]) -> RowsOfTables:
-        """The values of the columns, concatenated."""
+        """The rows of all of `some`, in order."""
         return cls([part for rows in some for part in rows._parts])
 
     def __len__(self) -> int:
