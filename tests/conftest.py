@@ -109,6 +109,21 @@ def _libraries_are_loaded(tmp_path_factory: pytest.TempPathFactory, leaves: Leav
             os.environ[name] = value
 
 
+@pytest.fixture(scope="session")
+def accelerator(leaves: Leaves) -> None:
+    """Start what the driver of a GPU keeps for the life of a process."""
+    import torch
+
+    if torch.cuda.is_available():
+        leaves.allow(descriptors="nvidia|/dev/kfd|/dev/dri|eventpoll|pipe:", reason="the driver's, for ever")
+        leaves.allow(files="^cuda|^nv", reason="the driver's caches")
+        memory = torch.ones(2**20).pin_memory()
+        torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
+        memory.to("cuda", non_blocking=True).add_(1).sum().item()
+        torch.cuda._sleep(1)
+        torch.cuda.synchronize()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _what_tests_have_imported_is_no_garbage() -> Iterator[None]:
     """Some of torch is imported on first use, and is so large that a collection after it takes a fifth of a second."""

@@ -78,7 +78,7 @@ class Runtime:
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
         self._mover = mover_of(settings)
         if self._mover is not None:
-            self._slabs.unlock_pages = self._mover.unlock_pages
+            self._slabs.unlock_pages = self._mover.unlocker()
         self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
         modules: dict[str, int] = {}
         if self._fork_server is not None:
@@ -347,6 +347,8 @@ class Runtime:
         async with contextlib.AsyncExitStack() as ends:  # each in its turn, whatever the ones before it raise
             if not is_exiting():  # then a daemon thread may be taking a batch
                 ends.callback(self._slabs.close)
+                if self._mover is not None:
+                    ends.callback(self._mover.drain)  # what is being copied holds slabs, and by them this object
             ends.callback(self._arena.close)
             if self._reader is not None:
                 ends.push_async_callback(self._reader.aclose)

@@ -223,6 +223,7 @@ def test_nothing_is_pinned_when_there_is_no_accelerator(loader_class: Any, num_w
 
 @both
 @pytest.mark.gpu
+@pytest.mark.usefixtures("accelerator")
 @needs_accelerator
 def test_tensors_are_pinned_in_all_parts_of_a_batch(loader_class: Any, num_workers: int) -> None:
     def collate(samples: list[torch.Tensor]) -> Any:
@@ -240,6 +241,7 @@ def test_tensors_are_pinned_in_all_parts_of_a_batch(loader_class: Any, num_worke
 
 @both
 @pytest.mark.gpu
+@pytest.mark.usefixtures("accelerator")
 @needs_accelerator
 def test_types_with_a_method_for_it_pin_themselves(loader_class: Any, num_workers: int) -> None:
     for k, batch in enumerate(loader_class(Rows(4, 50), 2, num_workers=num_workers, pin_memory=True, collate_fn=Batch)):

@@ -53,6 +53,7 @@ def test_constructor_names_what_cannot_be_used_when_an_option_of_ours_is(
         hr.DataLoader(dataset, **options)
 
 
+@pytest.mark.usefixtures("accelerator")
 def test_device_that_is_not_there_is_an_error_that_names_it() -> None:
     with pytest.raises(hr.OptionError, match="device='cuda:99' cannot be used here"):
         iter(hr.DataLoader(NUMBERS, num_workers=1, device="cuda:99"))

@@ -191,6 +191,7 @@ def test_pin_memory_is_warned_about_at_iter_when_there_is_no_accelerator(loader_
     assert texts == []
 
 
+@pytest.mark.usefixtures("accelerator")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_pin_memory_device_is_warned_about_at_iter_when_memory_is_to_be_pinned(
     loader_class: Any, num_workers: int

@@ -78,7 +78,7 @@ def test_worker_info_cannot_be_changed(loader_class: type[Any]) -> None:
         for name in ("id", "num_workers", "seed", "dataset"):
             try:
                 setattr(worker, name, 7)
-            except dataclasses.FrozenInstanceError:
+            except (dataclasses.FrozenInstanceError, RuntimeError):  # the latter in older releases of torch
                 refused.append(name)
         return refused
 

@@ -7,8 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+import torch
+from unit.fake_device import FakeBackend
 
 import headrace as hr
+from headrace.deliver.device import Mover
 
 
 class Watched(hr.AsyncDataset):
@@ -105,3 +108,22 @@ def test_state_of_what_is_on_every_rank_is_good_on_any_rank() -> None:
 def test_what_says_how_a_stream_is_delivered_is_refused_where_it_would_say_nothing(make: Any, says: str) -> None:
     with pytest.raises(hr.OptionError, match=says):
         make(hr.from_map([1, 2]))
+
+
+def image(index: int) -> torch.Tensor:
+    return torch.full((3, 64, 64), index)
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize("is_stream", [True, False], ids=["stream", "data set"])
+def test_loader_that_ends_while_batches_are_copied_to_a_device_leaves_nothing(
+    is_stream: bool, is_closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.deliver.ahead.mover_to", lambda device: Mover(FakeBackend()))
+    data = hr.from_map(range(640)).map(image) if is_stream else [image(k) for k in range(640)]
+    loader = hr.DataLoader(data, batch_size=32, num_workers=2, device="cuda")
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    if is_closed:
+        loader.close()

@@ -25,6 +25,9 @@ class FakeEvent:
     def query(self) -> bool:
         return self.is_done
 
+    def synchronize(self) -> None:
+        self.complete()
+
     def complete(self) -> None:
         """Copy now. Only addresses were kept: what they point to by now is what a device would have read."""
         if not self.is_done:

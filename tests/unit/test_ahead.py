@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -49,6 +50,17 @@ def test_batches_are_taken_in_the_order_in_which_they_were_put(kind: str) -> Non
             complete(ahead)
             assert batch.tolist() == [n] * 3
     ahead.close()
+
+
+def test_copies_of_three_batches_run_at_most() -> None:
+    backend = FakeBackend()
+    ahead = DeviceStage(Mover(backend))
+    for n in range(3):
+        ahead.put(partial(torch.ones, n))
+    assert [event.is_done for event in backend.events] == [False, False, False]
+    ahead.put(partial(torch.ones, 1))
+    assert [event.is_done for event in backend.events] == [True, False, False, False]
+    ahead.drain()
 
 
 @all_kinds

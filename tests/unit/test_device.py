@@ -268,6 +268,14 @@ def test_pages_stay_mapped_until_they_are_unlocked(slabs: Slabs, backend: FakeBa
     assert backend.registered == []
 
 
+def test_pages_are_not_unlocked_while_a_copy_reads_them(slabs: Slabs, backend: FakeBackend, mover: Mover) -> None:
+    batch = mover.start(slabs.batch(7))
+    mover.lock_pages(1, slabs.memory())
+    mover.unlocker()(1)
+    assert backend.registered == []
+    assert is_full_of(mover.finish(batch), 7)
+
+
 @pytest.mark.parametrize("end", ["close", "collected"])
 def test_pages_are_unlocked_after_the_last_copy_when_the_mover_ends(
     slabs: Slabs, backend: FakeBackend, end: str

@@ -148,9 +148,10 @@ class DeviceStage(PassThrough):
     def __init__(self, mover: Mover) -> None:
         super().__init__()
         self._mover = mover
-        self.lock_pages, self.unlock_pages = mover.lock_pages, mover.unlock_pages  # type: ignore[method-assign]
+        self.lock_pages, self.unlock_pages = mover.lock_pages, mover.unlocker()  # type: ignore[method-assign, assignment]
 
     def put(self, batch: Open) -> None:
+        self._mover.wait_for_all_but(self.depth)  # else too few slabs are left, and the batch is copied out of its own
         try:
             moving: Moving = self._mover.start(batch())
         except Exception as error:

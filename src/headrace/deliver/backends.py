@@ -57,7 +57,7 @@ class CudaBackend:
         return source.to(self.device, non_blocking=True).requires_grad_(tensor.requires_grad)
 
     def record(self) -> Event:
-        event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
@@ -129,6 +129,9 @@ class BlockingBackend:
 class _Done:
     def query(self) -> bool:
         return True
+
+    def synchronize(self) -> None:
+        pass
 
 
 def _cudart() -> Any:

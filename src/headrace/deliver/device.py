@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol, TypeGuard
@@ -25,6 +25,10 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Whether all of that work is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until all of that work is done."""
         ...
 
 
@@ -157,6 +161,15 @@ class Mover:
         for moving in done:
             moving.host = None  # without the lock: this runs finalizers
 
+    def wait_for_all_but(self, count: int) -> None:
+        """Wait until at most `count` batches are being copied."""
+        self.let_go()
+        with self._lock:
+            excess = self._under_way[:-count]
+        if excess and excess[-1].event is not None:
+            excess[-1].event.synchronize()
+            self.let_go()
+
     def drain(self) -> None:
         """Wait for all copies that were begun, and let go of their host batches. Not for finalizers: it locks."""
         done: list[Moving] = []
@@ -183,11 +196,20 @@ class Mover:
                 self._pages[number] = memory if self._backend.register(memory) else None
 
     def unlock_pages(self, number: int) -> None:
-        """A slab is not used any more, and nothing of it is under way."""
+        """A slab is not used any more."""
         with self._lock:
             memory = self._pages.pop(number, None)
             if memory is not None:
+                if self._under_way:
+                    self._backend.synchronize()  # a loader that is collected takes its slabs away from running copies
                 self._backend.unregister(memory)
+
+    def unlocker(self) -> Callable[[int], None]:
+        """`unlock_pages` for the owner of the slabs.
+
+        It does not keep the mover alive: a copy keeps its slab, a slab its owner, and the mover keeps the copy.
+        """
+        return partial(_unlock, weakref.ref(self))
 
     def close(self) -> None:
         """Drain, and unlock all pages for good. Batches may still be moved, by way of torch's pinned memory."""
@@ -237,6 +259,12 @@ def _abandon(backend: Backend, under_way: list[Moving], pages: dict[int, memoryv
             backend.synchronize()
         _unlock_all(backend, pages)
     under_way.clear()
+
+
+def _unlock(mover: weakref.ref[Mover], number: int) -> None:
+    living = mover()
+    if living is not None:  # else all of its pages are unlocked
+        living.unlock_pages(number)
 
 
 def _unlock_all(backend: Backend, pages: dict[int, memoryview | None]) -> None:

@@ -18,24 +18,12 @@ from headrace.deliver.pinning import PinThread
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that CUDA or ROCm can use"),
+    pytest.mark.usefixtures("accelerator"),
 ]
 
 SIZE = 4 * 2**20
 LONG = 1_000_000_000  # cycles: half a second and more, in which the test's few calls are made
 DEADLINE_S = 20.0
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _device_is_awake(leaves: Any) -> None:
-    """Start what the driver keeps for the life of a process before the first test looks at what is there."""
-    if torch.cuda.is_available():
-        leaves.allow(descriptors="nvidia|/dev/kfd|/dev/dri|eventpoll|pipe:", reason="the driver's, for ever")
-        leaves.allow(files="^cuda|^nv", reason="the driver's caches")
-        memory = torch.ones(2**20).pin_memory()
-        torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
-        memory.to("cuda", non_blocking=True).add_(1).sum().item()
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -1,0 +1,211 @@
+"""Loaders in front of a real GPU: every batch arrives whole, whatever the trainer and the workers do meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import headrace as hr
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that CUDA or ROCm can use"),
+    pytest.mark.usefixtures("accelerator"),
+]
+
+SHAPE = (3, 64, 64)
+BATCH = 32
+BATCHES = 40
+BUSY = 20_000_000  # cycles, some 10 ms: longer than a batch takes
+
+
+class Filled(Dataset[dict[str, torch.Tensor]]):
+    """Sample i is an image full of i, and i beside it."""
+
+    def __len__(self) -> int:
+        return BATCH * BATCHES
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"image": torch.full(SHAPE, float(index)), "index": torch.tensor(index)}
+
+
+def image_of(index: int) -> dict[str, np.ndarray[Any, Any] | int]:
+    return {"image": np.full(SHAPE, index, np.float32), "index": index}
+
+
+def dying_once(index: int, marker: str) -> dict[str, np.ndarray[Any, Any] | int]:
+    """The first worker to come to sample 300 kills itself."""
+    if index == 300 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return image_of(index)
+
+
+def stream() -> Any:
+    return hr.from_map(range(BATCH * BATCHES)).map(image_of)
+
+
+class Checker:
+    """Looks at batches on the device, late, and counts what is wrong there: the host never waits."""
+
+    def __init__(self) -> None:
+        self.wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+        self.indices: list[torch.Tensor] = []
+
+    def look(self, batch: Any) -> None:
+        assert batch["image"].device.type == batch["index"].device.type == "cuda"
+        torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
+        self.wrong += (batch["image"] != batch["index"].view(-1, 1, 1, 1)).sum()
+        self.indices.append(batch["index"].clone())
+
+    def all_came(self, first: int = 0) -> None:
+        assert int(self.wrong) == 0
+        assert torch.cat(self.indices).tolist() == list(range(first, BATCH * BATCHES))
+
+
+LOADERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "data set in this process": (Filled, {}),
+    "data set in workers": (Filled, {"num_workers": 2}),
+    "data set in persistent workers": (Filled, {"num_workers": 2, "persistent_workers": True}),
+    "data set in threads": (Filled, {"num_workers": 2, "workers": "thread"}),
+    "data set in forked workers": (Filled, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    "data set, economic": (Filled, {"num_workers": 2, "economic": True}),
+    "stream in this process": (stream, {}),
+    "stream in workers": (stream, {"num_workers": 2}),
+    "stream in threads": (stream, {"num_workers": 2, "workers": "thread"}),
+}
+each_loader = pytest.mark.parametrize("kind", LOADERS)
+
+
+def loader_of(kind: str) -> Any:
+    make, options = LOADERS[kind]
+    return hr.DataLoader(make(), batch_size=BATCH, device="cuda", **options)
+
+
+@each_loader
+def test_batches_arrive_whole_in_each_of_three_epochs(kind: str) -> None:
+    with loader_of(kind) as loader:
+        for _ in range(3):
+            checker = Checker()
+            for batch in loader:
+                checker.look(batch)
+            checker.all_came()
+
+
+@each_loader
+def test_batches_arrive_whole_on_the_trainers_own_stream(kind: str) -> None:
+    checker = Checker()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()), loader_of(kind) as loader:
+        for batch in loader:
+            checker.look(batch)
+        checker.all_came()
+
+
+@each_loader
+def test_batches_that_are_kept_stay_what_they_are(kind: str) -> None:
+    checker = Checker()
+    with loader_of(kind) as loader:
+        kept = list(loader)
+    for batch in kept:
+        checker.look(batch)
+    checker.all_came()
+
+
+@each_loader
+def test_loop_that_ends_while_copies_run_leaves_the_next_one_whole(kind: str) -> None:
+    with loader_of(kind) as loader:
+        for taken in (1, 3):
+            for _, batch in zip(range(taken), loader, strict=False):
+                torch.cuda._sleep(BUSY)  # type: ignore[no-untyped-call]
+                del batch
+        checker = Checker()
+        for batch in loader:
+            checker.look(batch)
+    checker.all_came()
+
+
+def test_async_loop_gets_whole_batches() -> None:
+    async def train() -> None:
+        checker = Checker()
+        async with hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda") as loader:
+            async for batch in loader:
+                checker.look(batch)
+        checker.all_came()
+
+    asyncio.run(train())
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["in this process", "workers"])
+@pytest.mark.parametrize("data", [Filled, stream], ids=["data set", "stream"])
+def test_pin_memory_gives_pinned_batches(data: Any, options: dict[str, Any]) -> None:
+    checker = Checker()
+    with hr.DataLoader(data(), batch_size=BATCH, pin_memory=True, **options) as loader:
+        for batch in loader:
+            assert batch["image"].is_pinned()
+            assert batch["index"].is_pinned()
+            checker.look({key: value.to("cuda", non_blocking=True) for key, value in batch.items()})
+    checker.all_came()
+
+
+def test_killed_worker_costs_no_batch(tmp_path: Path) -> None:
+    checker = Checker()
+    data = hr.from_map(range(BATCH * BATCHES)).map(partial(dying_once, marker=str(tmp_path / "died")))
+    with hr.DataLoader(data, batch_size=BATCH, num_workers=2, device="cuda") as loader:
+        for batch in loader:
+            checker.look(batch)
+    checker.all_came()
+    assert (tmp_path / "died").exists()
+
+
+def test_state_counts_batches_that_the_trainer_has_had() -> None:
+    loader = hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda")
+    iterator = iter(loader)
+    for _ in range(7):
+        next(iterator)
+    state = loader.state_dict()
+    loader.close()
+    checker = Checker()
+    with hr.DataLoader(stream(), batch_size=BATCH, num_workers=2, device="cuda") as other:
+        other.load_state_dict(state)
+        for batch in other:
+            checker.look(batch)
+    checker.all_came(first=7 * BATCH)
+
+
+def test_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(hr.OptionError, match=r"^device='cuda:99' cannot be used here: "):
+        next(iter(hr.DataLoader(stream(), batch_size=BATCH, device="cuda:99")))
+
+
+class OnDevice(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.table = torch.arange(64.0, device="cuda")
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.table[index]
+
+
+def test_data_on_the_device_come_from_a_loader_without_workers() -> None:
+    batches = list(hr.DataLoader(OnDevice(), batch_size=32))
+    assert [batch.device.type for batch in batches] == ["cuda", "cuda"]
+    assert torch.equal(torch.cat(batches).cpu(), torch.arange(64.0))
+
+
+@pytest.mark.filterwarnings("ignore::headrace.errors.CannotCarryWarning")
+def test_data_on_the_device_are_an_error_where_workers_would_need_them() -> None:
+    with pytest.raises(RuntimeError, match="CUDA"):
+        next(iter(hr.DataLoader(OnDevice(), batch_size=32, num_workers=1)))
