@@ -70,10 +70,15 @@ def called(function: Callable[..., T], *args: object) -> T:
     return result
 
 
+def exit_code(error: SystemExit) -> int:
+    """Return the status with which Python exits."""
+    return error.code if isinstance(error.code, int) else int(error.code is not None)
+
+
 def _end(function: str, error: BaseException | None) -> NoReturn:
     status = 1
     if isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = exit_code(error)
     else:
         how = "returned from it" if error is None else f"left it with {error!r:.200}"
         with contextlib.suppress(Exception):

@@ -12,8 +12,8 @@ import pytest
 SOURCES = Path(__file__).parents[2] / "src"
 LINES_OF_A_FILE = 800
 PARAMETERS = 9  # but for torch's constructor
-ISINSTANCE_IN_1000_LINES = 5.0
-ANY_IN_1000_LINES = 8.8
+ISINSTANCE_IN_1000_LINES = 4.9
+ANY_IN_1000_LINES = 8.3
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[object, ...]]
 
 
 class Threads:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from anyio.abc import TaskGroup
 
-_Work = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+_Work = tuple[Callable[..., Awaitable[None]], tuple[object, ...]]
 
 
 class TaskPool:
@@ -25,7 +24,7 @@ class TaskPool:
         self._group = group
         self._idle: deque[asyncio.Future[_Work]] = deque()
 
-    def start_soon(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+    def start_soon(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         """Have `work(*args)` awaited by a task that has nothing to do; where it raises, the group ends with that."""
         while self._idle:
             idle = self._idle.pop()
@@ -34,7 +33,7 @@ class TaskPool:
                 return
         self._group.start_soon(self._serve, work, args)
 
-    async def _serve(self, work: Callable[..., Awaitable[None]] | None, args: tuple[Any, ...]) -> None:
+    async def _serve(self, work: Callable[..., Awaitable[None]] | None, args: tuple[object, ...]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             assert work is not None

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import CollateError
 
 
-def collate_by_torch(samples: list[Any]) -> object:
+def collate_by_torch(samples: list[object]) -> object:
     """Collate as torch's default_collate does; torch is loaded at the first call.
 
     Raises:
@@ -21,7 +21,7 @@ def collate_by_torch(samples: list[Any]) -> object:
     return default_collate(samples)
 
 
-def check_fields(samples: Sequence[Any], leaves: tuple[Any, ...] = ()) -> None:
+def check_fields(samples: Sequence[object], leaves: tuple[type | tuple[type, ...], ...] = ()) -> None:
     """Compare the fields of the samples of a batch, also of dicts in them.
 
     Args:
@@ -34,7 +34,9 @@ def check_fields(samples: Sequence[Any], leaves: tuple[Any, ...] = ()) -> None:
     _check(samples, samples, "", leaves)
 
 
-def _check(values: Sequence[Any], samples: Sequence[Any], path: str, leaves: tuple[Any, ...]) -> None:
+def _check(
+    values: Sequence[Any], samples: Sequence[object], path: str, leaves: tuple[type | tuple[type, ...], ...]
+) -> None:
     first = values[0]
     if isinstance(first, leaves):
         return
@@ -46,14 +48,14 @@ def _check(values: Sequence[Any], samples: Sequence[Any], path: str, leaves: tup
                 raise _other_fields(first, value, number, samples, path)
         for name in first:
             _check([value[name] for value in values], samples, f"{path}{name}.", leaves)
-    elif isinstance(first, list | tuple) and any(isinstance(part, Mapping | list | tuple) for part in first):
-        sizes = {len(value) if isinstance(value, list | tuple) else None for value in values}
+    elif _is_row(first) and any(isinstance(part, Mapping | list | tuple) for part in first):
+        sizes = {len(value) if _is_row(value) else None for value in values}
         for place, column in enumerate(zip(*values, strict=True) if sizes == {len(first)} else ()):
             _check(column, samples, f"{path}{place}.", leaves)
 
 
 def _other_fields(
-    first: Mapping[Any, Any], other: Mapping[Any, Any], number: int, samples: Sequence[Any], path: str
+    first: Mapping[object, object], other: Mapping[object, object], number: int, samples: Sequence[object], path: str
 ) -> CollateError:
     more = [name for name in other if name not in first]
     name, has, lacks = (more[0], number, 0) if more else (next(name for name in first if name not in other), 0, number)
@@ -83,7 +85,7 @@ def _why(values: Sequence[Any], samples: Sequence[object], path: str) -> str | N
             )
     if all(isinstance(value, Mapping) for value in values):
         columns = [(name, [value.get(name) for value in values]) for name in first]
-    elif all(isinstance(value, list | tuple) for value in values):
+    elif all(map(_is_row, values)):
         for number, value in enumerate(values):
             if len(value) != len(first):
                 return (
@@ -97,9 +99,14 @@ def _why(values: Sequence[Any], samples: Sequence[object], path: str) -> str | N
     return next((why for why in found if why is not None), None)
 
 
-def _named(samples: Sequence[Any], number: int) -> str:
+def _is_row(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _named(samples: Sequence[object], number: int) -> str:
     """The name of a sample of a batch in errors."""
-    key = samples[number].get("__key__") if isinstance(samples[number], Mapping) else None
+    sample = samples[number]
+    key = sample.get("__key__") if isinstance(sample, Mapping) else None
     return f"sample {number} of the batch" if key is None else f"sample {number} of the batch (key {key!r:.80})"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.errors import WorkerDiedError
 from headrace.failures import NOWHERE, Origin, PackedError
+from headrace.forks import exit_code
 from headrace.torch_compat import serialize
 from headrace.torch_compat.tracebacks import trim
 
@@ -38,9 +39,7 @@ def _exit_code(error: BaseException) -> int:
     return 1
 
 
-@_exit_code.register(SystemExit)
-def _code_of_exit(error: SystemExit) -> int:
-    return error.code if isinstance(error.code, int) else int(error.code is not None)
+_exit_code.register(SystemExit, exit_code)
 
 
 @_exit_code.register(KeyboardInterrupt)

@@ -75,7 +75,7 @@ class Leaf(abc.ABC):
         """
 
     @abc.abstractmethod
-    def values(self, here: memoryview, count: int) -> list[Any]:
+    def values(self, here: memoryview, count: int) -> list[object]:
         """What `write` wrote; arrays and tensors are views of the slots."""
 
 
@@ -120,7 +120,7 @@ class TensorLeaf(Leaf):
         else:
             torch.stack(values, out=target)
 
-    def values(self, here: memoryview, count: int) -> list[torch.Tensor]:
+    def values(self, here: memoryview, count: int) -> list[object]:
         import torch
 
         if not here.nbytes:
@@ -161,7 +161,7 @@ class ArrayLeaf(TensorLeaf):
             for k, value in enumerate(values):
                 target[k] = value
 
-    def values(self, here: memoryview, count: int) -> list[Any]:
+    def values(self, here: memoryview, count: int) -> list[object]:
         return list(np.frombuffer(here, self.exact).reshape(count, *self.shape))
 
 
@@ -199,14 +199,14 @@ class NumberLeaf(_ExactLeaf):
         except OverflowError:
             raise Mismatch from None
 
-    def values(self, here: memoryview, count: int) -> list[Any]:  # noqa: ARG002
+    def values(self, here: memoryview, count: int) -> list[object]:  # noqa: ARG002
         return list(np.frombuffer(here, self.exact).tolist())
 
 
 class ScalarLeaf(NumberLeaf):
     """A number of numpy's."""
 
-    def values(self, here: memoryview, count: int) -> list[Any]:  # noqa: ARG002
+    def values(self, here: memoryview, count: int) -> list[object]:  # noqa: ARG002
         return list(np.frombuffer(here, self.exact))
 
 
@@ -216,7 +216,7 @@ class ColumnLeaf(_ExactLeaf):
     def write(self, values: list[Any], here: memoryview) -> None:
         raise NotImplementedError
 
-    def values(self, here: memoryview, count: int) -> list[Any]:
+    def values(self, here: memoryview, count: int) -> list[object]:
         raise NotImplementedError
 
 

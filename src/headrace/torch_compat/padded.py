@@ -30,7 +30,7 @@ class PaddedCollate:
     def __init__(self, pad: Pad = 0) -> None:
         self._pad, self._default = (pad, 0.0) if isinstance(pad, Mapping) else ({}, pad)
 
-    def __call__(self, samples: Sequence[Any]) -> object:
+    def __call__(self, samples: Sequence[object]) -> object:
         fields: set[str] = set()
         table = samples.table() if isinstance(samples, RowsOfTables) and not is_extended() else None
         if table is None:
@@ -57,7 +57,7 @@ class PaddedCollate:
         fields.update(map(str, names))
         return {name: self._of_column(some, str(name)) for name, some in zip(names, table.columns, strict=True)}
 
-    def _of_column(self, values: Sequence[Any] | ArrayColumn, name: str) -> object:
+    def _of_column(self, values: Sequence[object] | ArrayColumn, name: str) -> object:
         return (
             torch.from_numpy(values.numbers) if isinstance(values, ArrayColumn) else self._collated(values, name, set())
         )

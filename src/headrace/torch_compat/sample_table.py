@@ -37,7 +37,7 @@ class ArrayColumn:
     shapes: list[tuple[int, ...]] | None = None
     are_tensors: bool = False
 
-    def views(self, chosen: Sequence[int]) -> list[Any]:
+    def views(self, chosen: Sequence[int]) -> list[object]:
         """The rows with these numbers, as views."""
         if self.shapes is None:
             arrays = [self.numbers[k] for k in chosen]
@@ -46,11 +46,10 @@ class ArrayColumn:
             arrays = [self.numbers[starts[k] : starts[k + 1]].reshape(self.shapes[k]) for k in chosen]
         return [_as_tensor(array) for array in arrays] if self.are_tensors else arrays
 
-    def is_like(self, other: list[Any] | ArrayColumn) -> bool:
+    def is_like(self, other: ArrayColumn) -> bool:
         """Whether all arrays of both have one form."""
         return (
-            isinstance(other, ArrayColumn)
-            and self.shapes is other.shapes is None
+            self.shapes is other.shapes is None
             and self.numbers.shape[1:] == other.numbers.shape[1:]
             and self.numbers.dtype == other.numbers.dtype
             and self.are_tensors == other.are_tensors
@@ -69,7 +68,7 @@ class SampleTable:
 
     count: int
     names: tuple[object, ...] | int | None
-    columns: list[list[Any] | ArrayColumn]
+    columns: list[list[object] | ArrayColumn]
 
     @classmethod
     def of(cls, samples: Sequence[Any]) -> SampleTable | None:
@@ -89,7 +88,7 @@ class SampleTable:
             if set(map(len, samples)) != {names}:
                 return None
             values = list(zip(*samples, strict=True))
-        columns = list[list[Any] | ArrayColumn]()
+        columns = list[list[object] | ArrayColumn]()
         for some in values:
             if (column := _column(some)) is None:
                 return None
@@ -99,8 +98,9 @@ class SampleTable:
     @classmethod
     def of_columns(cls, columns: Columns, bodies: ColumnBodies, count: int) -> SampleTable | None:
         """`count` samples that are columns of what was fetched (`headrace.formats.columns`)."""
-        made = list[list[Any] | ArrayColumn]()
-        for column in columns.values() if isinstance(columns, Mapping) else columns:
+        made = list[list[object] | ArrayColumn]()
+        named = columns if isinstance(columns, Mapping) else None
+        for column in columns if named is None else named.values():
             if not isinstance(column, Column):
                 made.append(list(column))
             elif column.values is not None:
@@ -111,14 +111,14 @@ class SampleTable:
                 made.append(ArrayColumn(numbers))
             else:
                 return None
-        return cls(count, tuple(columns) if isinstance(columns, Mapping) else len(columns), made)
+        return cls(count, len(columns) if named is None else tuple(named), made)
 
     def packed(self) -> list[PickledPart]:
         """For `serialize.write`; `serialize.unpack` gives it. Of what is in it, any pickler does."""
         buffers: list[pickle.PickleBuffer] = []
         return [pickle.dumps(self, protocol=5, buffer_callback=buffers.append), *(buffer.raw() for buffer in buffers)]
 
-    def samples(self) -> list[Any]:
+    def samples(self) -> list[object]:
         """All of them; their arrays are views."""
         values = [_values(column, range(self.count)) for column in self.columns]
         if self.names is None:
@@ -145,7 +145,7 @@ class RowsOfTables(AllMade):
     def __len__(self) -> int:
         return sum(len(chosen) for _, chosen in self._parts)
 
-    def views(self) -> list[Any]:
+    def views(self) -> list[object]:
         """All samples of the tables; their arrays are views."""
         return [sample for table, _ in self._parts for sample in table.samples()]
 
@@ -163,7 +163,7 @@ class RowsOfTables(AllMade):
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: slice) -> list[object]: ...
     def __getitem__(self, index: int | slice) -> Any:
         return list(self)[index]
 
@@ -179,17 +179,17 @@ class RowsOfTables(AllMade):
 
 
 def _joined(
-    parts: Sequence[tuple[list[Any] | ArrayColumn, Sequence[int]]], *, are_copied: bool = False
-) -> list[Any] | ArrayColumn:
+    parts: Sequence[tuple[list[object] | ArrayColumn, Sequence[int]]], *, are_copied: bool = False
+) -> list[object] | ArrayColumn:
     """Some values of each of several columns."""
-    first, _ = parts[0]
-    if not isinstance(first, ArrayColumn) or not all(first.is_like(column) for column, _ in parts):
+    arrays = [column for column, _ in parts if isinstance(column, ArrayColumn)]
+    if len(arrays) < len(parts) or not all(map(arrays[0].is_like, arrays)):
         values = [value for column, chosen in parts for value in _values(column, chosen)]
-        return [_copied(value) for value in values] if are_copied and isinstance(first, ArrayColumn) else values
+        return list(map(_copied, values)) if are_copied and arrays else values
+    first = arrays[0]
     numbers = np.empty((sum(len(chosen) for _, chosen in parts), *first.numbers.shape[1:]), first.numbers.dtype)
     at = 0
-    for column, chosen in parts:
-        assert isinstance(column, ArrayColumn)
+    for column, (_, chosen) in zip(arrays, parts, strict=True):
         np.take(column.numbers, chosen, 0, numbers[at : at + len(chosen)], "clip")  # any other mode copies it twice
         at += len(chosen)
     return ArrayColumn(numbers, None, first.are_tensors)
@@ -199,11 +199,11 @@ def _copied(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) else array.clone()
 
 
-def _values(column: list[Any] | ArrayColumn, chosen: Sequence[int]) -> list[Any]:
+def _values(column: list[object] | ArrayColumn, chosen: Sequence[int]) -> list[object]:
     return column.views(chosen) if isinstance(column, ArrayColumn) else [column[k] for k in chosen]
 
 
-def _column(values: Sequence[Any]) -> list[Any] | ArrayColumn | None:
+def _column(values: Sequence[Any]) -> list[object] | ArrayColumn | None:
     """One value of all samples; None: they are large, or such as only a pickle of each keeps as they are."""
     kinds = set(map(type, values))
     if _LEAVES.issuperset(kinds):

@@ -198,10 +198,10 @@ def _both(on: object) -> tuple[str, str]:
     return left, right
 
 
-def _keys(side: int, stream: Stream, on: str) -> list[Any]:
+def _keys(side: int, stream: Stream, on: str) -> list[object]:
     """The key of each sample, in the stream's order."""
     source, planning = stream.source.__sample_source__(), Planning(stream.pipeline(), 0)
-    names: Sequence[Any] = source.keys() if on == _KEY else range(0)
+    names: Sequence[object] = source.keys() if on == _KEY else range(0)
     keys = _read_keys(side, stream, on) if type(names) is range else names  # of a range they are numbers, and no names
     return [_hashable(keys[number], on) for number in _numbers(planning)]
 
@@ -243,5 +243,5 @@ def _hashable(key: Any, on: str) -> Any:
     return None if key != key else key  # noqa: PLR0124 (what is not a number is no key)
 
 
-def _shown(keys: Sequence[Any]) -> str:
+def _shown(keys: Sequence[object]) -> str:
     return ", ".join(f"{key!r:.50}" for key in keys[:3]) or "none"

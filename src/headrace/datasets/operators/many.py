@@ -45,7 +45,7 @@ def gives_many(function: Callable[[Any], object]) -> GivesMany:
 class Unbatch:
     """The samples of a batch: what `default_collate` has put together, taken apart again."""
 
-    def __call__(self, batch: object) -> list[Any]:
+    def __call__(self, batch: object) -> list[object]:
         return list(_samples(batch))
 
 

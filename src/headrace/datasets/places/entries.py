@@ -132,9 +132,10 @@ def survey_of(urls: Sequence[str]) -> Survey:
     from headrace.datasets.places.kinds import path_in
     from headrace.datasets.places.survey import surveyed
 
+    entries = urls if isinstance(urls, Entries) else None
     if not any(url.startswith(("http://", "https://")) for url in urls[:1]):
-        return urls.survey if isinstance(urls, Entries) else surveyed(packed(urls), 0)
-    return surveyed(packed(map(path_in, urls)), urls.start if isinstance(urls, Entries) else 0)
+        return surveyed(packed(urls), 0) if entries is None else entries.survey
+    return surveyed(packed(map(path_in, urls)), 0 if entries is None else entries.start)
 
 
 def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:

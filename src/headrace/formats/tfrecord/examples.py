@@ -62,8 +62,7 @@ def _features(data: bytes, lists: frozenset[str], limits: Limits) -> Iterator[tu
             value = _values(body)
         except ValueError as error:
             raise ValueError(f"feature {name[:80]!r}: {error}") from None
-        is_alone = isinstance(value, list) and len(value) == 1 and name not in lists
-        yield name, value[0] if is_alone and isinstance(value, list) else value
+        yield name, value[0] if isinstance(value, list) and len(value) == 1 and name not in lists else value
 
 
 def _sequences(data: bytes, limits: Limits) -> Iterator[tuple[str, object]]:
