@@ -37,6 +37,7 @@ _FIELDS_OF = {
 _OPTIONAL = frozenset(("batch_size", "shared_seed", "samples"))
 _NUMBERS = _OPTIONAL | {"num_workers", "base_seed", "batches", "known", "due", "turn", "epoch_of_samples", "run"}
 _NUMBER_MOST = 2**64
+_FLAGS = frozenset(("is_map", "economic", "is_finished", "is_over"))
 _DATA = {
     "count": "the data set has another number of samples",
     "sampler_type": "the sampler is of another kind",
@@ -83,6 +84,11 @@ def _loadable(loader: TorchLoader[object], state: dict[str, Any], *, force: bool
     ours = common(loader)
     loaded = _checked(state, is_economic=ours["economic"])
     _compare(loaded, ours, force=force)
+    if loaded["is_map"] and loaded["sampler"] is None:
+        raise StateMismatchError("sampler: it is missing, and data with __getitem__ needs one", field="sampler")
+    if not loaded["is_map"] and len(loaded["copies"]) != max(1, loaded["num_workers"]):
+        text = f"copies: {len(loaded['copies'])} of them, for num_workers={loaded['num_workers']}"
+        raise StateMismatchError(text, field="copies")
     if loaded["generator"] != ours["generator"]:
         raise StateMismatchError(
             f"generator: whether the loader has one, and its sampler: {loaded['generator']} in the state, "
@@ -171,13 +177,13 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     if state.get("sampler") is not None:
         parts.append(("sampler", state["sampler"], _FIELDS_OF["sampler"]))
     copies = state.get("copies", ())
-    parts += [("copies", known, _FIELDS_OF["copies"]) for known in (copies if isinstance(copies, list) else [copies])]
+    parts += [("copies", known, _FIELDS_OF["copies"]) for known in (copies if _is_row(copies) else [copies])]
     for where, part, names in parts:
         for name in names:
             if not isinstance(part, dict) or name not in part:
                 field = where or name
                 raise StateMismatchError(f"{field}: {name!r} is missing: this is no whole state", field=field)
-    _check_numbers(state)
+    _check_values(state)
     try:
         state["beyond"] = [(int(start), int(stop)) for start, stop in state["beyond"]]
     except (TypeError, ValueError) as error:
@@ -196,8 +202,8 @@ def _checked(state: Any, *, is_economic: bool) -> StateDict:
     return whole
 
 
-def _check_numbers(state: Mapping[str, Any]) -> None:
-    """Raise a StateMismatchError for a number that is none, or cannot be."""
+def _check_values(state: Mapping[str, Any]) -> None:
+    """Raise a StateMismatchError for a value of another type, or a number that cannot be."""
     parts = [("", state), *(("copies", known) for known in state["copies"])]
     parts += [] if state["sampler"] is None else [("sampler", state["sampler"])]
     for where, part in parts:
@@ -206,9 +212,12 @@ def _check_numbers(state: Mapping[str, Any]) -> None:
             is_number = type(value) is int and 0 <= value < _NUMBER_MOST
             if not is_number and not (value is None and name in _OPTIONAL):
                 raise StateMismatchError(f"{where or name}: {name!r} is {value!r:.50}", field=where or name)
-    for name in ("is_map", "economic", "is_finished"):
-        if type(state[name]) is not bool:
-            raise StateMismatchError(f"{name}: {state[name]!r:.50} is neither true nor false", field=name)
+        for name in _FLAGS & part.keys():
+            if type(part[name]) is not bool:
+                text = f"{where or name}: {name!r} is {part[name]!r:.50}, neither true nor false"
+                raise StateMismatchError(text, field=where or name)
+        if not isinstance(part.get("states", {}), dict | None):
+            raise StateMismatchError(f"{where}: 'states' is {part['states']!r:.50}", field=where)
 
 
 def _is_row(value: object) -> bool:

@@ -54,6 +54,9 @@ def generator() -> torch.Generator:
 TORCH: dict[str, Make] = {
     "map-style": lambda: hr.DataLoader(Squares(), batch_size=3, shuffle=True, generator=generator()),
     "iterable": lambda: hr.DataLoader(Counting(), batch_size=3),
+    "economic": lambda: hr.DataLoader(  # type: ignore[call-arg]
+        Squares(), 3, shuffle=True, generator=generator(), num_workers=2, economic=True, workers="thread"
+    ),
 }
 
 
@@ -130,16 +133,23 @@ def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make:
     with make() as loader:
         next(iter(loader))
         state = loader.state_dict()
-        for name, value in {
-            "batches": "x",
-            "due": -1,
-            "turn": None,
-            "copies": 3,
-            "base_seed": [],
-            "beyond": [[2]],
-        }.items():
-            with pytest.raises(hr.StateMismatchError):
-                loader.load_state_dict({**{k: v for k, v in state.items() if k != "check"}, name: value})
-            edited = {**state, name: value}
-            with pytest.raises(hr.StateMismatchError):
-                loader.load_state_dict({**edited, "check": whole_check(edited)})
+        wrong: list[tuple[str, object]] = [
+            ("batches", "x"),
+            ("due", -1),
+            ("turn", None),
+            ("copies", 3),
+            ("base_seed", []),
+            ("beyond", [[2]]),
+        ]
+        if state["is_map"]:
+            wrong += [("sampler", None)]
+            wrong += [("sampler", {**state["sampler"], name: 3}) for name in ("states", "is_over")]
+        else:
+            wrong += [("copies", [])]
+            wrong += [("copies", [{**state["copies"][0], name: 3}]) for name in ("states", "is_over")]
+        for name, value in wrong:
+            unchecked = {**{k: v for k, v in state.items() if k != "check"}, name: value}
+            for edited in (unchecked, {**unchecked, "check": whole_check(unchecked)}):
+                with pytest.raises(hr.StateMismatchError) as told:
+                    loader.load_state_dict(edited)
+                assert told.value.field == name
