@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import weakref
+from collections.abc import Callable, Coroutine
 
 import anyio
 import pytest
@@ -62,6 +64,40 @@ def test_pool_holds_nothing_of_what_is_done() -> None:
             gc.collect()
             assert [thing() for thing in things] == [None] * 4
             group.cancel_scope.cancel()
+
+    asyncio.run(main())
+
+
+class OnceCancelled:
+    """A group whose tasks are told of a cancellation once, which then ended with what they waited for."""
+
+    def __init__(self) -> None:
+        self.cancel_scope = anyio.CancelScope()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start_soon(self, work: Callable[..., Coroutine[None, None, None]], *args: object) -> None:
+        self.tasks.append(asyncio.get_running_loop().create_task(work(*args)))
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_pooled_task_ends_with_its_work_when_its_group_was_cancelled_meanwhile(is_cancelled: bool) -> None:
+    async def work(gate: asyncio.Event) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await gate.wait()
+
+    async def main() -> None:
+        group, gate = OnceCancelled(), asyncio.Event()
+        pool = TaskPool(group)  # type: ignore[arg-type]
+        pool.start_soon(work, gate)
+        await _turns(2)
+        if is_cancelled:
+            group.cancel_scope.cancel()
+            group.tasks[0].cancel()
+        gate.set()
+        await _turns(3)
+        assert [task.done() for task in group.tasks] == [is_cancelled]
+        group.tasks[0].cancel()
+        await asyncio.wait(group.tasks)
 
     asyncio.run(main())
 
