@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from drop_in.asked import Asked, told
+from drop_in.stateful_data import Counted, identity
 from torch.utils.data import Dataset
 
 import headrace as hr
@@ -239,3 +240,49 @@ def test_what_cannot_be_carried_is_named_where_workers_are_the_loaders() -> None
             next(iter(loader))
         assert str(caught.value).startswith(f"{name} (a _thread.lock) cannot be sent to a worker: cannot pickle")
         assert "multiprocessing_context" not in str(caught.value)
+
+
+class Locked(int):
+    """An index with an attribute that cannot be pickled."""
+
+    def __init__(self, _: int) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"multiprocessing_context": "fork"}, {"workers": "thread"}, {"economic": True}],
+    ids=["fork server", "fork", "thread", "economic"],
+)
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_index_that_cannot_be_carried_is_named(batch_size: int | None, options: dict[str, Any]) -> None:
+    sampler = [Locked(number) for number in range(4)]
+    is_single = batch_size is None or "economic" in options
+    with (
+        hr.DataLoader(Asked(len), batch_size, sampler=sampler, num_workers=1, **options) as loader,
+        pytest.raises(hr.CannotCarryError) as caught,
+    ):
+        next(iter(loader))
+    name = "sampler's index.lock" if is_single else "sampler's index[0].lock"
+    assert str(caught.value).startswith(f"{name} (a _thread.lock) cannot be sent to a worker: cannot pickle")
+    assert "numbers, texts or tuples" in str(caught.value)
+
+
+def test_indices_of_batches_that_are_made_again_are_carried_as_the_others() -> None:
+    class Own(int):
+        """Only this function knows it."""
+
+    def make() -> hr.DataLoader[Any]:
+        sampler = [Own(number) for number in range(6)]
+        return hr.DataLoader(
+            Counted(6), None, sampler=sampler, num_workers=1, collate_fn=identity, snapshot_every_n_steps=3
+        )
+
+    with make() as loader:
+        iterator = iter(loader)
+        for _ in range(5):
+            next(iterator)
+        state = loader.state_dict()
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [(5, 6)]

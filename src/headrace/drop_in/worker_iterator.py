@@ -33,7 +33,7 @@ from headrace.drop_in.starting import Starting
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.copy_states import LOST
-from headrace.drop_in.workers.messages import Start, WorkerConfig
+from headrace.drop_in.workers.messages import Start, WorkerConfig, packed_index
 from headrace.drop_in.workers.pool import TorchWorkerPool
 from headrace.drop_in.workers.records import MadeBatch
 from headrace.drop_in.workers.starter import WorkerHandle
@@ -156,12 +156,12 @@ class WorkerIterator(ResumableIterator):
             index = next(iter(self._index_sampler))
             for worker, known in enumerate(copies):
                 if known.blob is not None or not (known.is_over or is_finished):
-                    again[worker].append((index, known.batches - known.known))
+                    again[worker].append((packed_index(index), known.batches - known.known))
         elif not is_finished:
             for number, index in self._again:
                 turn, worker = divmod(number, self._num_workers)
                 if copies[worker].known <= turn < copies[worker].batches:
-                    again[worker].append((index, 1))
+                    again[worker].append((packed_index(index), 1))
         return [
             Start(known.blob, known.is_over, known.batches, tuple(again[worker]), is_finished)
             for worker, known in enumerate(copies)

@@ -36,15 +36,29 @@ def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str 
         values: what was to be sent, by the names that the user knows, such as "dataset" and "collate_fn".
         offer: what else may be done.
     """
-    found = (_found(value, name) for name, value in values.items())
-    what, why = next((reason for reason in found if reason is not None), (" and ".join(values) or "something", error))
-    text = f"{what} cannot be sent to a worker: {why}"
+    text = _refusal(error, values)
     return CannotCarryError(
         f"{text}. Workers are processes that are not forked from this one. "
         "Open it in the worker instead, when it is first used, in __getitem__, __iter__ or worker_init_fn, "
         f"and leave it None until then{offer and '; '}{offer}.",
         what=text,
     )
+
+
+def cannot_carry_index(error: BaseException, index: object) -> CannotCarryError:
+    """The same of what a sampler gave."""
+    text = _refusal(error, {"sampler's index": index})
+    return CannotCarryError(
+        f"{text}. Indices go to workers that run already, also where these were forked: have the sampler give "
+        "numbers, texts or tuples of them, and open the rest in __getitem__.",
+        what=text,
+    )
+
+
+def _refusal(error: BaseException, values: Mapping[str, object]) -> str:
+    found = (_found(value, name) for name, value in values.items())
+    what, why = next((reason for reason in found if reason is not None), (" and ".join(values) or "something", error))
+    return f"{what} cannot be sent to a worker: {why}"
 
 
 def why_not(value: object, name: str) -> str | None:

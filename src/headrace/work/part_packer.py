@@ -6,6 +6,7 @@ from headrace.failures import Failure, failures_among
 from headrace.memory import Arena
 from headrace.parts import KeyPart, ListPart, PackedPart, Part
 from headrace.torch_compat import serialize
+from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
 _PLAIN = {int, str}
 """Types of keys that any pickle carries as they are."""
@@ -44,8 +45,18 @@ class PartPacker:
         try:
             serialize.pack(keys)
         except Exception:
-            keys = [_sendable(key) for key in keys]
+            keys = [_sendable_key(key) for key in keys]
         return KeyPart(keys, serialize.pack_bytes, 0, len(keys))
+
+
+def _sendable_key(key: object) -> object:
+    try:
+        serialize.pack(key)
+    except Exception as error:
+        refusal = cannot_carry_index(error, key)
+        refusal.__cause__ = error
+        return Failure(serialize.pack_error(refusal))
+    return key
 
 
 def _sendable(sample: object) -> object:

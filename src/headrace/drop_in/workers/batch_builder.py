@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data._utils.collate import default_collate
 
-from headrace.drop_in.workers.messages import Result, Start, StateAfter, WorkerConfig, failed_by
+from headrace.drop_in.workers.messages import Result, Start, StateAfter, WorkerConfig, failed_by, unpacked_index
 from headrace.drop_in.workers.object_table import ObjectTable
 from headrace.forks import PROCESS, Original
 from headrace.torch_compat import serialize, worker_info
@@ -165,7 +165,8 @@ class BatchBuilder:
         self._open()
         load(self._iterator, states, "iterator")
         self._is_over, self._made = start.is_over, start.made
-        for index, times in start.again:
+        for packed, times in start.again:
+            index = unpacked_index(packed)
             for _ in range(times):
                 with contextlib.suppress(Exception):  # it was told when the batch was made first
                     self._collate(self._fetched(index) if self._config.auto_collation else self._one(index))

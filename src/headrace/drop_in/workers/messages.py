@@ -10,6 +10,7 @@ from headrace.failures import PackedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.errors import is_death, pack_worker_error
 from headrace.torch_compat.stateful import PackedStates
+from headrace.torch_compat.why_unpicklable import cannot_carry_index
 
 SlotsResult = tuple[Literal["slots"], int, int, int, list[list[object]]]
 """The segment's number, how many samples, how many slots, the columns that are not in slots."""
@@ -45,9 +46,18 @@ def failed_by(error: BaseException, number: int, *, in_thread: bool) -> Result:
 
 
 def packed_index(index: object) -> object:
-    """A batch's index as it goes over the wire: what is not the same object in every process as bytes."""
+    """A batch's index as it goes over the wire: what is not the same object in every process as bytes.
+
+    Raises:
+        CannotCarryError: it cannot be sent to another process; the message names the attribute at fault.
+    """
     kinds = set(map(type, index)) if isinstance(index, list) else {type(index)}
-    return index if kinds <= _PLAIN else serialize.pack_bytes(index)
+    if kinds <= _PLAIN:
+        return index
+    try:
+        return serialize.pack_bytes(index)
+    except Exception as error:
+        raise cannot_carry_index(error, index) from error
 
 
 def unpacked_index(packed: object) -> Any:
@@ -87,12 +97,12 @@ class Start:
         blob: the states of the data set and its iterator, packed; None where they have none.
         is_over: the data set has no more samples.
         made: how many batches of this epoch the worker had made.
-        again: indices of batches that were made after that state, and how often each: they are made, and dropped.
+        again: packed indices of batches that were made after that state, and how often each is made, and dropped.
         is_finished: the epoch was over: the next one is begun.
     """
 
     blob: PackedStates | None = None
     is_over: bool = False
     made: int = 0
-    again: tuple[tuple[Any, int], ...] = ()
+    again: tuple[tuple[object, int], ...] = ()
     is_finished: bool = False
