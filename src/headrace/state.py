@@ -311,7 +311,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         states: of every rank, in any order.
 
     Raises:
-        StateMismatchError: they are not of one run, or one is missing or there twice.
+        StateMismatchError: they are not of one run, or one is missing or there twice; or some ranks have
+            ended the epoch with `tail="uneven"`, and others have not.
     """
     packed = list(states)
     if not packed:
@@ -321,6 +322,8 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for one in packed[1:]:
         for name in _ALIKE:
             if one.get(name) != first.get(name):
+                if name == "epoch" and first["tail"] == "uneven":
+                    raise _some_have_ended(parts)
                 raise StateMismatchError(
                     f"the states are of different runs: {name} is {first.get(name)!r} and {one.get(name)!r}", field=name
                 )
@@ -367,6 +370,19 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     result = whole.pack(facts, np.zeros(0, np.int64))
     result["check"] = ""  # who merges has no order to take it from
     return result
+
+
+def _some_have_ended(parts: Sequence[State]) -> StateMismatchError:
+    epoch = min(part.epoch for part in parts)
+    ended = sorted(part.rank or 0 for part in parts if part.epoch > epoch)
+    others = sorted(part.rank or 0 for part in parts if part.epoch == epoch)
+    return StateMismatchError(
+        f"of epoch {epoch} the ranks {ended} have received all, and the ranks {others} have not: with tail='uneven' "
+        "ranks end after different numbers of steps, and such states cannot be merged.\n"
+        "Merge the states of a step of which every rank has received a batch, or of the end of the epoch on all ranks; "
+        "or go on with as many ranks, each from its own state",
+        field="epoch",
+    )
 
 
 def merged(parts: Sequence[State]) -> Cursor:

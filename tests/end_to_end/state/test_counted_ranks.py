@@ -357,6 +357,26 @@ def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(places: Plac
         world(stack, 2, data, states[1], batch_size=4, tail="uneven")
 
 
+def test_ranks_are_named_when_only_some_have_ended_an_uneven_epoch(places: Places) -> None:
+    written = places.write([22])
+    data = lambda: sources.source(MAP, written).map(Seen())
+    with ExitStack() as stack:
+        ranks = world(stack, 3, data, batch_size=7, tail="uneven")
+        iterators = [iter(loader) for loader in ranks.loaders]
+        batches = [[next(iterator, None) for iterator in iterators] for _ in range(2)]
+        assert [batch is None for batch in batches[1]] == [True, True, False]
+        states = ranks.states()
+        expected = r"epoch 0 the ranks \[0, 1\] have received all, and the ranks \[2\] have not: with tail='uneven'"
+        with pytest.raises(hr.StateMismatchError, match=expected) as caught:
+            merge_states(states)
+        assert caught.value.field == "epoch"
+        assert [next(iterator, None) for iterator in iterators] == [None] * 3
+        merge_states(ranks.states())
+    with ExitStack() as stack:
+        loaders = world(stack, 3, data, states, batch_size=7, tail="uneven").loaders
+        assert [len(list(loader)) for loader in loaders] == [1, 1, 0]
+
+
 def test_states_of_last_steps_are_refused_when_the_tail_is_another(places: Places) -> None:
     written = places.write([22])
     data = lambda: sources.source(MAP, written).map(Seen())
