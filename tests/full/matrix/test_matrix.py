@@ -96,7 +96,7 @@ class Cell:
         assert found != ALL
 
     def _ranks(self) -> None:
-        data = self.data(self.kind.index).shuffle("global", seed=2)
+        data = self.data(self.kind.index).shuffle(seed=2)
         for world in (2, 3):
             ranks = [self.seen(data, rank=rank, world_size=world) for rank in range(world)]
             assert len(set(map(len, ranks))) == 1, "as many steps on all"
