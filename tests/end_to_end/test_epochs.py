@@ -387,3 +387,50 @@ def test_peek_within_a_loop_loses_nothing_that_the_next_epoch_begins_with() -> N
             if number == 0:
                 loader.peek()
         assert next(batch.tolist() for batch in loader) == [8, 9, 0, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_server")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epoch_advances_with_the_last_batch_when_nobody_asks_for_one_more(num_workers: int, drop_last: bool) -> None:
+    with hr.DataLoader(
+        hr.from_map(range(10)), batch_size=4, num_workers=num_workers, drop_last=drop_last, shuffle=True
+    ) as loader:
+        counted = []
+        for epoch in range(2):
+            assert loader.epoch == epoch
+            counted.append([batch.tolist() for _, batch in zip(range(len(loader)), loader, strict=False)])
+        assert loader.epoch == 2
+        loader.set_epoch(0)
+        assert [[batch.tolist() for batch in loader] for _ in range(2)] == counted
+
+
+def test_epoch_does_not_advance_before_the_last_batch() -> None:
+    with hr.DataLoader(hr.from_map(range(10)), batch_size=4) as loader:
+        batches = iter(loader)
+        next(batches), next(batches)
+        assert loader.epoch == 0
+        next(batches)
+        assert loader.epoch == 1
+        loader.set_epoch(0)
+        assert list(batches) == []
+        assert loader.epoch == 0, "it was counted twice"
+
+
+def test_peek_at_the_only_batch_does_not_advance_the_epoch() -> None:
+    with hr.DataLoader(hr.from_map(range(4)), batch_size=4) as loader:
+        loader.peek()
+        assert loader.epoch == 0
+        next(iter(loader))
+        assert loader.epoch == 1
+
+
+def test_epoch_of_unknown_length_advances_when_it_is_used_up() -> None:
+    with hr.DataLoader(hr.from_map(range(10)).filter(lambda key: key != 3), batch_size=3) as loader:
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        assert loader.epoch == 0
+        assert list(batches) == []
+        assert loader.epoch == 1
