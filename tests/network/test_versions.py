@@ -25,6 +25,7 @@ HALF = 150_000
 MONDAY, TUESDAY = "Last-Modified: Mon, 01 Jan 2035 00:00:00 GMT", "Last-Modified: Tue, 02 Jan 2035 00:00:00 GMT"
 A, B = 'ETag: "a"', 'ETag: "b"'
 QUICK = FetchOptions(backoff_s=0.0, hedge_share=0, attempts=4)
+OBSTORE = {"client_options": {"http1_only": True}}
 
 SAME = [((), ()), ((A,), (A,)), ((MONDAY,), (MONDAY,)), ((A, MONDAY), (A,)), ((A, MONDAY), (A, TUESDAY))]
 CHANGED = [
@@ -154,9 +155,9 @@ async def test_next_read_of_an_object_is_of_the_version_that_the_first_was(
 ) -> None:
     """As formats read a table at the end, and then what it points to."""
     cached = FetchOptions(backoff_s=0.0, hedge_share=0, attempts=4, cache_dir=tmp_path)
-    for options in (QUICK, cached):
+    for options, storage in ((QUICK, None), (cached, None), (QUICK, OBSTORE)):
         answers = [part(BODY[:10], 0, 100, *before), part(BODY[10:20], 10, 100, *after)]
-        async with serving(*answers) as server, Reader(options, concurrency=2) as reader:
+        async with serving(*answers) as server, Reader(options, concurrency=2, storage_options=storage) as reader:
             room = memoryview(bytearray(10))
             span = await reader.read_into(server.url, 0, room)
             if error is None:

@@ -202,6 +202,17 @@ async def test_object_that_was_replaced_between_two_answers_is_an_error(fields: 
 
 
 @pytest.mark.asyncio
+async def test_answer_with_a_version_is_not_joined_to_one_without() -> None:
+    async with serving(ok(BODY), ok(BODY[::-1], 'ETag: "b"')) as server:
+        async with Reader(SMALL, concurrency=4) as reader:
+            rest, room = Rest(), bytearray(1000)
+            await reader.read_into(server.url, 300_000, memoryview(room), rest=rest)
+            with pytest.raises(ObjectChangedError, match="it had no version"):
+                await reader.read_into(server.url, 0, memoryview(room), rest=rest)
+            rest.release()
+
+
+@pytest.mark.asyncio
 async def test_whole_of_something_shorter_is_no_part_of_the_object() -> None:
     async with serving(Says(ok(BODY)[:400_000], "end"), chunked(b"<html>Please log in")) as server:
         async with Reader(SMALL, concurrency=4) as reader:

@@ -209,6 +209,35 @@ def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_pipe_in_the_place_of_an_entry_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
+    async def run() -> None:
+        cache = Cache(tmp_path, LARGE)
+        await keep(cache, URL, b"abc")
+        (entry,) = entries(tmp_path)
+        entry.unlink()
+        os.mkfifo(entry, 0o600)
+        with pytest.warns(RuntimeWarning, match="may have been written by others"):
+            assert not await settled(has(cache, URL))
+        assert entry.is_fifo()
+        await cache.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
+    async def run() -> None:
+        cache = Cache(tmp_path, LARGE)
+        await keep(cache, URL, b"abc")
+        (entry,) = entries(tmp_path)
+        os.chown(entry, 12345, -1)
+        with pytest.warns(RuntimeWarning, match="may have been written by others"):
+            assert not await settled(has(cache, URL))
+        await cache.aclose()
+
+    asyncio.run(run())
+
+
 def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
     async def run() -> None:
         cache = Cache(tmp_path / "above" / "cache", LARGE, data_set="one")

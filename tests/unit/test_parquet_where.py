@@ -150,12 +150,14 @@ def test_values_are_compared_exactly_where_their_types_differ(statistics: bool) 
         "nano": pa.array([-1, 2**62], pa.timestamp("ns")),
         "decimal": pa.array([Decimal(2**53), Decimal(2**53 + 1)], pa.decimal128(38, 10)),
         "tenth": pa.array([Decimal("0.10"), Decimal("0.11")], pa.decimal128(9, 2)),
+        "unsigned": pa.array([7, 2**64 - 1], pa.uint64()),
     })  # fmt: skip
     body = of_table(table, row_group_size=1, write_statistics=statistics)
     for *term, wanted in [
         ("nano", "<", dt.datetime(9999, 1, 1), [0, 1]), ("nano", "<=", dt.datetime(1, 1, 1), []),  # noqa: DTZ001
         ("nano", "in", [dt.datetime(9999, 1, 1)], []), ("nano", "<", dt.datetime(1970, 1, 1), [0]),  # noqa: DTZ001
         ("decimal", "==", 2.0**53, [0]), ("decimal", ">", 2.0**53, [1]), ("tenth", "==", 0.1, [0]),
+        ("unsigned", ">", 2**63, [1]), ("unsigned", "==", 2.0**64, []), ("unsigned", "<", 2.0**64, [0, 1]),
     ]:  # fmt: skip
         form = Parquet(columns=["row"], where=[tuple(term)])
         assert [one["row"] for one in opened(form, body, indexed(form, body))] == wanted, term

@@ -72,11 +72,26 @@ def link_away(home: Path) -> None:
     (home / "headrace").symlink_to(home.parent / "theirs")
 
 
+def link_by_others(home: Path) -> None:
+    (home.parent / "own" / "indexes").mkdir(parents=True)
+    home.mkdir()
+    (home / "headrace").symlink_to(home.parent / "own")
+    os.chown(home / "headrace", 12345, -1, follow_symlinks=False)
+
+
 def put_a_file(home: Path) -> None:
     home.write_text("")
 
 
-PLANTED = [open_the_home_for_all, open_for_all, open_for_others_groups, give_away, link_away, put_a_file]
+PLANTED = [
+    open_the_home_for_all,
+    open_for_all,
+    open_for_others_groups,
+    give_away,
+    link_away,
+    link_by_others,
+    put_a_file,
+]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
