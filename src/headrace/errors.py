@@ -257,10 +257,10 @@ def not_as_listed(url: str, why: str) -> ObjectChangedError:
     return ObjectChangedError(f"the object is another than was listed: {why}; {mend}", url=url)
 
 
-def not_as_indexed(url: str, why: str) -> ObjectChangedError:
+def not_as_indexed(url: str, why: str, key: str | None = None) -> ObjectChangedError:
     """The error of a shard that is not the one that an index was made of."""
     mend = "make the index anew (headrace index URL…), or read without one (index=None)"
-    return ObjectChangedError(f"the object is another than was indexed: {why}; {mend}", url=url)
+    return ObjectChangedError(f"the object is another than was indexed: {why}; {mend}", url=url, key=key)
 
 
 class FormatError(StageError):

@@ -9,6 +9,7 @@ import lzma
 import struct
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,15 @@ def test_frames_that_are_wrong_for_good_are_an_error_of_their_sample(server: Fau
         data[0]
     assert caught.value.key == "000000"
     assert data[19]["cls"] == b"19"
+
+
+def test_an_index_that_headers_in_frames_contradict_is_an_error(server: FaultServer) -> None:
+    _, index, name = serve(server)
+    place = f"memory://compressed/{name}-exchanged.hri"
+    exchanged = replace(index, rows=replace(index.rows, fields=index.rows.fields[::-1]))
+    memory.put(place, index_file([(f"{server.url}/{name}", exchanged)]))
+    with pytest.raises(hr.ObjectChangedError, match=r"in front of '000003\.bin' of 1 bytes lies '000003\.cls'"):
+        hr.stream(f"{server.url}/{name}", index=place)[3]
 
 
 def test_frames_are_unpacked_once_for_the_samples_that_lie_in_them(

@@ -6,15 +6,18 @@ import asyncio
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from end_to_end.tars import index_of_archive, numbered_samples, outcomes_of, put_index, put_shards, tar
+from end_to_end.tars import index_file, index_of_archive, numbered_samples, outcomes_of, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.formats.index.file import Entry, pack_directory
+from headrace.formats.index.shard import ShardIndex
 from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)
@@ -226,6 +229,46 @@ def serve_index_with_a_late_block(server: FaultServer, fault: str) -> hr.Stream:
     data = pack_directory(entries) + other + block
     place = server.add(f"{uuid.uuid4().hex}.hri", data, f"{fault},range={len(data) - len(block)}-")
     return hr.stream(url, index=place)
+
+
+def exchange_fields(index: ShardIndex) -> ShardIndex:
+    return replace(index, rows=replace(index.rows, fields=index.rows.fields[::-1]))
+
+
+def reverse_keys(index: ShardIndex) -> ShardIndex:
+    return replace(index, rows=replace(index.rows, keys=index.rows.keys[::-1]))
+
+
+def empty_labels(index: ShardIndex) -> ShardIndex:
+    """The index with a size of 0, and the checksum of no bytes, for each `cls`."""
+    assert index.crc is not None
+    is_label = index.rows.field == index.rows.fields.index("cls")
+    sizes = np.where(is_label, 0, index.rows.size)
+    return replace(index, rows=replace(index.rows, size=sizes), crc=np.where(is_label, 0, index.crc).astype(np.uint32))
+
+
+LIES = [exchange_fields, reverse_keys, empty_labels]
+
+
+async def got_by_number(data: Any) -> list[Any]:
+    return await asyncio.gather(*(data.aget(n) for n in range(TOTAL)), return_exceptions=True)
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("checked", [True, False])
+def test_an_index_that_headers_contradict_is_an_error(lie: Callable[[Any], Any], checked: bool) -> None:
+    url = f"memory://{uuid.uuid4().hex}/a.tar"
+    memory.put(url, tar(numbered_samples(0, TOTAL)))
+    index = lie(index_of_archive(url, asyncio.run(hr.read(url))))
+    place = url + ".hri"
+    memory.put(place, index_file([(url, index if checked else replace(index, crc=None))]))
+    data = hr.stream(url, index=place)
+    by_number = asyncio.run(got_by_number(data))
+    for got in (outcomes(data), outcomes(data.slice(0)), outcomes(data.shuffle("window")), by_number):
+        wrong = [one for one in got if isinstance(one, hr.ObjectChangedError)]
+        assert len(got) == TOTAL
+        assert len(wrong) == TOTAL - (lie is reverse_keys)  # the middle one keeps its key
+        assert all("was indexed: in front of '0000" in str(one) and one.key is not None for one in wrong)
 
 
 ALL_ORDERS = {**ORDERS, "window": lambda data: data.shuffle("window"), "global": lambda data: data.shuffle("global")}

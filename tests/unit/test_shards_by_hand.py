@@ -21,11 +21,12 @@ from headrace.errors import ChecksumError, ObjectChangedError, OptionError, Stat
 from headrace.failures import Failure
 from headrace.formats.tar.scanner import TarScanner
 from headrace.producers.indexed_shards import IndexedShardProducer, ReadWindow, ShardVisit
-from headrace.producers.members import Bounds, Checker
+from headrace.producers.members import Bounds, Checker, Members
 from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.producers.shards import ShardProducer
 from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.protocols import Version
+from headrace.rows import Rows
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ints
 
@@ -196,9 +197,11 @@ def _all_of_one(count: int) -> list[ReadWindow]:
 def test_checker_names_the_members_whose_bytes_are_others() -> None:
     data = b"aaaabbbbcccc"
     crc = np.array([crc32c_of(b"aaaa"), crc32c_of(b"xxxx"), crc32c_of(b"cccc")], np.uint32)
-    checker = Checker("memory://c", np.array([10, 14, 18]), np.array([4, 4, 4]), crc)
+    ones = np.arange(3)
+    rows = Rows(np.array([b"a", b"b", b"c"]), np.arange(4), np.zeros(3, np.int32), 10 + 4 * ones, 4 + 0 * ones, ("x",))
+    checker = Checker("memory://c", Members(rows, crc, 22, Version(22, None)), ones)
     assert len(checker.feed(memoryview(data), 10, True)) == 0
-    assert checker.bad == [1]
+    assert checker.wrong == {1: None}
 
 
 # Where they are looked for.

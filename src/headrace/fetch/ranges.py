@@ -22,7 +22,7 @@ class Requests(NamedTuple):
 
     Attributes:
         starts, stops: the bytes of each request, in ascending order.
-        number: for each wanted range the number of the one request that gets all of it; -1 where it has no bytes.
+        number: for each wanted range the number of the one request that gets all of it; -1 where none is needed.
     """
 
     starts: Ints
@@ -96,4 +96,4 @@ def member_requests(rows: Rows, *, gap: int, longest: int) -> Requests:
         ends = np.where(np.add.reduceat(rows.size, first) > 0, ends, begins)  # headers alone are not worth a request
     has_bytes = ends > begins
     number = np.repeat(np.where(has_bytes, np.cumsum(has_bytes) - 1, -1), np.diff(runs))
-    return Requests(begins[has_bytes], ends[has_bytes], np.where(rows.size > 0, number, -1))
+    return Requests(begins[has_bytes], ends[has_bytes], number)

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.checksums import crc32c_of
-from headrace.errors import ChecksumError, masked
+from headrace.errors import ChecksumError, StorageError, masked, not_as_indexed
 from headrace.failures import ErrorPacker, Failure
 from headrace.fetch.ranges import Requests, member_requests
+from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.memory import Lease
 from headrace.parts import ListPart, Part, RawPart
 from headrace.producer import Flow
@@ -31,12 +32,14 @@ class Members(NamedTuple):
         crc: CRC-32C of each member's bytes; None: not known.
         size: bytes of the shard.
         version: of the shard that this holds for.
+        has_headers: whether headers of a tar archive, in front of the members, have the keys and fields as names.
     """
 
     rows: Rows
     crc: NDArray[np.uint32] | None
     size: int
     version: Version
+    has_headers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,30 @@ class Bounds:
 
 
 class Checker:
-    """Compares members of a range with their checksums, in a worker; afterwards `bad` are those that differ."""
+    """Compares members of a range with their checksums and headers, in a worker.
 
-    def __init__(self, url: str, offsets: Ints, sizes: Ints, crc: NDArray[np.uint32]) -> None:
+    Attributes:
+        wrong: the numbers of the members that differ, and what their headers say; None where the bytes differ.
+    """
+
+    def __init__(self, url: str, members: Members, chosen: Ints) -> None:
         self.url = url
-        self.bad: list[int] = []
-        self._todo: tuple[Any, ...] = (offsets, sizes, crc)
+        self.wrong: dict[int, str | None] = {}
+        rows, crc = members.rows, members.crc
+        names = MemberNames.of(rows, chosen) if members.has_headers else None
+        checks = None if crc is None else crc[chosen], names
+        self._todo: tuple[Any, ...] = (rows.offset[chosen], rows.size[chosen], *checks)
 
     def feed(self, buffer: memoryview, offset: int, last: bool) -> Rows:  # noqa: ARG002 (as a scanner)
         """Check the members in `buffer`, the part of the shard at `offset`."""
-        offsets, sizes, crc = self._todo
+        offsets, sizes, crc, names = self._todo
         self._todo = ()  # it travels back
-        places = zip((offsets - offset).tolist(), sizes.tolist(), crc.tolist(), strict=True)
-        self.bad = [k for k, (at, size, wanted) in enumerate(places) if crc32c_of(buffer[at : at + size]) != wanted]
+        bodies = offsets - offset
+        self.wrong = {} if names is None else dict(misplaced(buffer, names, bodies, sizes))
+        if crc is not None:
+            places = zip(bodies.tolist(), sizes.tolist(), crc.tolist(), strict=True)
+            bad = [k for k, (at, size, wanted) in enumerate(places) if crc32c_of(buffer[at : at + size]) != wanted]
+            self.wrong |= dict.fromkeys(bad)
         return Rows.empty()
 
 
@@ -104,7 +118,7 @@ class MemberReads:
         last = np.maximum.accumulate(last)  # a sample waits for those before it, too
         needed = np.minimum.accumulate(first[::-1])[::-1]
         spans: dict[int, Lease] = {}
-        bad: set[int] = set()
+        bad: dict[int, str | None] = {}
         done = 0
         try:
             done = int(np.searchsorted(last, -1, side="right"))  # members without bytes need no request
@@ -126,35 +140,32 @@ class MemberReads:
             for lease in spans.values():
                 lease.release()
 
-    async def _wrong(self, n: int, offset: int, lease: Lease) -> set[int]:
+    async def _wrong(self, n: int, offset: int, lease: Lease) -> dict[int, str | None]:
         """Which members of a range are not what the index says, also when it is read again."""
-        crc = self._members.crc
-        if crc is None:
-            self._flow.loaded(lease)
-            return set()
         chosen = self._order[self._begins[n] : self._begins[n + 1]]
-        bad = await self._compare(chosen, offset, lease)
-        if bad:
+        if self._members.crc is None and not (self._members.has_headers and len(chosen) > 1):
+            self._flow.loaded(lease)
+            return {}
+        wrong = await self._compare(chosen, offset, lease)
+        if wrong:
             await self._ranges.again(offset, lease)
-            bad = await self._compare(chosen, offset, lease)
-        return {int(chosen[k]) for k in bad}
+            wrong = await self._compare(chosen, offset, lease)
+        return {int(chosen[k]): said for k, said in wrong.items()}
 
-    async def _compare(self, chosen: Ints, offset: int, lease: Lease) -> list[int]:
-        rows, crc = self._members.rows, self._members.crc
-        assert crc is not None
-        checker = Checker(self._url, rows.offset[chosen], rows.size[chosen], crc[chosen])
-        _, checked = await self._flow.scan(checker, lease, offset, True, self._ordinal)
+    async def _compare(self, chosen: Ints, offset: int, lease: Lease) -> dict[int, str | None]:
+        _, checked = await self._flow.scan(
+            Checker(self._url, self._members, chosen), lease, offset, True, self._ordinal
+        )
         if isinstance(checked, Failure):
             raise PackedFailureError(checked)
-        bad: list[int] = checked.bad
-        return bad
+        wrong: dict[int, str | None] = checked.wrong
+        return wrong
 
-    def _cut(self, start: int, stop: int, bad: set[int], base: int, spans: dict[int, Lease]) -> list[Part]:
+    def _cut(self, start: int, stop: int, bad: dict[int, str | None], base: int, spans: dict[int, Lease]) -> list[Part]:
         """The samples [start, stop) as parts, with an error in the place of each that has a bad member."""
         rows = self._members.rows
-        wrong = sorted({int(np.searchsorted(rows.starts, m, side="right")) - 1 for m in bad})
-        if rows.block is not None:
-            wrong = np.flatnonzero(np.isin(rows.block, wrong)).tolist()
+        said = {int(np.searchsorted(rows.starts, m, side="right")) - 1: bad[m] for m in sorted(bad, reverse=True)}
+        wrong = sorted(said) if rows.block is None else np.flatnonzero(np.isin(rows.block, list(said))).tolist()
         wrong = [k for k in wrong if start <= k < stop]
         parts: list[Part] = []
         for end in [*wrong, stop]:
@@ -162,7 +173,7 @@ class MemberReads:
                 held = [(base + at, lease.retain()) for at, lease in sorted(spans.items())]
                 parts.append(self._part(start, end, base, held))
             if end < stop:
-                parts.append(ListPart([Failure(self._pack_error(self._error(end)))]))
+                parts.append(ListPart([Failure(self._pack_error(self._error(end, said.get(end))))]))
             start = end + 1
         return parts
 
@@ -171,9 +182,11 @@ class MemberReads:
         rows = self._members.rows.cut(start, stop).as_read(self._numbers, place).shifted(base)
         return RawPart(rows, np.zeros(len(rows), np.int64), (masked(self._url),), spans, (base,))
 
-    def _error(self, sample: int) -> ChecksumError:
+    def _error(self, sample: int, said: str | None) -> StorageError:
         rows = self._members.rows
         key = rows.keys[sample].decode("utf-8", "surrogateescape")
+        if said is not None:
+            return not_as_indexed(self._url, said, key)
         block = sample if rows.block is None else int(rows.block[sample])
         members = slice(rows.starts[block], rows.starts[block + 1])
         start, stop = rows.offset[members], rows.offset[members] + rows.size[members]

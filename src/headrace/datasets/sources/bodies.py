@@ -14,6 +14,7 @@ from headrace.formats.compression.decompressor import unpack_frame
 from headrace.formats.compression.seekable import Frames
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
+from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.indexes.index import for_each
 from headrace.protocols import Reads, Version
 from headrace.types import Buffer
@@ -30,13 +31,23 @@ class Where(NamedTuple):
     limits: Limits
 
 
-async def bodies_at(reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None]) -> list[bytes]:
-    """The members at these (offset, size), checked; what lies together is read at once."""
+async def bodies_at(
+    reader: Reads,
+    where: Where,
+    places: list[tuple[int, int]],
+    crc: list[int | None],
+    names: MemberNames | None = None,
+) -> list[bytes]:
+    """The members at these (offset, size), checked; what lies together is read at once.
+
+    Args:
+        names: of the members in a tar archive, which are compared with headers that are read with the members.
+    """
     if not places:
         return []
     url, shard = where.url, where.shard
     if shard.frames is not None or where.is_packed:
-        return await _unpacked_bodies(reader, where, places, crc)
+        return await _unpacked_bodies(reader, where, places, crc, names)
     groups: list[list[int]] = []
     for k, (at, _) in enumerate(places):
         if groups and at - sum(places[groups[-1][-1]]) <= _GAP_BYTES:
@@ -48,13 +59,19 @@ async def bodies_at(reader: Reads, where: Where, places: list[tuple[int, int]], 
     async def read(group: list[int]) -> None:
         begin, end = places[group[0]][0], sum(places[group[-1]])
         inside = [(k, places[k][0] - begin, sum(places[k]) - begin) for k in group]
+        why: list[str | None] = []
 
         def is_right(data: Buffer) -> bool:
             for k, a, b in inside:
                 bodies[k] = bytes(data[a:b])
-            return all(crc[k] in (None, crc32c_of(bodies[k])) for k in group)
+            if names is not None:
+                why.append(_misplaced(data, begin, [places[k] for k in group], names.take(group)))
+            has_headers = not why or why[-1] is None or len(why) > 1
+            return has_headers and all(crc[k] in (None, crc32c_of(bodies[k])) for k in group)
 
         data = await reader.read(url, begin, end, check=is_right, version=version_of(shard))
+        if why and (said := why[-1]) is not None:
+            raise not_as_indexed(url, said)
         if len(data) < end - begin:
             raise _another(url, begin, end, len(data))
 
@@ -65,8 +82,19 @@ async def bodies_at(reader: Reads, where: Where, places: list[tuple[int, int]], 
     return bodies
 
 
+def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:
+    """What is wrong with the first member whose header in `data`, which begins at `start`, says something else."""
+    offsets, sizes = np.array(places, np.int64).T
+    wrong = misplaced(memoryview(data), names, offsets - start, sizes)
+    return next(iter(wrong.values()), None)
+
+
 async def _unpacked_bodies(
-    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None]
+    reader: Reads,
+    where: Where,
+    places: list[tuple[int, int]],
+    crc: list[int | None],
+    names: MemberNames | None,
 ) -> list[bytes]:
     """The same of a compressed shard: whole frames of it are read."""
     url, shard = where.url, where.shard
@@ -98,6 +126,8 @@ async def _unpacked_bodies(
             return None
         bodies = [whole[at - unpacked[0] : at - unpacked[0] + size] for at, size in places]
         is_right = all(want in (None, crc32c_of(body)) for body, want in zip(bodies, crc, strict=True))
+        if is_right and names is not None and (why := _misplaced(whole, unpacked[0], places, names)) is not None:
+            raise not_as_indexed(url, why)
         return bodies if is_right else None
 
     async def read() -> bytes | None:

@@ -18,14 +18,14 @@ from headrace.datasets.places.entries import version_at
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, Traits, Wanted
 from headrace.datasets.sources.bodies import Where, bodies_at, version_of
 from headrace.datasets.stored import StoredSource
-from headrace.errors import (
-    ChecksumError,
-    masked,
-)
+from headrace.errors import ChecksumError, ObjectChangedError, masked
 from headrace.formats.compression.decompressor import Decompressor
 from headrace.formats.format import Format, packing_of
+from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, SharedBlock
+from headrace.formats.tar.format import TAR
+from headrace.formats.tar.member_check import MemberNames
 from headrace.indexes.index import Index, for_each
 from headrace.producer import Producer
 from headrace.producers.members import Members
@@ -199,8 +199,9 @@ class IndexedShards(AsyncDataset):
             kept = [k for k in kept if any(names[k] in some for some in wanted)]
         try:
             where = Where(url, shard, packing_of(self.format, url) is not None, self.limits)
-            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept])
-        except ChecksumError as error:
+            called = MemberNames.of(rows, part.start + np.array(kept)) if self._has_headers(shard) and kept else None
+            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
+        except (ChecksumError, ObjectChangedError) as error:
             error.key = key
             raise
         sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
@@ -221,7 +222,10 @@ class IndexedShards(AsyncDataset):
             rows = rows.take(chosen)
         if wanted is not None and not (mask := _wanted_members(rows, wanted)).all():
             rows, crc = rows.only(mask), None if crc is None else crc[mask]
-        return Members(rows, crc, shard.size, version_of(shard))
+        return Members(rows, crc, shard.size, version_of(shard), self._has_headers(shard))
+
+    def _has_headers(self, shard: ShardIndex) -> bool:
+        return shard.has_names and self.format.name == TAR.name
 
     async def expected(self, ordinal: int) -> Expected:
         """What the index says of one shard, without its members where it does not tell those."""

@@ -40,6 +40,7 @@ class ShardIndex:
         etag: the object's version when the index was made, where the store has versions.
         frames: of a compressed archive; one that can only be read from its start is one frame.
         opened_bytes: about what all samples have once their blocks are opened, where that is more than was read.
+        has_names: whether keys and fields are known to be the names of members, as headers in the shard have them.
         kept: what its format keeps of what it has read more, while this is held.
         columns: (name, kind) of each field, where all samples have the same; shards that differ are no data set.
     """
@@ -51,6 +52,7 @@ class ShardIndex:
     frames: Frames | None = None
     opened_bytes: int = 0
     columns: tuple[tuple[str, str], ...] | None = None
+    has_names: bool = False
     kept: dict[int, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
@@ -101,7 +103,7 @@ class ShardIndex:
         crc = None
         if arrays.has("crc"):
             crc = arrays.ints("crc", len(rows.offset), most=2**32 - 1).astype(np.uint32)
-        return ShardIndex(rows, crc, -1 if size is None else size, etag, frames)
+        return ShardIndex(rows, crc, -1 if size is None else size, etag, frames, has_names=True)
 
 
 def gaps(offset: Ints, size: Ints, unit: int = TAR_BLOCK, *, end: int = 0) -> Ints:

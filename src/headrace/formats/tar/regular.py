@@ -64,6 +64,13 @@ def regular_run(view: memoryview, start: int, most: int, member_bytes: int) -> R
     return Run(_names(rows[:count]), heads[:count] + BLOCK, sizes[:count], stop, tried)
 
 
+def plain_members(view: memoryview, heads: Ints) -> tuple[NDArray[np.bytes_], Ints]:
+    """The names and sizes in the headers at `heads`; a size of -1 where one is not plain."""
+    rows = np.frombuffer(view, _HEADER, len(view) // BLOCK).take(heads // BLOCK)
+    is_regular = (rows["kind"] == ord("0")) & (rows["prefix"] == 0)
+    return rows["name"], np.where(is_regular, _octal(rows["size"]), -1)
+
+
 def _hop(view: memoryview, at: int, most: int) -> tuple[list[int], int]:
     """Where up to `most` regular headers from `at` on lie, by the size that each of them says; and what follows."""
     heads: list[int] = []

@@ -53,6 +53,7 @@ class TarScanner:
         error: the damage that was found; nothing is read after it. The sample before it is not known whole, unless
             the member that breaks a limit has another key.
         done: all of the archive was read, or `error` is set.
+        member: name, offset and size of the body of the last member; None behind an extended header.
     """
 
     longest_run = 4096
@@ -61,12 +62,12 @@ class TarScanner:
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
         self.error: FormatError | None = None
         self.done = False
+        self.member: tuple[bytes, int, int] | None = None
         self.url = url
         self._limits = limits
         self._samples = Grouper(limits)
         self._end = 0  # of what was fed
         self._next = 0  # header
-        self._member: tuple[bytes, int, int] | None = None  # name, body and size of the member before it
         self._extended: _Extended | None = None
         self._chain = 0  # extended headers that were read for the next member, and what they say of it
         self._name: bytes | None = None
@@ -155,7 +156,7 @@ class TarScanner:
                 if len(run.names):
                     bodies = offset + run.bodies
                     self._samples.add_run(run.names, bodies, run.sizes)
-                    self._member = run.names[-1].item(), int(bodies[-1]), int(run.sizes[-1])
+                    self.member = run.names[-1].item(), int(bodies[-1]), int(run.sizes[-1])
                     self._next = offset + run.stop
                     continue
             self._step(bytes(view[start : start + BLOCK]), at)
@@ -198,7 +199,7 @@ class TarScanner:
                 raise
         self._chain, self._name, self._size = 0, None, None
         self._next += size + 511 & -BLOCK
-        self._member = name, at + BLOCK, size
+        self.member = name, at + BLOCK, size
         if header.kind in _REGULAR:
             self._samples.add([name], [at + BLOCK], [size])
         elif header.kind not in _PASSED_OVER:
@@ -214,7 +215,7 @@ class TarScanner:
         size = read_size(header.size, False, self._limits.header_bytes, at)
         self._next += size + 511 & -BLOCK
         self._extended = _Extended(header.kind, at, size)
-        self._member = None
+        self.member = None
 
     def _collect(self, extended: _Extended, view: memoryview, offset: int) -> bool:
         """Gather the body of an extended header; whether it is complete."""
@@ -246,9 +247,9 @@ class TarScanner:
         if end == 0:
             raise FormatError("the archive is empty: it has not even an end mark", offset=0)
         if self._next > end:
-            if self._member is None:
+            if self.member is None:
                 raise FormatError("the archive is truncated: it ends inside an extended header", offset=end)
-            name, body, size = self._member
+            name, body, size = self.member
             raise FormatError(
                 f"the archive is truncated: it ends inside the member {shown(name)}, {size} bytes from byte {body} on",
                 key=key_of(name),

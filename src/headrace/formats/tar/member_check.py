@@ -1,0 +1,121 @@
+"""The headers in front of members, compared with what an index says of these members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.formats.limits import Limits
+from headrace.formats.tar.headers import BLOCK, header_name, shown
+from headrace.formats.tar.regular import plain_members
+from headrace.formats.tar.scanner import TarScanner
+from headrace.rows import Rows
+from headrace.types import Ints
+
+_SHORT = "S101"
+_FEWEST_MEMBERS = 32  # measured: below, a loop takes less time than arrays
+_MOST = 2**53
+# what is compared lies in memory already, and was within the limits when it was indexed
+_NO_LIMITS = Limits(member_bytes=_MOST, header_bytes=_MOST, name_bytes=_MOST, extension_chain=_MOST, fields=_MOST)
+
+
+class MemberNames(NamedTuple):
+    """The names that an index gives some members of a tar archive. They are not joined: an index may claim long ones.
+
+    Attributes:
+        keys: of samples.
+        sample: the number of each member's sample among these.
+        fields: of samples.
+        field: the number of each member's field among these.
+    """
+
+    keys: NDArray[np.bytes_]
+    sample: Ints
+    fields: tuple[str, ...]
+    field: NDArray[np.int32]
+
+    @staticmethod
+    def of(rows: Rows, members: Ints) -> MemberNames:
+        """Those of some members of a table, by their numbers in ascending order."""
+        sample = np.searchsorted(rows.starts, members, side="right") - 1
+        first, last = (int(sample[0]), int(sample[-1])) if len(sample) else (0, -1)
+        return MemberNames(rows.keys[first : last + 1], sample - first, rows.fields, rows.field[members])
+
+    def take(self, members: Sequence[int]) -> MemberNames:
+        return self._replace(sample=self.sample[members], field=self.field[members])
+
+    def name(self, member: int) -> bytes:
+        """The name of a member, with the field in lower case."""
+        return bytes(self.keys[self.sample[member]]) + _suffix(self.fields[self.field[member]])
+
+    def short(self, members: Ints) -> NDArray[np.bytes_]:
+        """The same of several members, cut behind what a header without extensions can hold."""
+        fields = np.array([_suffix(name) for name in self.fields], _SHORT)
+        return np.strings.add(self.keys.astype(_SHORT)[self.sample[members]], fields[self.field[members]]).astype(
+            _SHORT
+        )
+
+
+def _suffix(field: str) -> bytes:
+    return b"." + field.encode("utf-8", "surrogateescape")
+
+
+def misplaced(view: memoryview, names: MemberNames, bodies: Ints, sizes: Ints) -> dict[int, str]:
+    """What is wrong with those members whose headers say something else, by their numbers.
+
+    Members whose header is not in `view` are not compared. Nor is the first one, whose header may begin before `view`.
+
+    Args:
+        view: a part of an archive.
+        names: of the members.
+        bodies: where in `view` each body begins, in ascending order.
+        sizes: of the bodies, in bytes.
+    """
+    heads = bodies - BLOCK
+    is_doubtful = (heads >= 0) & (bodies <= len(view)) & (np.arange(len(heads)) > 0)
+    if len(heads) >= _FEWEST_MEMBERS:
+        even = np.flatnonzero(is_doubtful & (heads % BLOCK == 0))
+        said_names, said_sizes = plain_members(view, heads[even])
+        is_doubtful[even] = (said_names != names.short(even)) | (said_sizes != sizes[even])
+    wrong: dict[int, str] = {}
+    for k in np.flatnonzero(is_doubtful).tolist():
+        body, wanted = int(bodies[k]), (names.name(k), int(sizes[k]))
+        alone = _plain_member(view[body - BLOCK : body])
+        if alone == wanted:
+            continue
+        behind_last = int(bodies[k - 1] + sizes[k - 1]) + BLOCK - 1 & -BLOCK
+        extended = _member_at(view, behind_last, body)  # by all headers that lie between them
+        if wanted not in (extended, _member_at(view, body - BLOCK, body)):
+            what = "no header of a member" if alone is None else f"{shown(alone[0])} of {alone[1]} bytes"
+            wrong[k] = f"in front of {shown(wanted[0])} of {wanted[1]} bytes lies {what}"
+    return wrong
+
+
+def _plain_member(header: memoryview) -> tuple[bytes, int] | None:
+    """Name and size in the header of a regular member; None if it is another header, or none."""
+    block = bytes(header)
+    digits = block[124:136].strip(b" \0")
+    if block[156:157] not in (b"0", b"\0") or not digits or digits.strip(b"01234567"):
+        return None
+    return header_name(block), int(digits, 8)
+
+
+def _member_at(view: memoryview, begin: int, body: int) -> tuple[bytes, int] | None:
+    """Name and size of the member whose body lies at `body`, by the headers from `begin` on; None if there is none."""
+    if begin >= body or (body - begin) % BLOCK:
+        return None
+    scanner = TarScanner("", _NO_LIMITS)
+    scanner.feed(view[begin:body], 0, last=False)
+    if scanner.error is not None or scanner.member is None:
+        return None
+    name, at, size = scanner.member
+    return (_as_indexed(name), size) if at == body - begin else None
+
+
+def _as_indexed(name: bytes) -> bytes:
+    """`name` with its field in lower case."""
+    dot = name.find(b".", name.rfind(b"/") + 1)
+    return name[:dot] + _suffix(name[dot + 1 :].decode("utf-8", "surrogateescape").lower()) if dot >= 0 else name
