@@ -110,11 +110,23 @@ def test_a_bomb_is_refused() -> None:
     assert isinstance(error, hr.LimitError)
 
 
-def test_zeros_that_follow_the_end_of_an_archive_are_no_bomb() -> None:
+@pytest.mark.parametrize("ending", PACK)
+def test_zeros_that_follow_the_end_of_an_archive_are_no_bomb(ending: str) -> None:
     limits = hr.Limits(unpacked_free_bytes=4 * 2**20)
-    url = put(gzip.compress(tar(numbered_samples(0, 3)) + bytes(40 * 2**20)), "tar.gz")
+    url = put(PACK[ending](tar(numbered_samples(0, 3)) + bytes(40 * 2**20)), f"tar.{ending}")
     assert [sample["__key__"] for sample in hr.stream(url, limits=limits)] == ["000000", "000001", "000002"]
     assert len(asyncio.run(indexed(url, limits)).rows) == 3
+
+
+@pytest.mark.parametrize("ending", ["bz2", "xz", "zst"])
+def test_zeros_in_members_and_more_behind_zeros_are_a_bomb(ending: str) -> None:
+    limits = hr.Limits(unpacked_free_bytes=2**20)
+    zeros = bytes(40 * 2**20)
+    for whole in (tar([("a", {"bin": zeros})]), tar([("a", {"bin": b"x"})]) + zeros + b"x" * 2**22):
+        url = put(PACK[ending](whole), f"tar.{ending}")
+        assert isinstance(batches(hr.stream(url, limits=limits), batch_size=None)[-1], hr.LimitError)
+        with pytest.raises(hr.LimitError):
+            asyncio.run(indexed(url, limits))
 
 
 async def indexed(url: str, limits: hr.Limits) -> ShardIndex:

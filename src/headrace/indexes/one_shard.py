@@ -155,6 +155,11 @@ class _Scan:
         self._scanner, self._takes = scanner, takes
         self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that samples not yet known whole may lie in
 
+    @property
+    def has_ended(self) -> bool:
+        """True if nothing but padding may follow."""
+        return getattr(self._scanner, "has_ended", False)
+
     def feed(self, data: memoryview, *, last: bool) -> None:
         rows = self._scanner.feed(data, self.end, last)
         if self._scanner.error is not None:
@@ -199,6 +204,7 @@ class _Unpacked:
             if self._filled < len(self._piece):
                 break
             self._scan.feed(self._piece, last=False)
+            self._decompressor.is_past_end = self._scan.has_ended
             self._begin()
         if last:
             self._decompressor.finish()

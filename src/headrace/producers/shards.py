@@ -171,6 +171,8 @@ class ShardProducer:
                     rows, scanner = await flow.scan(scanner, lease, offset, is_last, ordinal)
                     if isinstance(scanner, Failure):
                         return scanner
+                    if unpacks is not None:
+                        unpacks.is_past_end = getattr(scanner, "has_ended", False)  # others than a tar's never say it
                     if len(rows):
                         leased = [(base + start, held.retain()) for start, held in sorted(spans.items())]
                         own, zeros = rows.shifted(base).as_read(), np.zeros(len(rows), np.int64)

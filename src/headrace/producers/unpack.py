@@ -21,6 +21,8 @@ UNPACKED_MOST = 2**40
 class Unpacks(Protocol):
     """Decompresses successive pieces; see `headrace.formats.compression.decompressor.Decompressor`."""
 
+    is_past_end: bool
+
     def feed(self, data: memoryview) -> None: ...
 
     def read_into(self, target: memoryview) -> int: ...

@@ -24,6 +24,7 @@ __all__ = ["Decompressor", "Frames", "kind_of", "seek_table", "seek_table_bytes"
 
 
 _ZEROS_FOR_A_BYTE = 8
+_PADDING_MOST = 2**36  # bytes: a minute or two of nothing but zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,10 @@ class Decompressor:
     One thread uses it at a time; the GIL is free while the library works. Damage is raised when all that came out
     before it was read, and again by whatever is called then.
 
+    Attributes:
+        is_past_end: whether the archive inside has ended. Zeros that follow are padding, which no ratio limits up to
+            64 GiB. The caller sets it.
+
     Example:
         >>> import gzip
         >>> archive = Decompressor("gzip", "file:///train.tar.gz")
@@ -113,8 +118,8 @@ class Decompressor:
             kind: "gzip", "zstd", "bzip2", "xz" or "lz4", as `kind_of` says.
             url: for errors.
             limits: of which `window_bytes`, `unpacked_ratio` and `unpacked_free_bytes` hold here.
-            is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives. gzip cannot pack
-                them more tightly than that allows by default. For callers that hold little of what comes out.
+            is_padded: Allow eight times the ratio for zeros, as they follow the end of tar archives, until
+                `is_past_end` is set. For callers that hold little of what comes out.
 
         Raises:
             OptionError: the kind is not known, or its library is not installed.
@@ -133,8 +138,8 @@ class Decompressor:
         self._padding = 0  # zeros since the last frame
         self._ready = memoryview(b"")  # came out, and had no room
         self._unpacked = 0
-        self._zeros = 0  # of these, in steps that gave nothing else
-        self._is_padded = is_padded
+        self._spared = 0  # zeros that no ratio limits, in steps that gave nothing else
+        self._is_padded, self.is_past_end = is_padded, False
 
     def feed(self, data: Buffer) -> None:
         """Take the next bytes of the object; they are copied."""
@@ -208,9 +213,9 @@ class Decompressor:
         self._unpacked += len(out)
         fed = self._offset + used + self._frame.held
         if self._is_padded and out[:1] == b"\0" and not out.rstrip(b"\0"):
-            self._zeros += len(out)
-        counted = self._unpacked - self._zeros + self._zeros // _ZEROS_FOR_A_BYTE
-        if counted > max(self._limits.unpacked_free_bytes, self._limits.unpacked_ratio * fed):
+            is_padding = self.is_past_end and self._unpacked <= _PADDING_MOST
+            self._spared += len(out) if is_padding else len(out) - len(out) // _ZEROS_FOR_A_BYTE
+        if self._unpacked - self._spared > max(self._limits.unpacked_free_bytes, self._limits.unpacked_ratio * fed):
             raise LimitError(
                 f"{fed} bytes of {self._name} data become {self._unpacked} or more; the limit is "
                 f"{self._limits.unpacked_ratio} bytes for each (unpacked_ratio), once "

@@ -92,6 +92,11 @@ class TarScanner:
         """Where the next header lies, as far as that is known."""
         return self._next
 
+    @property
+    def has_ended(self) -> bool:
+        """True if an end mark follows at least one member, so that nothing but padding may come."""
+        return self._ended and self.member is not None
+
     def skip(self, offset: int) -> None:
         """Go on at `offset`, which is not beyond the next header: what lies before it is of a body, and tells nothing.
 
