@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
-from headrace.errors import LoaderBusyError, OptionError, StateMismatchError
+from headrace.errors import LoaderBusyError, OptionError, StateMismatchError, printable
 from headrace.loader import DataLoader
 
 log = logging.getLogger("headrace")
@@ -238,13 +238,13 @@ def _state_of(loader: DataLoader[object]) -> dict[str, object]:
 
 
 def _no_state(why: str) -> dict[str, object]:
-    log.warning("the loader's place in its data is not saved: %s", why)
+    log.warning("the loader's place in its data is not saved: %s", printable(why))
     return {"no_state": why}
 
 
 def _go_on(loader: DataLoader[object], state: Mapping[str, object]) -> None:
     if "no_state" in state:
-        log.warning("the loader begins an epoch anew: %s", state["no_state"])
+        log.warning("the loader begins an epoch anew: %s", printable(str(state["no_state"])))
     else:
         loader.load_state_dict(state)
 

@@ -104,7 +104,7 @@ async def _run(given: argparse.Namespace) -> int:
         return 1
     if not given.quiet:
         where = "beside the shards" if given.beside else f"in {masked(output)}"
-        print(_summary(progress, reader.meter, where, time.monotonic() - began), end="")
+        print(printable(_summary(progress, reader.meter, where, time.monotonic() - began)), end="")
     return 0
 
 

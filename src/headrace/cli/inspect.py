@@ -96,7 +96,7 @@ def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[st
         for facts in facts_of_videos(urls if given.check else urls[: given.samples], options):
             if seen < given.samples:
                 print(printable(f"video {facts.url}"))
-                print("".join(f"  {line}\n" for line in facts.lines), end="")
+                print(printable("".join(f"  {line}\n" for line in facts.lines)), end="")
             seen, frames = seen + 1, frames + facts.frames
     except HeadraceError as error:
         print(f"damage: behind {seen:,} videos: {error}")

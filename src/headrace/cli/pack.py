@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from headrace.cli.settings import add_storage_to, count, say, storage_options
-from headrace.errors import HeadraceError, OptionError, masked
+from headrace.errors import HeadraceError, OptionError, masked, printable
 
 _DESCRIPTION = """\
 Write the samples of a place, of any format, in their order as shards: WebDataset's tar, each with its index beside it,
@@ -293,7 +293,7 @@ def _run(given: argparse.Namespace) -> int:
     if not given.quiet:
         kept = f" ({first:,} of them from before)" if first else ""
         print(
-            f"{journal.shards:,} shards with {journal.samples:,} samples{kept} in {masked(output)}, "
+            f"{journal.shards:,} shards with {journal.samples:,} samples{kept} in {printable(masked(output))}, "
             f"{time.monotonic() - began:.1f} s"
         )
     journal.remove()

@@ -23,7 +23,7 @@ from headrace.datasets.operators.values import (
 from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup
 from headrace.datasets.source import KeepsKey, SampleSource
-from headrace.errors import OptionError
+from headrace.errors import OptionError, printable
 from headrace.functions import is_async
 from headrace.tasks import Step
 from headrace.torch_compat.collate_by_torch import for_workers
@@ -53,7 +53,7 @@ class _Compiler:
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self.passed = [f"{source.text:.{_SOURCE_MOST}}"]  # what samples have passed, for errors
+        self.passed = [printable(f"{source.text:.{_SOURCE_MOST}}")]  # what samples have passed, for errors
         self._order = OrderBuilder()
         self._keeps: list[KeepsKey] = []
         self._levels: list[tuple[GroupOperator | None, list[EachSample], int | None]] = [(None, [], None)]

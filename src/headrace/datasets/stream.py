@@ -15,7 +15,7 @@ from headrace.datasets.operators.values import Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.telling import told
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, printable
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
 from headrace.torch_compat.tracebacks import trimming
@@ -113,7 +113,7 @@ class Stream(Operators["Stream"]):
 
     def __repr__(self) -> str:
         named = (operator.text for operator in self.operators if not operator.is_implied)
-        return ".".join([self.source.__sample_source__().text, *named])
+        return printable(".".join([self.source.__sample_source__().text, *named]))
 
     def describe(self, samples: int = 0) -> str:
         """The stream in words: what it reads, why that was taken for what it is, and its operators, one a line.
@@ -135,7 +135,7 @@ class Stream(Operators["Stream"]):
         lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators]
         if samples:
             lines += [f"  first: {line}" for line in told(self.take(samples))]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def without_short_batches(self) -> Stream:
         """The same stream, a short last batch left out by what makes those that it gives."""

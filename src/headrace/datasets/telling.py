@@ -11,7 +11,7 @@ from typing import Any
 _WIDTH = 100
 _FIELDS = 40
 _BYTES = 24
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def told(samples: Iterable[object]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.engine.epoch_plan import EpochPlan
-from headrace.errors import OptionError
+from headrace.errors import OptionError, printable
 from headrace.left_out import open_file
 from headrace.positions import divided
 from headrace.scheduler.skips import SkipMeters
@@ -47,7 +47,8 @@ class Quarantine:
         try:
             self._append(json.dumps(line).encode() + b"\n")
         except OSError as why:
-            log.error("quarantine %s cannot be written, and lacks a sample of epoch %d: %s", self._path, epoch, why)
+            path = printable(self._path)
+            log.error("quarantine %s cannot be written, and lacks a sample of epoch %d: %s", path, epoch, why)
 
     def _append(self, line: bytes) -> None:
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
+from headrace.errors import printable
 from headrace.fetch.cache_folder import Cached, CacheFolder, DamagedError
 from headrace.fetch.threads import Threads
 from headrace.protocols import Span
@@ -254,7 +255,7 @@ class Cache:
 
     def _warn(self, what: str, error: BaseException) -> None:
         text = f"the cache {self._folder.path} {what}; reads do without ({type(error).__name__}: {error})"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warnings.warn(printable(text), RuntimeWarning, stacklevel=2)
 
 
 def _identity(url: str) -> str:

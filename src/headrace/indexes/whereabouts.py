@@ -13,7 +13,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from headrace.errors import OptionError, masked
+from headrace.errors import OptionError, masked, printable
 from headrace.fetch.stores.addresses import split
 from headrace.fetch.stores.registry import WEB_SCHEMES
 from headrace.formats.format import Format
@@ -125,7 +125,7 @@ def _remove(path: Path, pid: int) -> None:
 @cache
 def _warn(what: str) -> None:
     text = f"{what}; set XDG_CACHE_HOME to a folder that this user alone can write to"
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+    warnings.warn(printable(text), RuntimeWarning, stacklevel=4)
 
 
 def _digest(urls: Iterable[str], storage_options: Mapping[str, object] | None, form: Format | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import context
 from typing import Any
 
-from headrace.errors import OptionError
+from headrace.errors import OptionError, printable
 from headrace.functions import name_of
 from headrace.kept.file import SampleFile, table_end
 from headrace.kept.fingerprint import NotKnownError, ValueDigest
@@ -138,7 +138,7 @@ class Keeping:
     def _warn(self, what: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f".cache(): {what}", RuntimeWarning, stacklevel=2)
+            warnings.warn(printable(f".cache(): {what}"), RuntimeWarning, stacklevel=2)
 
 
 class WorkersKeeping(Keeping):

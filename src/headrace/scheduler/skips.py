@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from headrace.delivery import RaisedError
-from headrace.errors import OptionError, StageError
+from headrace.errors import OptionError, StageError, printable
 from headrace.failures import ErrorPacker, Origin, PackedError, Scope
 from headrace.options import SkipPolicy
 
@@ -158,7 +158,7 @@ class Skips:
 def _shown(text: Callable[[], str], otherwise: str) -> str:
     """A text that the user's own code makes: of some length, and if that fails, it must not end the epoch."""
     try:
-        return text()[:_SHOWN_MOST]
+        return printable(text()[:_SHOWN_MOST])
     except Exception:
         return otherwise
 

@@ -20,7 +20,7 @@ from headrace.datasets.places.entries import check_listed
 from headrace.datasets.source import KeepsKey, SampleSource, SourceOrders, Traits
 from headrace.datasets.sources.files import Facts
 from headrace.datasets.stored import StoredSource
-from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed
+from headrace.errors import FormatError, LimitError, ObjectChangedError, OptionError, masked, not_as_indexed, printable
 from headrace.formats.mp4.frames import BODIES, PIECES
 from headrace.formats.mp4.pieces import Piece, pieces_of
 from headrace.formats.mp4.table import VideoTable
@@ -273,7 +273,7 @@ async def read_frames(
         return pieces, await for_each(len(spans), body)
     except ObjectChangedError as error:
         if videos.place is not None:
-            error.add_note(f"its tables are from {masked(videos.place)}: make it anew, or give index=None")
+            error.add_note(printable(f"its tables are from {masked(videos.place)}: make it anew, or give index=None"))
         raise
 
 
