@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import shutil
 import tarfile
@@ -160,6 +161,24 @@ def test_names_without_a_format_are_known_by_their_first_bytes(put: Any) -> None
     data = hr.stream("memory://place/parts")
     assert [sample["n"] for sample in data] == [0, 1, 10, 11]
     assert "by the first bytes of memory://place/parts/part-00000" in data.describe()
+
+
+@pytest.mark.parametrize("name", ["part-000", "part-000.json", "part-000.cls", "part-000.lz4"])
+@pytest.mark.parametrize(("ending", "pack"), [
+    ("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstandard.compress)
+])  # fmt: skip
+def test_compressed_objects_whose_names_do_not_say_so_are_refused_with_the_way_round(
+    put: Any, name: str, ending: str, pack: Callable[[bytes], bytes]
+) -> None:
+    put(f"packed/{name}", pack(b'{"n": 1}\n' * 9))
+    for place in (f"packed/{name}", "packed/part-*", "packed/", "packed"):
+        with pytest.raises(
+            OptionError, match=rf"{name} is .* data, .*\.jsonl\.{ending}', or .*\.{ending}' and format="
+        ):
+            hr.stream(f"memory://place/{place}")
+    put(f"named/part-000.{ending}", pack(b'{"n": 1}\n' * 9))
+    for place in (f"named/part-000.{ending}", "named/part-*", "named/"):
+        assert len(list(hr.stream(f"memory://place/{place}"))) == 9
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from headrace.datasets.places.entries import Entries, entries_of, listed_of, onl
 from headrace.datasets.places.patterns import Pattern, is_pattern
 from headrace.datasets.places.urls import expand
 from headrace.errors import OptionError, StorageError, masked
-from headrace.formats.compression.decompressor import begin_of, kind_of
+from headrace.formats.compression.decompressor import (
+    begin_of,
+    ending_of,
+    kind_by_bytes,
+    kind_of,
+    path_of,
+    without_compression,
+)
 from headrace.formats.folders import beside, check_each_once
 from headrace.formats.format import Format, ShardEntry, packing_of
 from headrace.formats.limits import Limits
@@ -206,11 +213,23 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
     Args:
         head: its first bytes; None: it cannot be read.
+
+    Raises:
+        OptionError: it is compressed, and its name does not say so.
     """
-    if head is not None and (kind := kind_of(url)) is not None:
+    if head is None:
+        return None, ""
+    kind, by_bytes = kind_of(url), kind_by_bytes(head)
+    if kind is not None and by_bytes in (None, kind):
         return _by_unpacked_bytes(url, asks, head, kind), "unpacked"
-    if head is None or (form := sniffed(url, head)) is not None:
-        return (None, "") if head is None else (form, "first")
+    if (form := sniffed(url, head)) is not None:
+        return form, "first"
+    if by_bytes is not None:
+        name, ending = without_compression(path_of(url)).rpartition("/")[2], ending_of(by_bytes)
+        raise OptionError(
+            f"{masked(url)} is {by_bytes} data, by its first bytes, and its name does not say so: give it a name such "
+            f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'"
+        )
     tail = asks(url, -SNIFFED_BYTES)
     return None if tail is None else sniffed_by_end(url, tail), "last"
 

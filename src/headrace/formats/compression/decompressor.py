@@ -59,6 +59,16 @@ def kind_of(url_or_path: str) -> str | None:
     return next((name for name, kind in _KINDS.items() if path.endswith(kind.endings)), None)
 
 
+def kind_by_bytes(head: bytes) -> str | None:
+    """How an object is compressed as a whole, by its first bytes; None where these are of no frame."""
+    return next((name for name, kind in _KINDS.items() if head.startswith(kind.magic)), None)
+
+
+def ending_of(kind: str) -> str:
+    """What the name of an object ends in that is compressed so."""
+    return _KINDS[kind].endings[0]
+
+
 def without_compression(path: str) -> str:
     """The name that a shard has once it is unpacked: of "a.tar.gz", and of "a.tgz", it is "a.tar"."""
     for kind in _KINDS.values():
@@ -259,7 +269,8 @@ class Decompressor:
             raise FormatError(f"{self._padding} zeros follow the {self._name} data; padding is in multiples of {unit}")
 
     def _foreign(self, head: bytes) -> str:
-        looks = next((f", as {name} data do" for name, kind in _KINDS.items() if head.startswith(kind.magic)), "")
+        other = kind_by_bytes(head)
+        looks = "" if other is None else f", as {other} data do"
         if self._frames:
             return f"more follows the {self._name} data; it begins with {head.hex(' ')}{looks}"
         return f"these are not {self._name} data: they begin with {head.hex(' ')}{looks}"
