@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import gc
 import importlib.util
+import multiprocessing
 import os
 import re
 import signal
@@ -122,6 +123,15 @@ def accelerator(leaves: Leaves) -> None:
         memory.to("cuda", non_blocking=True).add_(1).sum().item()
         torch.cuda._sleep(1)
         torch.cuda.synchronize()
+
+
+@pytest.fixture
+def no_fork() -> Iterator[None]:
+    """Python starts processes as it does by default from 3.14 on."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture(scope="module", autouse=True)

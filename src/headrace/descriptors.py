@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
+import threading
+from collections.abc import Iterator, Sequence
 
 from headrace.errors import OptionError
 
@@ -60,3 +63,56 @@ def reads_at_most(workers: int) -> int:
 def segments_at_most(workers: int) -> int:
     """How many pieces of shared memory a loader may hold: a quarter of what workers leave."""
     return max(_FEWEST_SEGMENTS, (free() - OF_A_WORKER * workers - OF_A_LOADER) // 4)
+
+
+# Descriptors that go to workers beside a pickle, which has their numbers.
+
+
+class _Now(threading.local):
+    sent: list[int] | None = None
+    received: Sequence[int] = ()
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def sending(descriptors: list[int]) -> Iterator[None]:
+    """Within, what is pickled in this thread goes to workers: copies of its descriptors are put here."""
+    before, _now.sent = _now.sent, descriptors
+    try:
+        yield
+    finally:
+        _now.sent = before
+
+
+def are_sent() -> bool:
+    """Whether what is pickled now goes to workers."""
+    return _now.sent is not None
+
+
+def send(fd: int) -> int:
+    """The number by which a worker receives a descriptor.
+
+    Raises:
+        TypeError: nothing is being sent to workers.
+    """
+    if _now.sent is None:
+        raise TypeError("an open file can be sent to workers alone")
+    _now.sent.append(os.dup(fd))
+    return len(_now.sent) - 1
+
+
+@contextlib.contextmanager
+def receiving(descriptors: Sequence[int]) -> Iterator[None]:
+    """Within, what is unpickled in this thread finds these; they stay the caller's."""
+    before, _now.received = _now.received, descriptors
+    try:
+        yield
+    finally:
+        _now.received = before
+
+
+def receive(number: int) -> int:
+    """A descriptor of one's own."""
+    return os.dup(_now.received[number])

@@ -24,7 +24,6 @@
         CollateError                    samples do not make a batch
         WorkerDiedError (RuntimeError)  a worker process ended, and did so again on the same sample
 
-There is one warning of a kind of its own, CannotCarryWarning (UserWarning): workers are forked for such a thing.
 
 All of them survive pickling with their attributes, notes and cause: errors cross processes.
 A user's own exception is never replaced by one of these; it keeps its type, and notes say where it happened.
@@ -113,10 +112,6 @@ class CannotCarryError(OptionError, TypeError):
     def __init__(self, *args: object, what: str = "") -> None:
         super().__init__(*args)
         self.what = what
-
-
-class CannotCarryWarning(UserWarning):
-    """Something that workers need cannot be sent to another process: they are forked from the trainer's instead."""
 
 
 class StateMismatchError(HeadraceError, ValueError):

@@ -118,17 +118,13 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
             workers. For map-style data sets of torch's.
         num_batch_workers: how many batches may be collated at once in economic mode; None: `prefetch_factor`.
         num_workers_batches: the same by the RFC's name.
-        fallback: what is done where something cannot be sent to workers, such as an open file. "fork": where torch's
-            loader would fork its workers, by default, so does this one, with one warning that names what it is.
-            "error": it is an error. In economic mode, and with data sets of ours, it always is one: what they run on
-            has threads, which a fork would not copy.
         device: where batches are to be: they are copied there ahead, from page-locked memory.
 
     Raises:
         OptionError: an option of ours has a value that cannot be used.
         ValueError, TypeError: torch's own checks of torch's own options.
-        CannotCarryError: the data set or a function holds what cannot be sent to another process, and nothing is forked
-            for that (see `fallback`; when iterated over).
+        CannotCarryError: the data set or a function holds what cannot be sent to another process, and workers are not
+            forked from this one (when iterated over).
 
     Examples:
         >>> import headrace as hr
@@ -184,13 +180,11 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         economic: bool = False,
         num_batch_workers: int | None = None,
         num_workers_batches: int | None = None,
-        fallback: Literal["fork", "error"] = "fork",
         device: torch.device | str | int | None = None,
     ) -> None:
         # Every argument is an attribute by its name: frameworks make a loader anew from these.
         self.seed, self.shard, self.fetch_concurrency = seed, shard, fetch_concurrency
         self.memory_budget, self.fetch, self.workers, self.device = memory_budget, fetch, workers, device
-        self.fallback = fallback
         self.on_error, self.max_skips, self.exclude, self.quarantine = on_error, max_skips, exclude, quarantine
         self.balance = balance
         self.economic, self.num_batch_workers = economic, num_batch_workers

@@ -85,8 +85,6 @@ def check_torch(loader: Any) -> None:
         )
     skip_policy(loader.on_error, loader.max_skips)
     quarantine_file(loader.quarantine, loader.on_error)
-    if loader.fallback not in ("fork", "error"):
-        raise OptionError(f"fallback={loader.fallback!r}: one of 'fork', 'error' is meant")
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
         raise OptionError("multiprocessing_context is for workers that are processes, and workers is 'thread'")
     if loader.workers not in ("process", "thread"):
@@ -109,10 +107,6 @@ def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefe
     for name in ("economic", "num_batch_workers", "num_workers_batches"):
         if value := getattr(loader, name):
             raise OptionError(f"{name}={value!r} is for data sets of torch's: others are always loaded like that")
-    if loader.fallback != "fork":
-        raise OptionError(
-            f"fallback={loader.fallback!r} is for data sets of torch's: workers of others are never forked"
-        )
     if loader.snapshot_every_n_steps is not None:
         raise OptionError("snapshot_every_n_steps is for data sets of torch's: states of others need no snapshots")
     if prefetch_factor is not None and prefetch_factor < 0:

@@ -43,6 +43,7 @@ class Counts(IterableDataset[int]):
         return iter(range(16))
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_later_epochs_have_workers_when_they_died_before_their_first_batch(tmp_path: Path) -> None:
     flag = tmp_path / "dies"
@@ -87,6 +88,7 @@ class SecondDiesThrice(Dataset[int]):
         return index
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_deaths_of_an_earlier_epoch_do_not_count(tmp_path: Path) -> None:
     loader = hr.DataLoader(
@@ -113,6 +115,7 @@ def test_later_epochs_have_workers_when_they_died_between_two(data: Any, context
     del iterator, loader
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [range(16), Counts()], ids=["by index", "iterable"])
 def test_later_epochs_have_workers_when_the_fork_server_died_between_two(data: Any) -> None:
@@ -136,6 +139,7 @@ def test_next_epoch_is_whole_when_a_worker_died_in_one_that_was_left() -> None:
     del iterator, loader
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_epoch_goes_on_with_another_fork_server_when_one_is_killed() -> None:
     iterator = iter(hr.DataLoader(range(400), batch_size=4, num_workers=2))

@@ -78,6 +78,7 @@ def imports_in_workers(path: Path) -> list[str]:
     return [line.partition(" ")[0] for line in path.read_text().splitlines() if line.endswith(" worker")]
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_module_that_starts_a_thread_has_no_other_imported_by_each_worker(
     written: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -99,6 +100,7 @@ def test_module_that_starts_a_thread_has_no_other_imported_by_each_worker(
         threads.STOP.set()
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_what_a_module_with_a_thread_has_imported_is_imported_once_if_it_was_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -202,6 +204,7 @@ class Waiting:
 """
 
 
+@pytest.mark.usefixtures("no_fork")
 @pytest.mark.slow
 def test_module_that_starts_a_thread_does_not_leave_its_locks_held_in_workers(written: Callable[[str], Any]) -> None:
     module = written(STARTS_A_THREAD)

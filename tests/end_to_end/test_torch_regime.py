@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -67,22 +66,6 @@ def test_batches_of_workers_are_those_that_torch_makes_without() -> None:
     options = {"batch_size": 4, "shuffle": True}
     alone = batches(torch.utils.data.DataLoader, Squares(), **options)
     assert batches(hr.DataLoader, Squares(), num_workers=2, **options) == alone
-
-
-class Parents(Dataset[int]):
-    """Which process is the parent of the one that makes the samples."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, k: int) -> int:
-        return os.getppid()
-
-
-def test_workers_are_no_forks_of_the_trainer() -> None:
-    parents = {int(parent) for batch in hr.DataLoader(Parents(), batch_size=2, num_workers=2) for parent in batch}
-    assert len(parents) == 1
-    assert parents.isdisjoint({os.getpid(), os.getppid()})
 
 
 @pytest.mark.parametrize("economic", [False, True])

@@ -171,7 +171,7 @@ def test_workers_have_streams_to_write_to_when_the_trainer_has_closed_its_own(tm
 
         notes = os.dup2(os.open({str(tmp_path / "notes")!r}, os.O_WRONLY | os.O_CREAT), 50)
         os.closerange(0, 3)
-        loader = hr.DataLoader(Written(), None, num_workers=1, collate_fn=str)
+        loader = hr.DataLoader(Written(), None, num_workers=1, collate_fn=str, economic=True)
         os.write(notes, next(iter(loader)).encode())
         """
     )
@@ -187,7 +187,7 @@ def test_workers_are_started_by_the_interpreter_that_multiprocessing_was_told_of
     code, out, err = run_script(f"""
         import multiprocessing
         multiprocessing.set_executable({str(python)!r})
-        print(*hr.DataLoader(["told"], num_workers=1))
+        print(*hr.DataLoader(["told"], num_workers=1, economic=True))
         """)
     assert (code, out) == (0, "['told']\n"), err
     assert (tmp_path / "started").exists()

@@ -1,101 +1,100 @@
-"""Which objects pickle is left alone with, and what becomes of weak references in a worker."""
+"""What goes to workers otherwise than pickle would have it."""
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import enum
 import functools
-import io
-import multiprocessing.synchronize
-import os
-import pathlib
-import threading
-import types
-import weakref
-from typing import Any, NamedTuple
+import mmap
+import multiprocessing
+from collections.abc import Callable, Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from headrace.errors import CannotCarryError
 from headrace.torch_compat import serialize
-from headrace.torch_compat.reducers import is_ordinary
 
 
-class Plain:
-    pass
+def test_function_with_a_memory_begins_with_an_empty_one() -> None:
+    @functools.lru_cache(maxsize=7)
+    def doubled(value: int) -> int:
+        return 2 * value
+
+    doubled(4)
+    copy = serialize.copied(doubled)
+    assert (copy(4), copy.cache_parameters()) == (8, {"maxsize": 7, "typed": False})
+    assert copy.cache_info().misses == 1
 
 
-@dataclasses.dataclass
-class Record:
-    x: int = 0
+def test_class_with_cached_properties_goes_by_value() -> None:
+    class Lazy:
+        @functools.cached_property
+        def value(self) -> int:
+            return 5
+
+    assert serialize.copied(Lazy)().value == 5
 
 
-class Pair(NamedTuple):
-    x: int
-
-
-class Level(enum.Enum):
-    LOW = 1
-
-
-class Passes:
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
-
-
-class PassesFirst:
-    def __getattribute__(self, name: str) -> Any:
-        return super().__getattribute__(name)
-
-
-def kind_of(*bases: type) -> type:
-    return type("Kind", bases, {})
-
-
+@pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize(
-    "kind", [Plain, Record, Pair, Level, pathlib.PosixPath, collections.OrderedDict, kind_of(dict), kind_of(Plain)]
+    "part",
+    [lambda array: array, lambda array: array[100:200:2], lambda array: np.asarray(array)[5:]],
+    ids=["memmap", "slice", "plain array"],
 )
-def test_pickle_is_left_alone_with_objects_of_which_nothing_can_be_shared(kind: type) -> None:
-    assert is_ordinary(kind)
+def test_array_of_a_mapped_file_is_mapped_again(mode: Any, part: Callable[[Any], Any], tmp_path: Path) -> None:
+    np.arange(300, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    array = part(np.memmap(tmp_path / "numbers.bin", np.int32, mode))
+    copy = serialize.copied(array)
+    assert type(copy) is type(array)
+    assert copy.tolist() == array.tolist()
+    assert copy.flags.writeable == (mode == "r+")
+    np.arange(300, 600, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    assert copy[0] >= 300, "it is the file's memory"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(Passes, PassesFirst, kind_of(Passes), kind_of(ValueError), kind_of(torch.Tensor), kind_of(np.ndarray)),
-        *(kind_of(functools.cached_property), kind_of(types.ModuleType), kind_of(threading.local), io.TextIOWrapper),
-        *(
-            type(os.environ),
-            weakref.WeakSet,
-            multiprocessing.synchronize.Lock,
-            torch.UntypedStorage,
-            type,
-            kind_of(type),
-        ),
-        *(types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper, torch.nn.Module),
-    ],
+def test_array_of_a_mapped_file_is_copied_when_the_file_is_gone_or_changes_are_private(tmp_path: Path) -> None:
+    np.arange(3, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    private = np.memmap(tmp_path / "numbers.bin", np.int32, "c")
+    private[0] = 7
+    assert serialize.copied(private).tolist() == [7, 1, 2]
+    gone = np.memmap(tmp_path / "numbers.bin", np.int32, "r")
+    (tmp_path / "numbers.bin").unlink()
+    assert serialize.copied(gone).tolist() == [0, 1, 2]
+
+
+def test_tensors_of_one_shared_storage_stay_so() -> None:
+    whole = torch.zeros(10, dtype=torch.int64).share_memory_()
+    one, other = serialize.copied((whole, whole[4:]))
+    other[0] = 5
+    assert whole[4] == one[4] == 5
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedMemory]:
+    memory = SharedMemory(create=True, size=80)
+    yield memory
+    memory.close()
+    memory.unlink()
+
+
+@pytest.mark.process
+@pytest.mark.may_leave(
+    processes="resource_tracker",
+    descriptors="/dev/shm/pym-|pipe:",
+    mappings="pym-",
+    reason="multiprocessing keeps them",
 )
-def test_pickle_is_not_left_alone_with_objects_that_have_to_be_looked_at(kind: type) -> None:
-    assert not is_ordinary(kind)
+def test_array_over_memory_that_processes_share_is_an_error(shared: SharedMemory) -> None:
+    def check(array: Any) -> None:
+        for part in (array, array[::2], array.reshape(5, 2)):
+            with pytest.raises(CannotCarryError, match="what a worker writes to it would be lost"):
+                serialize.pack_for_workers([part], [])
+        array.flags.writeable = False
+        assert serialize.copied(array).tolist() == [0] * 10
 
-
-def test_all_objects_of_a_kind_travel_alike_whichever_comes_first() -> None:
-    objects = [Plain(), Record(1), Pair(2), Level.LOW, pathlib.Path("a")]
-    for k, first in enumerate(objects):
-        first_in_all = [first, *objects, first]
-        back = serialize.copied(first_in_all)
-        assert [type(one) for one in back] == [type(one) for one in first_in_all]
-        assert back[-1] is back[0] is back[1 + k]
-        assert back[2:5] == objects[1:4]
-
-
-def test_weak_reference_holds_nothing_in_a_worker_that_something_else_holds() -> None:
-    target, held = Plain(), [Plain()]
-    alone, with_others = serialize.copied((weakref.ref(target), (weakref.ref(held[0]), held)))
-    assert alone() is not None, "as in the trainer, where somebody holds it"
-    reference, holder = with_others
-    assert reference() is holder[0]
-    holder.clear()
-    assert reference() is None
+    check(np.frombuffer(multiprocessing.RawArray("q", 10), np.int64))
+    check(np.ndarray(10, np.int64, shared.buf))
+    check(np.frombuffer(mmap.mmap(-1, 80), np.int64))

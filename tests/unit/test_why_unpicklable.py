@@ -10,7 +10,6 @@ import pickle
 import socket
 import sqlite3
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +149,6 @@ PATHS: dict[str, Callable[[Any], Any]] = {
     "type(x).make.__func__.<variable value>": lambda value: type("Made", (), {"make": classmethod(closure(value))})(),
     "x.inner.log": lambda value: Wrapper(Plain(log=value)),
     "x['inner'].log": lambda value: Dotted(inner=Plain(log=value)),
-    "x.parent().log": lambda value: Plain(parent=weakref.ref(kept(Plain(log=value)))),
     "type(x).file": lambda value: enum.Enum("Level", {"log": 1, "file": value}).log,  # type: ignore[attr-defined]
 }
 

@@ -14,7 +14,7 @@ from headrace.drop_in.economic import EconomicIterator, Economy, check_benefit
 from headrace.drop_in.loaded import check, epoch_of
 from headrace.drop_in.resumable import ResumableIterator
 from headrace.drop_in.single import SingleIterator
-from headrace.drop_in.starting import Starting
+from headrace.drop_in.starting import has_fork_server
 from headrace.drop_in.state import SnapshotBook
 from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.worker_iterator import WorkerIterator
@@ -40,7 +40,6 @@ class Torch:
         self._snapshots = SnapshotBook(loader)
         way = "__iter__" if loader._dataset_kind == _DatasetKind.Iterable else "__getitem__"
         self._counts = LoaderCounts(f"{type(loader.dataset).__name__}.{way}", loader.num_workers)
-        self._starting = Starting()
         self._made: ResumableIterator | None = None  # an iterator that nobody has asked for yet
         self._made_epoch: int | None = None
         self._is_making = False
@@ -49,7 +48,7 @@ class Torch:
         self._end: weakref.finalize[..., object] | None = None
         if loader.economic:
             self._economy = self._economy_of(loader)
-        elif loader.num_workers and loader.workers == "process" and loader.multiprocessing_context is None:
+        elif loader.num_workers and has_fork_server(loader):
             # So that it stands ready when the first epoch begins, and the next one.
             self._end = weakref.finalize(self, ForkServer.acquire().release)
             self._end.atexit = False
@@ -85,7 +84,7 @@ class Torch:
         if loader.num_workers == 0:
             return SingleIterator(loader, self._snapshots, self._counts)
         made = (
-            WorkerIterator(loader, self._snapshots, self._starting, self._counts)
+            WorkerIterator(loader, self._snapshots, self._counts)
             if self._economy is None
             else EconomicIterator(loader, self._economy, self._snapshots)
         )

@@ -22,5 +22,4 @@ class TorchLoader(torch.utils.data.DataLoader[T_co]):
     num_batch_workers: int | None
     num_workers_batches: int | None
     snapshot_every_n_steps: int | None
-    fallback: Literal["fork", "error"]
     device: torch.device | str | int | None

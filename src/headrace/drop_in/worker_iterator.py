@@ -29,7 +29,7 @@ from headrace.deliver.slabs import Views
 from headrace.drop_in.counts import LoaderCounts
 from headrace.drop_in.opening import bytes_of, opened
 from headrace.drop_in.resumable import ResumableIterator
-from headrace.drop_in.starting import Starting
+from headrace.drop_in.starting import starter
 from headrace.drop_in.state import SnapshotBook, StateDict, WorkerSnapshot, copy_of, is_among
 from headrace.drop_in.torch_loader import TorchLoader
 from headrace.drop_in.workers.copy_states import LOST
@@ -50,13 +50,10 @@ class WorkerIterator(ResumableIterator):
     Args:
         loader: the torch loader whose data they are; its `workers` says what they are.
         snapshots: the loader's.
-        starting: gives what starts its workers.
         counts: the loader's.
     """
 
-    def __init__(
-        self, loader: TorchLoader[object], snapshots: SnapshotBook, starting: Starting, counts: LoaderCounts
-    ) -> None:
+    def __init__(self, loader: TorchLoader[object], snapshots: SnapshotBook, counts: LoaderCounts) -> None:
         self._counts = counts
         self._prepare(loader, snapshots)
         super().__init__(loader)
@@ -77,9 +74,7 @@ class WorkerIterator(ResumableIterator):
             shared_seed=self._shared_seed,
         )
         self._ahead = ahead_of(loader, mover_of(loader))
-        self._pool = TorchWorkerPool(
-            config, starting.starter(loader, config), self._prefetch_factor * self._num_workers
-        )
+        self._pool = TorchWorkerPool(config, starter(loader, config), self._prefetch_factor * self._num_workers)
         self._counts.follow(self._pool)
         places = self._pool.places
         places.unlock_pages = self._ahead.unlock_pages

@@ -12,12 +12,11 @@ import os
 import struct
 import threading
 from collections.abc import Callable
-from multiprocessing import context, reduction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import descriptors
 from headrace.checksums import crc32c_of
 from headrace.types import Buffer
 
@@ -57,9 +56,7 @@ class SampleFile:
 
     def __reduce__(self) -> tuple[object, ...]:
         """For workers: the same file."""
-        if context.get_spawning_popen() is None:
-            raise TypeError("a file of samples is pickled for workers alone")
-        return _received, (reduction.DupFd(self._fd), self.identity, self.count, self._room)
+        return _received, (descriptors.send(self._fd), self.identity, self.count, self._room)
 
     @staticmethod
     def begin(fd: int, identity: bytes, count: int) -> None:
@@ -155,5 +152,5 @@ def table_end(count: int) -> int:
     return _HEAD.size + count * _ENTRY.size
 
 
-def _received(descriptor: Any, identity: bytes, count: int, room: Callable[[int], int]) -> SampleFile:
-    return SampleFile(descriptor.detach(), identity, count, room)
+def _received(number: int, identity: bytes, count: int, room: Callable[[int], int]) -> SampleFile:
+    return SampleFile(descriptors.receive(number), identity, count, room)

@@ -8,9 +8,9 @@ import platform
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from multiprocessing import context
 from typing import Any
 
+from headrace import descriptors
 from headrace.errors import OptionError, printable
 from headrace.functions import name_of
 from headrace.kept.file import SampleFile, table_end
@@ -91,7 +91,7 @@ class Keeping:
             self._warn("what is done to samples has changed while it was done; what came of it is not kept")
 
     def __reduce__(self) -> tuple[object, ...]:
-        if context.get_spawning_popen() is None:
+        if not descriptors.are_sent():
             return Keeping, (self._functions, self._on_loop, self._place, self._version, self._data, self._count)
         file = self.file()  # it is for workers
         return WorkersKeeping, (self._functions, file, None if self._version is not None else told(self._functions))

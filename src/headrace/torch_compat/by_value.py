@@ -68,7 +68,7 @@ _is_forked_worker = False
 
 
 def share_classes() -> list[type]:
-    """Give ids to the classes that would travel by value, so that forks of this process can refer to them.
+    """Give ids to the classes that workers would send by value, so that forks of this process can refer to them.
 
     Returns the classes. The caller keeps them alive for as long as its forks run.
     """
@@ -78,7 +78,7 @@ def share_classes() -> list[type]:
         new = [kind for kind in type.__subclasses__(waiting.pop()) if kind not in classes]
         classes.update(new)
         waiting += new
-    found = [kind for kind in classes if vars(kind).get("__module__") in by_value]
+    found = [kind for kind in classes if vars(kind).get("__module__") in by_value or "<locals>" in kind.__qualname__]
     for kind in found:
         internals._get_or_create_tracker_id(kind)
     _shared.update(found)

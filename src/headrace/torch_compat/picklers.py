@@ -11,18 +11,17 @@ import pickle
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import cloudpickle
 import numpy as np
 
 from headrace.lately import is_tensor, tensor_types
-from headrace.torch_compat import mapped_values, reducers, spawning, views, without_maps
+from headrace.torch_compat import reducers
 from headrace.torch_compat.by_value import (
     Cells,
     has_modules,
-    is_by_name,
     load_home,
     modules_by_value,
     packing,
@@ -32,7 +31,6 @@ from headrace.torch_compat.by_value import (
     reduced_function,
     reference_to,
 )
-from headrace.torch_compat.mappings import Mappings
 from headrace.types import Buffer
 
 if TYPE_CHECKING:
@@ -87,16 +85,13 @@ class NamingPacker(Packer):
 
 
 class OutwardPacker(Packer):
-    """For what workers need: what is mapped is mapped again, and what is shared stays shared.
+    """For what workers need: mapped files are mapped again, and shared tensors stay shared.
 
-    Args:
-        descriptors: what workers need beside the bytes is put here.
-        mappings: of this process; None where the system does not say.
+    It is used within `descriptors.sending`.
 
     Attributes:
         modules: the names of the modules that were met.
         named: functions and classes that go by value, and can be found by name in their modules.
-        gaps: of the arrays and tensors whose buffers have gaps, for `views.gathered`.
     """
 
     is_outward = True
@@ -106,55 +101,34 @@ class OutwardPacker(Packer):
     def __init__(
         self,
         out: io.BytesIO,
-        descriptors: list[int],
-        mappings: Mappings | None,
         buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
     ) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffer_callback)
-        self._descriptors, self._mappings = descriptors, mappings
         self._cells: Cells = {}
         self.modules: set[str] = set()
         self.named: list[object] = []
-        self.gaps: views.Gaps = {}
         self._by_value = {"__main__", *modules_by_value()}
-        self._ordinary: set[type] = set()  # kinds of which there is nothing to ask
+        self._plain: set[type] = set()  # kinds of which there is nothing to ask
 
     def reducer_override(self, obj: object) -> Any:
         kind = type(obj)
-        if kind in self._ordinary:
+        if kind in self._plain:
             return NotImplemented
         if isinstance(obj, ModuleType):
             self.modules.add(obj.__name__)
-        elif kind is not np.ndarray and kind not in tensor_types() and _has_a_home(obj):
+        elif isinstance(obj, _NAMED) and isinstance(obj.__module__, str):
             self.modules.add(obj.__module__)
-            if obj.__module__ in self._by_value and _has_its_name(obj):
+            if obj.__module__ in self._by_value and vars(sys.modules[obj.__module__]).get(obj.__name__) is obj:
                 self.named.append(obj)
-        if type(obj) is FunctionType:
+        if isinstance(obj, FunctionType):
             return reduced_function(super().reducer_override(obj), obj, self._cells)
-        found = self._form_of_memory(obj) or reducers.reduced(obj, is_by_name)
+        found = reducers.reduced(obj)
         if found is None:
             found = super().reducer_override(obj)
-            if found is NotImplemented and reducers.is_ordinary(kind):
-                self._ordinary.add(kind)
-        return reducers.with_attributes(obj, found) if is_tensor(obj) else found
-
-    def _form_of_memory(self, obj: object) -> reducers.Reduced | None:
-        mappings = self._mappings
-        if is_tensor(obj):
-            if not _is_plain(obj):
-                return None
-            if mappings is not None:
-                form = mapped_values.form_of_tensor(obj, mappings)
-            else:
-                form = mapped_values.form_on_storage(obj) if obj.is_shared() else None  # type: ignore[no-untyped-call]
-            has_gaps = obj.numel() and not obj.is_contiguous() and _order(obj) is None
-            return views.form_of_tensor(obj, self.gaps) if form is None and has_gaps else form
-        form = spawning.form_of(obj, mappings)
-        if form is None and mappings is None:
-            form = without_maps.form_of(obj, self._descriptors)
-        if form is None and isinstance(obj, np.ndarray):
-            return views.form_of_array(obj, self.gaps, mappings)
-        return mapped_values.form_of(obj, mappings) if form is None and mappings is not None else form
+            asks = kind.__module__ in _SPECIAL or issubclass(kind, (type, ModuleType, *tensor_types()))
+            if found is NotImplemented and not asks:
+                self._plain.add(kind)
+        return found
 
 
 class ReferringPacker(OutwardPacker):
@@ -192,19 +166,8 @@ class ReferringUnpacker(pickle.Unpickler):
         return self._referred(reference)
 
 
-def _has_a_home(what: object) -> bool:
-    """Whether it says in which module it is found; objects that have an answer to everything are not asked."""
-    return (
-        not reducers.guesses(type(what))
-        and hasattr(what, "__qualname__")
-        and isinstance(getattr(what, "__module__", None), str)
-    )
-
-
-def _has_its_name(what: Any) -> bool:
-    """Whether a function or class is what its module has under its name."""
-    is_named = isinstance(what, type | FunctionType | functools._lru_cache_wrapper)
-    return is_named and vars(sys.modules[what.__module__]).get(what.__name__) is what
+_NAMED = (type, FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper)
+_SPECIAL = ("builtins", "functools", "_io", "numpy", "torch", "torch.storage", reducers.PIPES)  # homes of other kinds
 
 
 def _form_of_tensor(tensor: torch.Tensor) -> tuple[object, ...]:

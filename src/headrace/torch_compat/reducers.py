@@ -1,24 +1,24 @@
-"""How things travel to workers that pickle does not take, or makes something else of: as if they were inherited."""
+"""What is pickled on the way to workers where pickle itself refuses, copies a file, or makes something else of it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-import gc
-import importlib
+import mmap
 import os
-import sys
 import threading
-import weakref
 from collections.abc import Callable
-from contextvars import Context, ContextVar
-from types import FunctionType, MappingProxyType, MethodType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
-from headrace.lately import torch_is_loaded
-from headrace.torch_compat.by_value import modules_by_value
+from headrace import descriptors
+from headrace.errors import CannotCarryError
+from headrace.lately import is_tensor, torch_is_loaded
+from headrace.torch_compat.by_value import is_by_name
 
 if TYPE_CHECKING:
     import torch
@@ -26,60 +26,48 @@ if TYPE_CHECKING:
 Reduced = tuple[object, ...]
 """What `__reduce_ex__` gives: a function, its arguments, a state, items, entries, and what sets the state."""
 
-_MISSING = object()
-_pending = threading.local()
-_kept: list[object] = []
+PIPES = "torch.utils.data.datapipes.datapipe"
+_CData = ctypes.c_char.__mro__[-2]  # what all of ctypes' values are
 
 
-def reduced(obj: object, is_by_name: Callable[[Callable[..., object]], bool]) -> Reduced | None:
+def reduced(obj: object) -> Reduced | None:
     """What is pickled for `obj`, as `__reduce_ex__` gives it; None where pickle itself does well.
 
-    Args:
-        is_by_name: whether workers find a function or class where it is defined.
+    Raises:
+        CannotCarryError: it is an array through which workers would write to memory that processes share.
     """
-    if torch_is_loaded():
-        _know_torchs()
-    kind = type(obj)
-    if type(obj) is functools._lru_cache_wrapper:
+    if isinstance(obj, np.ndarray):
+        return _of_array(obj)
+    if isinstance(obj, functools._lru_cache_wrapper):
         return None if is_by_name(obj) else _of_cache(obj)
-    reduce = _REDUCERS.get(kind)
-    if reduce is not None:
-        return reduce(obj)
-    if obj is os.environ:
-        return getattr, (os, "environ")
-    return _of_kind.dispatch(kind)(obj)
+    if isinstance(obj, functools.cached_property):
+        return _of_cached_property(obj)
+    if not torch_is_loaded():
+        return None
+    if type(obj).__module__ == PIPES and hasattr(obj, "_datapipe"):
+        return type(obj), (obj._datapipe,)  # it would pickle the data pipe by itself, and without cloudpickle
+    import torch
 
-
-@functools.singledispatch
-def _of_kind(obj: object) -> Reduced | None:
-    """What is pickled for instances of a class, and of those derived from it."""
-    return _of_guessing(obj) if guesses(type(obj)) else None
-
-
-def is_ordinary(kind: type) -> bool:
-    """Whether all instances of a class are pickled as pickle does it: those of the user's own classes, mostly."""
-    homes = {base.__module__.partition(".")[0] for base in kind.__mro__ if base not in _ORDINARY}
-    return not guesses(kind) and homes.isdisjoint(_SPECIAL)
-
-
-_ORDINARY = {object, tuple, list, dict, set, frozenset, str, bytes, int, float}
-_SPECIAL = {"torch", "numpy", "headrace", *sys.stdlib_module_names} - {
-    *("abc", "collections", "dataclasses", "datetime", "decimal", "enum", "fractions", "pathlib", "typing", "uuid"),
-}
+    if is_tensor(obj):
+        is_shared = obj.device.type == "cpu" and obj.layout is torch.strided and obj.is_shared()  # type: ignore[no-untyped-call]
+        return _of_shared_tensor(obj) if is_shared else None
+    if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu" and obj.is_shared():
+        return _shared_storage, (descriptors.send(obj._share_fd_cpu_()[0]), obj.nbytes())
+    return None
 
 
 # Functions that remember what they gave.
+
+
+class _CacheParameters(TypedDict):
+    maxsize: int
+    typed: bool
 
 
 def _of_cache(wrapper: functools._lru_cache_wrapper[object]) -> Reduced:
     """With an empty memory: what is in it cannot be asked for."""
     attributes = {name: value for name, value in vars(wrapper).items() if name not in _OF_CACHES}
     return _cache, (wrapper.__wrapped__, wrapper.cache_parameters()), attributes, None, None, _set_attributes
-
-
-class _CacheParameters(TypedDict):
-    maxsize: int
-    typed: bool
 
 
 def _cache(function: Callable[..., object], parameters: _CacheParameters) -> functools._lru_cache_wrapper[object]:
@@ -89,7 +77,6 @@ def _cache(function: Callable[..., object], parameters: _CacheParameters) -> fun
 _OF_CACHES = {"__wrapped__", "cache_parameters"}
 
 
-@_of_kind.register(functools.cached_property)
 def _of_cached_property(found: functools.cached_property[object]) -> Reduced:
     """Without its lock, which Python 3.11 has: an unlocked one is as good."""
     attributes = {name: value for name, value in vars(found).items() if name != "lock"}
@@ -107,159 +94,7 @@ def _set_attributes(obj: object, attributes: dict[str, object]) -> None:
     obj.__dict__.update(attributes)
 
 
-# Weak references. What they refer to travels with them, and stays if nobody else holds it, as it would after a fork:
-# there whoever holds it in the trainer is in the worker too.
-
-
-def _of_reference(reference: weakref.ReferenceType[object]) -> Reduced:
-    return _reference, (reference(), reference.__callback__)
-
-
-def _reference(target: object, callback: Callable[[weakref.ref[object]], object] | None) -> weakref.ref[object]:
-    if target is None:
-        return weakref.ref(_Gone())
-    _keep_pending(target)
-    return weakref.ref(target, callback)
-
-
-class _Gone:
-    """Nobody holds it."""
-
-
-def _of_weak_method(reference: weakref.WeakMethod[Callable[..., object]]) -> Reduced:
-    return _weak_method, (reference(),)
-
-
-def _weak_method(method: MethodType | None) -> weakref.WeakMethod[Callable[..., object]]:
-    if method is None:
-        return weakref.WeakMethod(_Gone().__init__)  # type: ignore[misc]
-    _keep_pending(method.__self__)
-    return weakref.WeakMethod(method)
-
-
-def _of_weak_set(found: weakref.WeakSet[object]) -> Reduced:
-    return weakref.WeakSet, (), list(found), None, None, _fill_set
-
-
-def _fill_set(empty: weakref.WeakSet[object], members: list[object]) -> None:
-    for member in members:
-        _keep_pending(member)
-        empty.add(member)
-
-
-def _of_weak_values(found: weakref.WeakValueDictionary[object, object]) -> Reduced:
-    return type(found), (), list(found.items()), None, None, _fill_values
-
-
-def _fill_values(empty: weakref.WeakValueDictionary[object, object], entries: list[tuple[object, object]]) -> None:
-    for key, value in entries:
-        _keep_pending(value)
-        empty[key] = value
-
-
-def _of_weak_keys(found: weakref.WeakKeyDictionary[object, object]) -> Reduced:
-    return type(found), (), list(found.items()), None, None, _fill_keys
-
-
-def _fill_keys(empty: weakref.WeakKeyDictionary[object, object], entries: list[tuple[object, object]]) -> None:
-    for key, value in entries:
-        _keep_pending(key)
-        empty[key] = value
-
-
-def _keep_pending(target: object) -> None:
-    _pending.targets[id(target)] = target
-
-
-class Unpickling:
-    """Within, what workers are sent is unpickled."""
-
-    def __enter__(self) -> None:
-        _pending.targets = {}
-
-    def __exit__(self, *_: object) -> None:
-        """What weak references refer to is kept from here on where nothing else holds it."""
-        targets, _pending.targets = _pending.targets, {}
-        if targets:
-            targets[None] = object()
-            held = {key: sys.getrefcount(target) for key, target in targets.items()}
-            _kept.extend(target for key, target in targets.items() if key is not None and held[key] <= held[None])
-
-
-# torch's.
-
-
-@functools.cache
-def _know_torchs() -> None:
-    from headrace.torch_compat import storages
-
-    _REDUCERS.update(storages.REDUCERS)
-    _of_kind.register(storages.WrappedPipe)(storages.of_wrapped_pipe)
-
-
-def with_attributes(tensor: torch.Tensor, plainly: Reduced) -> Reduced:
-    """A tensor with what was made an attribute of it."""
-    attributes = vars(tensor)
-    return (*plainly[:2], attributes, None, None, _set_attributes) if attributes and len(plainly) == 2 else plainly
-
-
-# Python's.
-
-
-def _of_proxy(proxy: MappingProxyType[object, object]) -> Reduced:
-    """Of the dict behind it, which others may hold and change."""
-    (behind,) = gc.get_referents(proxy)
-    return MappingProxyType, (behind if type(behind) is dict else dict(proxy),)
-
-
-def _of_context_variable(variable: ContextVar[object]) -> Reduced:
-    """With the value that it has now; those of modules are found there."""
-    script, by_value = sys.modules["__main__"], modules_by_value()
-    for name, module in list(sys.modules.items()):
-        if module is not script and name not in by_value:
-            found = (key for key, value in list(getattr(module, "__dict__", {}).items()) if value is variable)
-            if (key := next(found, None)) is not None:
-                return _of_module, (name, key), _value_of(variable), None, None, _set_value
-    default = Context().run(_default_of, variable)
-    return _context_variable, (variable.name, default), _value_of(variable), None, None, _set_value
-
-
-def _value_of(variable: ContextVar[object]) -> tuple[object, ...]:
-    value = variable.get(_MISSING)
-    return () if value is _MISSING else (value,)
-
-
-def _default_of(variable: ContextVar[object]) -> tuple[object, ...]:
-    try:
-        return (variable.get(),)
-    except LookupError:
-        return ()
-
-
-def _context_variable(name: str, default: tuple[object, ...]) -> ContextVar[object]:
-    return ContextVar(name, default=default[0]) if default else ContextVar(name)
-
-
-def _of_module(module: str, name: str) -> object:
-    return getattr(importlib.import_module(module), name)
-
-
-def _set_value(variable: ContextVar[object], value: tuple[object, ...]) -> None:
-    if value:
-        variable.set(*value)
-
-
-@_of_kind.register(BaseException)
-def _of_exception(error: BaseException) -> Reduced | None:
-    """Without a call of its class where that has a constructor of its own, which may want other arguments."""
-    kind = type(error)
-    if kind.__reduce_ex__ is not object.__reduce_ex__ or any(
-        isinstance(vars(base).get("__reduce__"), FunctionType) for base in kind.__mro__
-    ):
-        return None
-    reduce: Callable[[], Any] = error.__reduce__
-    _, args, *state = reduce()
-    return put_together, (kind, args, {}), *(state or (None,)), None, None, _set_attributes
+# Exceptions.
 
 
 def put_together(cls: type[BaseException], args: tuple[object, ...], attributes: dict[str, object]) -> BaseException:
@@ -275,94 +110,86 @@ def put_together(cls: type[BaseException], args: tuple[object, ...], attributes:
     return error
 
 
-# Objects that answer for attributes which they have not: data sets that pass on what they are asked to another one.
-# pickle asks for methods of theirs that say how they are pickled, and would be given those of the other.
+# Memory.
 
 
-def _looked_up(kind: type, name: str) -> Any:
-    """What instances of a class have by this name from their class; None where there is nothing."""
-    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
-
-
-def guesses(kind: type) -> bool:
-    """Whether instances may answer for attributes that neither they nor their class has."""
-    if _looked_up(kind, "__getattr__") is None and not isinstance(kind.__getattribute__, FunctionType):
-        return False
-    names = ("__reduce_ex__", "__reduce__")
-    return not issubclass(kind, type) and all(_looked_up(kind, name) is vars(object)[name] for name in names)
-
-
-def _of_guessing(obj: object) -> Reduced:
-    kind = type(obj)
-    given: tuple[object, ...] = ()
-    named: dict[str, object] = {}
-    if (of_both := _looked_up(kind, "__getnewargs_ex__")) is not None:
-        given, named = of_both(obj)
-    elif (of_given := _looked_up(kind, "__getnewargs__")) is not None:
-        given = of_given(obj)
-    own = _looked_up(kind, "__getstate__")
-    state = _plain_state(obj) if own is vars(object)["__getstate__"] else own(obj)
-    items = list.__iter__(obj) if isinstance(obj, list) else None
-    entries = iter(dict.items(obj)) if isinstance(obj, dict) else None
-    return _made_again, (kind, given, named), state, items, entries, _set_state
-
-
-def _plain_state(obj: object) -> tuple[object, dict[str, object]]:
-    """Its attributes, and those in slots."""
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        attributes = None
-    slots = {}
-    for kind in type(obj).__mro__:
-        for name, slot in vars(kind).items():
-            if type(slot) is _SLOT:
-                try:
-                    slots[name] = slot.__get__(obj)
-                except AttributeError:  # it is empty
-                    continue
-    return attributes, slots
-
-
-class _Slotted:
-    __slots__ = ("slot",)
-
-
-_SLOT = type(vars(_Slotted)["slot"])
-
-
-def _made_again(kind: Any, given: tuple[object, ...], named: dict[str, object]) -> object:
-    return kind.__new__(kind, *given, **named)
-
-
-def parts_of_state(state: Any) -> tuple[Any, Any]:
-    """What `__getstate__` gives: the attributes, or whatever it is, and those in slots; None where there are none."""
-    return state if isinstance(state, tuple) and len(state) == 2 else (state, None)
-
-
-def _set_state(obj: object, state: object) -> None:
-    own = _looked_up(type(obj), "__setstate__")
-    attributes, slots = parts_of_state(state)
-    if own is not None:
-        own(obj, attributes if slots == {} else state)
-        return
-    if attributes:
-        object.__getattribute__(obj, "__dict__").update(attributes)
-    for name, value in (slots or {}).items():
-        object.__setattr__(obj, name, value)
-
-
-def _as_pickle_does(_: object) -> None:
+def _of_array(array: NDArray[np.generic]) -> Reduced | None:
+    """None: it is copied, as pickle does it."""
+    if type(array) in (np.ndarray, np.memmap) and (form := _of_mapped_file(array)) is not None:
+        return form
+    owner: object = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    is_shared = isinstance(owner, mmap.mmap) or (isinstance(owner, _CData) and hasattr(owner, "_wrapper"))
+    if is_shared and array.flags.writeable and type(array) is np.ndarray:
+        raise CannotCarryError(
+            "an array over memory that processes share would be copied, and what a worker writes to it would be lost; "
+            "give a tensor after share_memory_(), or make the array in the worker"
+        )
     return None
 
 
-_REDUCERS: dict[type, Callable[[Any], Reduced | None]] = {
-    np.ndarray: _as_pickle_does,
-    weakref.ReferenceType: _of_reference,
-    weakref.WeakMethod: _of_weak_method,
-    weakref.WeakSet: _of_weak_set,
-    weakref.WeakValueDictionary: _of_weak_values,
-    weakref.WeakKeyDictionary: _of_weak_keys,
-    MappingProxyType: _of_proxy,
-    ContextVar: _of_context_variable,
-}
+def _of_mapped_file(array: NDArray[np.generic]) -> Reduced | None:
+    """None where the memory is not the file's: copies, changes that are kept private."""
+    whole: Any = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    is_mapped = type(whole) is np.memmap and isinstance(whole.base, mmap.mmap) and whole.filename is not None
+    if not is_mapped or whole.mode == "c" or array.dtype.hasobject or not Path(whole.filename).exists():
+        return None
+    start = array.ctypes.data - whole.ctypes.data
+    form = type(array), array.flags.writeable, start, array.dtype, array.shape, array.strides
+    return _mapped_file, (str(whole.filename), whole.offset, whole.nbytes, *form)
+
+
+def _mapped_file(
+    name: str,
+    offset: int,
+    size: int,
+    kind: type[NDArray[np.generic]],
+    is_writable: bool,
+    start: int,
+    dtype: np.dtype[np.generic],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> NDArray[np.generic]:
+    whole: Any = np.memmap(name, np.uint8, "r+" if is_writable else "r", offset, (size,))
+    array: Any = np.ndarray(shape, dtype, whole, start, strides).view(kind)
+    if kind is np.memmap:
+        array._mmap, array.filename, array.offset, array.mode = whole._mmap, whole.filename, whole.offset, whole.mode
+    made: NDArray[np.generic] = array
+    return made
+
+
+def _of_shared_tensor(tensor: torch.Tensor) -> Reduced:
+    """Its place in its storage, which is pickled by itself: all tensors of one storage have one in a worker, too."""
+    place = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    return _shared_tensor, (tensor.untyped_storage(), *place, tensor.requires_grad)
+
+
+def _shared_tensor(
+    storage: torch.UntypedStorage,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+) -> torch.Tensor:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, shape, stride)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _shared_storage(number: int, size: int) -> torch.UntypedStorage:
+    import torch
+
+    new: Any = torch.UntypedStorage
+    fd = descriptors.receive(number)
+    try:
+        storage: torch.UntypedStorage = new._new_shared_fd_cpu(fd, size)
+    finally:
+        os.close(fd)
+    return storage

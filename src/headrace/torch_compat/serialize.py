@@ -20,13 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import CannotCarryError
+from headrace.descriptors import receiving, sending
 from headrace.failures import NOWHERE, CaughtError, Origin, PackedError
 from headrace.memory import close_all
-from headrace.torch_compat import reducers, spawning, views
 from headrace.torch_compat.by_value import modules_by_value, send_by_value
-from headrace.torch_compat.mappings import Mappings
-from headrace.torch_compat.mappings import are_known as mappings_are_known
 from headrace.torch_compat.picklers import (
     NamingPacker,
     OutwardPacker,
@@ -35,7 +32,6 @@ from headrace.torch_compat.picklers import (
     ReferringUnpacker,
     tensor_of,
 )
-from headrace.torch_compat.received import Received
 from headrace.torch_compat.reducers import put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
@@ -44,7 +40,6 @@ _ALIGNMENT = 64
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 _LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the fork server
 _tensor, _put_together = tensor_of, put_together  # as states name them that were saved by former versions
-_ATTEMPTS = 20  # each finds modules that travel by value, or that something was mapped meanwhile
 
 
 class Pickled:
@@ -91,58 +86,37 @@ def pack_for_workers(
     modules: set[str] | None = None,
     reference: Callable[[object], object] | None = None,
 ) -> list[Buffer]:
-    """`value` for `write` and `unpack_in_worker`; what is mapped in this process is mapped by workers too.
+    """`value` for `write` and `unpack_in_worker`.
 
     Functions and classes of modules that a worker could not import go by value, from now on. Such are modules that were
     loaded from a place that is not on the path: tests, plug-ins, notebooks' helpers.
 
     Args:
-        descriptors: of what workers map, and of other things that they are to have, for `unpack_in_worker`; they are
-            the caller's to close.
+        descriptors: of what workers share with this process, for `unpack_in_worker`; they are the caller's to close.
         modules: the names of the modules that workers will import are put here.
         reference: gives of each object what stands for it there, where it is known already; None: it is packed.
-
-    Raises:
-        CannotCarryError: something lies in memory that is shared with other processes, and cannot be with a worker.
     """
     try:
-        for _ in range(_ATTEMPTS):
+        while True:
             close_all(descriptors)
-            packer, parts, is_current = _dumped(value, descriptors, reference)
+            buffers: list[pickle.PickleBuffer] = []
+            out = io.BytesIO()
+            makes = OutwardPacker if reference is None else partial(ReferringPacker, reference=reference)
+            packer = makes(out, buffer_callback=buffers.append)
+            with sending(descriptors):
+                packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
             by_value = modules_by_value()
-            names = (name for name in packer.modules if name in sys.modules and name not in by_value)
-            foreign = [sys.modules[name] for name in names if not _is_importable(name)]
-            for module in foreign:
-                send_by_value(module.__name__)
-            if is_current and not foreign:
+            named = (name for name in packer.modules if name in sys.modules and name not in by_value)
+            foreign = [name for name in named if not _is_importable(name)]
+            if not foreign:
                 if modules is not None:
                     modules |= packer.modules - by_value
-                return parts
-        raise CannotCarryError("what it maps, or the modules that it names, change whenever it is pickled")
+                return [out.getbuffer(), *(buffer.raw() for buffer in buffers)]
+            for name in foreign:
+                send_by_value(name)
     except BaseException:
         close_all(descriptors)
         raise
-
-
-def _dumped(
-    value: object, descriptors: list[int], reference: Callable[[object], object] | None
-) -> tuple[OutwardPacker, list[Buffer], bool]:
-    """The parts, and whether nothing was mapped meanwhile that should have been told."""
-    mappings = _mappings(descriptors)
-    buffers: list[pickle.PickleBuffer] = []
-    out = io.BytesIO()
-    makes = OutwardPacker if reference is None else partial(ReferringPacker, reference=reference)
-    packer = makes(out, descriptors=descriptors, mappings=mappings, buffer_callback=buffers.append)
-    with spawning.spawning(descriptors):
-        packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
-    is_current = mappings is None or mappings.is_current()
-    places, memory = views.gathered(buffers, packer.gaps, mappings.find_held if mappings else lambda *_: None)
-    table = pickle.dumps((places, [mapped for _, mapped in memory]))
-    return packer, [table, out.getbuffer(), *(part for part, mapped in memory if mapped is None)], is_current
-
-
-def _mappings(descriptors: list[int]) -> Mappings | None:
-    return Mappings(descriptors) if mappings_are_known() else None
 
 
 def why_not_for_workers(value: object) -> Exception | None:
@@ -165,8 +139,8 @@ def reduced_for_workers(value: object) -> Any:
     """
     descriptors: list[int] = []
     try:
-        with spawning.spawning(descriptors):
-            packer = OutwardPacker(io.BytesIO(), descriptors, _mappings(descriptors), None)
+        with sending(descriptors):
+            packer = OutwardPacker(io.BytesIO(), None)
             found = packer.reducer_override(value)
             if found is not NotImplemented:
                 return found
@@ -252,7 +226,7 @@ def unpack_in_worker(
     descriptors: Sequence[int],
     referred: Callable[[Any], object] | None = None,
 ) -> Any:
-    """The value of `pack_for_workers`: its arrays are views of `source`, or of what was mapped in the trainer.
+    """The value of `pack_for_workers`: its arrays are views of `source`.
 
     Functions and classes that went by value can be found in their modules from now on; those are made, if need be.
 
@@ -260,12 +234,8 @@ def unpack_in_worker(
         descriptors: those of `pack_for_workers`; none of them is needed any more after this.
         referred: gives what a reference stands for.
     """
-    table, data, *rest = _pieces(source, lengths)
-    received, sent = Received(descriptors), iter(rest)
-    places, mappings = pickle.loads(table)
-    memory = [next(sent) if mapped is None else received.memory(mapped) for mapped in mappings]
-    buffers = [memory[number][start : start + size] for number, start, size in places]
-    with reducers.Unpickling(), received.unpacking():
+    data, *buffers = _pieces(source, lengths)
+    with receiving(descriptors):
         if referred is None:
             value, named = pickle.loads(data, buffers=buffers)
         else:

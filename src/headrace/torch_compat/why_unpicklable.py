@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import CodeType, FunctionType, MethodType
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.errors import CannotCarryError
-from headrace.torch_compat import reducers, serialize
+from headrace.torch_compat import serialize
 
 _MOST_LOOKED_AT = 100_000
 _DEEPEST = 100
@@ -138,7 +137,7 @@ def _parts_of(value: object, path: str) -> Iterator[_Part]:
     if not isinstance(reduced, tuple):
         return
     function, args, state, items, entries = (*reduced, None, None, None)[:5]
-    for part in reducers.parts_of_state(state):
+    for part in state if isinstance(state, tuple) and len(state) == 2 else (state,):
         if isinstance(part, dict):
             yield from _of_attributes(part, path)
         elif part is not None:
@@ -203,11 +202,6 @@ def _of_plain_method(value: staticmethod[..., object] | classmethod[object, ...,
 @_parts_of.register(functools._lru_cache_wrapper)
 def _of_cache(value: functools._lru_cache_wrapper[object], path: str) -> Iterator[_Part]:
     yield f"{path}.__wrapped__", value.__wrapped__
-
-
-@_parts_of.register(weakref.ReferenceType)
-def _of_reference(value: weakref.ReferenceType[object], path: str) -> Iterator[_Part]:
-    yield f"{path}()", value()
 
 
 @_parts_of.register(np.ndarray)

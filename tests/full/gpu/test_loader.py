@@ -205,7 +205,6 @@ def test_data_on_the_device_come_from_a_loader_without_workers() -> None:
     assert torch.equal(torch.cat(batches).cpu(), torch.arange(64.0))
 
 
-@pytest.mark.filterwarnings("ignore::headrace.errors.CannotCarryWarning")
 def test_data_on_the_device_are_an_error_where_workers_would_need_them() -> None:
     with pytest.raises(RuntimeError, match="CUDA"):
         next(iter(hr.DataLoader(OnDevice(), batch_size=32, num_workers=1)))

@@ -24,7 +24,7 @@ class ContextStarter:
     """Workers that a multiprocessing context starts from the trainer, as torch's loader starts its own.
 
     Args:
-        context: such as `multiprocessing.get_context("fork")`.
+        context: such as `multiprocessing.get_context("fork")`, or the module itself.
         config: what they work on.
     """
 

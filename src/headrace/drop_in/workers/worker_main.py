@@ -221,5 +221,7 @@ def _begin_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handlers: Any = signal_handling
     handlers._set_worker_signal_handlers()  # they tell of a bus error or a segmentation fault
+    with contextlib.suppress(AttributeError):  # since torch 2.7
+        torch.multiprocessing._set_thread_name("pt_data_worker")
     torch.set_num_threads(1)
     keep_freed_memory()
