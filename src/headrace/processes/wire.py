@@ -113,7 +113,7 @@ class BlockingWire:
         Raises:
             EOFError: the other end is gone, or the message is not wanted any more.
         """
-        self._original.check("a function of the data set's")
+        self._original.check()
         while not self._waiting:
             while is_wanted is not None and not is_readable(self._sock.fileno(), _ASKED_EACH_S):
                 if not is_wanted():
@@ -130,7 +130,7 @@ class BlockingWire:
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         """Send, waiting until the socket has taken it all."""
-        self._original.check("a function of the data set's")
+        self._original.check()
         data = encode(message)
         sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
         self._sock.sendall(memoryview(data)[sent:])

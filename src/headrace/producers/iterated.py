@@ -9,7 +9,6 @@ import anyio
 
 from headrace.cancelled import is_ours
 from headrace.failures import ErrorPacker, Failure
-from headrace.forks import PROCESS, Original
 from headrace.producer import Flow
 from headrace.producers.charging import Charge, Expectation
 from headrace.producers.shuffle_buffer import ShuffleBuffer
@@ -53,7 +52,6 @@ class IterProducer:
         self._samples, self._snapshot, self._take, self._buffer = samples, snapshot, take, buffer
         self._begin, self._done = begin, deque(done)
         self._batch_size, self._chunk, self._pack_error = batch_size, chunk, pack_error
-        self._original = Original()
         self._expected = Expectation()
         self._number = 0  # of the next sample, from `begin` on, with those that are done
         self._snapshots: deque[tuple[int, object]] = deque()
@@ -106,8 +104,6 @@ class IterProducer:
                     return self._last(samples), True
                 running_sample.set(RunningSample(key, self._begin + self._number))
                 sample = await anext(iterator)
-                if PROCESS.forks != self._original.forks:
-                    self._original.check("aiter or __iter__")
                 number, self._number = self._number, self._number + 1
                 if not self._done or not self._is_done(number):
                     if self._buffer is None:
@@ -121,7 +117,6 @@ class IterProducer:
         except StopAsyncIteration:
             return self._last(samples), True
         except BaseException as error:
-            self._original.check("aiter or __iter__", error)
             if is_ours(error):
                 raise
             error.add_note(f"stage: fetch; sample {self._begin + self._number} of the epoch")

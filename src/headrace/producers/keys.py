@@ -12,7 +12,6 @@ from anyio.abc import TaskGroup
 
 from headrace.cancelled import is_ours
 from headrace.failures import ErrorPacker, Failure, Origin, PackedError
-from headrace.forks import PROCESS, Original
 from headrace.parts import ListPart, Part
 from headrace.producer import Flow
 from headrace.producers.adaptive_concurrency import AdaptiveConcurrency
@@ -71,7 +70,6 @@ class KeyProducer:
         self._count, self._keys, self._get, self._get_many = count, keys, get, get_many
         self._adaptive, self._chunks, self._chunk = adaptive, chunks, chunks.most
         self._pack_error, self._again = pack_error, again
-        self._original = Original()
         self._expected = Expectation()
         self._todo: deque[tuple[_Chunk, int]] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()  # by which each getter without a call is woken
@@ -230,12 +228,8 @@ class KeyProducer:
 
     async def _one(self, chunk: _Chunk, k: int) -> object:
         try:
-            sample = await self._get(chunk.keys[k])
-            if PROCESS.forks != self._original.forks:
-                self._original.check("aget or __getitem__")
-            return sample
+            return await self._get(chunk.keys[k])
         except BaseException as error:
-            self._original.check("aget or __getitem__", error)
             if is_ours(error):
                 raise
             origin = Origin("fetch", chunk.positions[k], repr(chunk.keys[k]))
@@ -246,12 +240,10 @@ class KeyProducer:
         assert self._get_many is not None
         try:
             samples = list(await self._get_many(chunk.keys))
-            self._original.check("aget_many")
             if len(samples) != len(chunk.keys):
                 raise ValueError(f"aget_many gave {len(samples)} samples for {len(chunk.keys)} keys")
             return samples
         except BaseException as error:
-            self._original.check("aget_many", error)
             if is_ours(error):
                 raise
             if self._again:

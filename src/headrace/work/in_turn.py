@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from headrace.failures import Failure, Placeholder
-from headrace.forks import PROCESS, Original
 from headrace.tasks import Step
 from headrace.work.uses_random import are_leaves, generators_of, is_plain
 
@@ -39,7 +38,6 @@ def make_in_turn(
     first: int,
     progress: ProgressPlace,
     failed: Callable[[int, BaseException], Failure],
-    original: Original,
 ) -> None:
     """Put what a step makes of each of some samples in `made`, which is empty, as it is made.
 
@@ -47,9 +45,8 @@ def make_in_turn(
         first: the index in the task of the first of them.
         progress: told the index of each before it is made.
         failed: gives what stands in the place of one, by its index in `samples`.
-        original: the process in which this is done.
     """
-    function, forks, put = step.fn, original.forks, made.append
+    function, put = step.fn, made.append
     for progress[0], sample in enumerate(samples, first):  # it costs as much as all the rest to call a function
         try:
             result = function(sample)
@@ -59,8 +56,6 @@ def make_in_turn(
             result = failed(len(made), raised)
         except BaseException as error:
             result = failed(len(made), error)
-        if PROCESS.forks != forks:
-            original.check(step.name)
         put(result)
 
 

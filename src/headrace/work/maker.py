@@ -22,7 +22,7 @@ from headrace.failures import (
     failures_among,
     without_failures,
 )
-from headrace.forks import PROCESS, Original
+from headrace.forks import Original
 from headrace.positions import part_position
 from headrace.sent import SentPart, offset_in
 from headrace.tasks import NO_STEP, Chain, Step
@@ -117,7 +117,6 @@ class Maker:
             return None
 
         def failed(index: int, error: BaseException) -> Failure:
-            self._original.check(step.name, error)
             self._at = order.parts, first + index
             return self._failed(chain, step, error, some[index], order.each_position(first + index))
 
@@ -126,7 +125,8 @@ class Maker:
 
         began, made = time.perf_counter(), list[object]()
         with samples_in_turn(key, number, made) if step.random else nullcontext():
-            make_in_turn(step, some, made, first, self._progress, failed, self._original)
+            make_in_turn(step, some, made, first, self._progress, failed)
+        self._original.check()
         busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
         self._progress[0] = first + len(some)
         return made
@@ -144,7 +144,6 @@ class Maker:
         began = time.perf_counter()
         try:
             samples = _quietly(many, sendable, name)
-            self._original.check(name)
             if type(samples) is not list:
                 raise TypeError(
                     f"{name} gave a {type(samples).__qualname__}: economic=True divides a batch among workers, "
@@ -153,7 +152,6 @@ class Maker:
             if len(samples) != len(sendable):
                 raise ValueError(f"{name} gave {len(samples)} samples for {len(sendable)} keys")
         except BaseException as error:
-            self._original.check(name, error)
             worker = self.number if self._everywhere else None
             origin = note_origin(error, chain.steps[0], None, order.position, worker, keys)
             samples = [Failure(self.pack(chain, error, origin))] * len(sendable)
@@ -189,8 +187,6 @@ class Maker:
                     is_begun = True
                 began = time.perf_counter()
                 result = _call(step, (position, sample) if step.is_numbered else sample)
-                if PROCESS.forks != self._original.forks:
-                    self._original.check(step.name)
                 busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
                 if step.kind == "map":
                     sample = result
@@ -199,12 +195,13 @@ class Maker:
                 elif not result:
                     return DROPPED
         except BaseException as error:
-            self._original.check(at.name, error)
             return self._failed(chain, at, error, source, position)
+        self._original.check()
         return sample
 
     def _failed(self, chain: Chain, at: Step, error: BaseException, source: object, position: int) -> Failure:
         """What stands in the place of a sample that a step could not make of `source`."""
+        self._original.check()
         if isinstance(error, DecodeError):
             error.place(offset_in(*self._at))
         worker = self.number if self._everywhere else None
@@ -284,9 +281,8 @@ class Maker:
             begin_sample(key, order.first_position, everywhere=self._everywhere)
             try:
                 batch = _quietly(chain.collate, kept, "collate_fn")
-                self._original.check("collate_fn")
+                self._original.check()
             except BaseException as error:
-                self._original.check("collate_fn", error)
                 return Failure(self.pack(chain, collate_error(error, chain.collate, kept, order.batch)))
             finally:
                 busy["collate"] = busy.get("collate", 0.0) + time.perf_counter() - began
@@ -323,12 +319,10 @@ class Maker:
             try:
                 measures[k] = operator.index(chain.measure.fn(sample))
             except BaseException as error:
-                self._original.check("measure", error)
                 worker = self.number if self._everywhere else None
                 origin = note_origin(error, chain.measure, sample, order.position_of(kept[k]), worker)
                 samples[k] = Failure(self.pack(chain, error, origin))
         self._progress[0] = -1
-        self._original.check("measure")
         busy["measure"] = busy.get("measure", 0.0) + time.perf_counter() - began
         return measures
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from headrace.forks import Original
 from headrace.memory import Segment
 from headrace.tasks import Reply
 from headrace.torch_compat.serialize import pack_error
@@ -20,7 +19,6 @@ from headrace.work.messages import Message, PlaceMessage
 from headrace.work.task_runner import TaskRunner
 
 _END_S = 2.0
-_A_STEP = "a function of the loader's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,6 @@ class _Thread:
 
     def __init__(self, number: int, jobs: _Jobs, on_reply: OnReply) -> None:
         self._jobs, self._on_reply = jobs, on_reply
-        self._original = Original()
         self._loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         self.runner = TaskRunner(everywhere=False, progress=[-1], number=number)
@@ -119,9 +116,7 @@ class _Thread:
     def _carried_out(self, job: _Job) -> Reply | None:
         try:
             reply = job.carry_out(self.runner)
-            self._original.check(_A_STEP)
         except BaseException as error:  # a SystemExit of the user's ends this thread no more than another error
-            self._original.check(_A_STEP, error)
             return Reply("failed", errors=[(job.slot, pack_error(error))]) if job.is_answered else None
         return reply
 

@@ -14,7 +14,6 @@ from headrace.datasets.inputs.within import WithinDataset
 from headrace.datasets.iterating import Loads
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
-from headrace.forks import called
 from headrace.functions import checked, is_async, name_of, unwrapped
 
 _END = object()
@@ -72,10 +71,10 @@ class AppliedDataset(WithinDataset):
             given: Iterator[object] = iter(self.fn(iter(loader)))
             return given
 
-        given = await anyio.to_thread.run_sync(called, begun, abandon_on_cancel=True)
+        given = await anyio.to_thread.run_sync(begun, abandon_on_cancel=True)
         try:
             while True:
-                sample = await anyio.to_thread.run_sync(called, next, given, _END, abandon_on_cancel=True)
+                sample = await anyio.to_thread.run_sync(next, given, _END, abandon_on_cancel=True)
                 if sample is _END:
                     return
                 yield sample

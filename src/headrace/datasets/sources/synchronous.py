@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -17,7 +18,6 @@ from anyio.lowlevel import RunVar
 from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
 from headrace.errors import OptionError
-from headrace.forks import PROCESS, called
 from headrace.running import running_reader
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class FromMap(AsyncDataset):
         return len(self.dataset)
 
     async def aget(self, key: object) -> object:
-        if self._gate.forks != PROCESS.forks:  # the parent process may have held the gate during the fork
+        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
             self._gate = _gate_of(self.dataset, self.threads)
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
@@ -56,7 +56,7 @@ class _CallGate:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads, self.forks = threads, PROCESS.forks
+        self.threads, self.pid = threads, os.getpid()
         self._free = threading.Semaphore(threads)
         self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
 
@@ -83,7 +83,7 @@ def _gate_of(dataset: object, threads: int) -> _CallGate:
     """
     while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
-    key = (id(dataset), threads, PROCESS.forks)
+    key = (id(dataset), threads, os.getpid())
     gate = _GATES.get(key)
     if gate is None:
         gate = _GATES[key] = _CallGate(threads)
@@ -117,7 +117,7 @@ class FromIterable(AsyncIterableDataset):
 
     async def aiter(self) -> AsyncIterator[object]:
         end = object()
-        samples = await anyio.to_thread.run_sync(called, self._opened)
+        samples = await anyio.to_thread.run_sync(self._opened)
         while True:
             sample, taken = await anyio.to_thread.run_sync(_timed, next, samples, end)
             if sample is end:
@@ -175,7 +175,7 @@ class _Taken(NamedTuple):
 
 def _timed(function: Callable[..., T], *args: object) -> tuple[T, _Taken]:
     began, computing = time.perf_counter(), time.thread_time()
-    result = called(function, *args)
+    result = function(*args)
     computed = time.thread_time() - computing
     return result, _Taken(computed, max(0.0, time.perf_counter() - began - computed))
 

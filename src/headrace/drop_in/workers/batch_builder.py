@@ -12,7 +12,7 @@ from torch.utils.data._utils.collate import default_collate
 
 from headrace.drop_in.workers.messages import Result, Start, StateAfter, WorkerConfig, failed_by, unpacked_index
 from headrace.drop_in.workers.object_table import ObjectTable
-from headrace.forks import PROCESS, Original
+from headrace.forks import Original
 from headrace.torch_compat import serialize, worker_info
 from headrace.torch_compat.collate import is_extended, plain_collate
 from headrace.torch_compat.datapipes import is_iterated_pipe, is_pipe, seeded, traversing
@@ -100,7 +100,7 @@ class BatchBuilder:
         except _Ended:
             return ("end",)
         except BaseException as error:
-            self._check_process(error)
+            self._original.check()
             return self._failed(error)
         finally:
             self._progress[0] = -1
@@ -187,21 +187,10 @@ class BatchBuilder:
         try:
             yield
         except BaseException as error:
-            self._original.check("worker_init_fn or __iter__", error)
             self._failure = self._failed(error)
-        self._original.check("worker_init_fn or __iter__")
 
     def _failed(self, error: BaseException) -> Result:
         return failed_by(error, self._number, in_thread=self._table is not None)
-
-    def _check_process(self, error: BaseException | None = None) -> None:
-        """Nothing goes on in a process that the data set has forked, and that has returned from there."""
-        if PROCESS.forks != self._original.forks:
-            many = self._config.auto_collation and getattr(self._dataset, "__getitems__", None)
-            name = "__getitems__" if many else "__getitem__"
-            if self._iterator is not None:
-                name = "__iter__ or __next__"
-            self._original.check(f"{type(self._dataset).__qualname__}.{name}", error)
 
     # Samples.
 
@@ -224,13 +213,13 @@ class BatchBuilder:
                 except StopIteration:
                     self._is_over = True
                     return
-                self._check_process()
+                self._original.check()
                 yield sample
         else:
             for k, key in enumerate(index):
                 progress[0] = k
                 sample = _item(dataset, key)
-                self._check_process()
+                self._original.check()
                 yield sample
 
     def _fetched(self, index: Sequence[object]) -> object:
@@ -241,13 +230,11 @@ class BatchBuilder:
         if getattr(dataset, "__getitems__", None):
             return _items(dataset, index)
         samples: list[object] = []
-        key, forks = None, self._original.forks
+        key = None
         try:
             for k, key in enumerate(index):
                 progress[0] = k
                 samples.append(dataset[key])
-                if PROCESS.forks != forks:
-                    self._check_process()
         except StopIteration as error:
             raise _stopped(key) from error
         return samples
@@ -256,7 +243,7 @@ class BatchBuilder:
 
     def _collate(self, samples: object) -> object:
         self._progress[0] = -1
-        self._check_process()
+        self._original.check()
         began = time.perf_counter_ns()
         try:
             return plain_collate(samples) if self._collates_plainly else self._config.collate_fn(samples)
@@ -309,7 +296,6 @@ class BatchBuilder:
         return self._spec
 
     def _pack(self, batch: object) -> Result:
-        self._original.check("collate_fn")
         if self._table is not None:
             return "object", self._table.put(batch)
         try:
@@ -319,7 +305,6 @@ class BatchBuilder:
             text = f"stage: collate; the batch{which}, of type {type(batch).__name__}, cannot be sent to the trainer"
             error.add_note(text)
             raise
-        self._original.check("a function that pickles a part of the batch")
         size = serialize.packed_size(parts)
         if size <= _INLINE_BYTES:
             return "inline", [bytes(part) for part in parts]
