@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import google_crc32c
 
-from headrace.protocols import Check
 from headrace.types import Buffer
 
 
 def crc32c_of(data: Buffer) -> int:
     """The CRC-32C (Castagnoli) of `data`."""
     return int(google_crc32c.value(bytes(data)))
-
-
-def crc32c(expected: int) -> Check:
-    """A check for the CRC-32C `expected`."""
-    return lambda data: crc32c_of(data) == expected

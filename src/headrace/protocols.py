@@ -183,7 +183,7 @@ class EpochMeters(Protocol):
 
 
 class Sender(Protocol):
-    """The engine's end of a channel: the seam to the trainer's side, which may be another process.
+    """The engine's end of a channel to the trainer's side.
 
     A channel passes messages between two parties with order, without loss or duplicates, and never holds more of them
     than the receiver has granted.
@@ -233,7 +233,6 @@ class Receiver(Protocol):
             anyio.WouldBlock: there is none yet.
             anyio.EndOfStream: there will be none any more.
             anyio.ClosedResourceError: this end was closed.
-            anyio.BrokenResourceError: the other end has gone without a word.
         """
         ...
 

@@ -332,8 +332,6 @@ class BatchIterator(Generic[B]):
             self._over = BatchIterator._finish
         except anyio.ClosedResourceError:
             self._over = _refuse
-        except anyio.BrokenResourceError as error:
-            self._over = partial(_break_off, error)
         except ChannelFailedError as error:
             self._over = partial(_fail, error.failure)
         else:
@@ -367,11 +365,6 @@ def _fail(packed: PackedError, iterator: BatchIterator[B]) -> NoReturn:
 def _refuse(iterator: BatchIterator[B]) -> NoReturn:
     del iterator
     raise LoaderClosedError("this iterator was closed; make a new one with iter(loader)")
-
-
-def _break_off(error: Exception, iterator: BatchIterator[B]) -> NoReturn:
-    del iterator
-    raise LoaderClosedError("the loader's engine has ended without a word") from error
 
 
 def _opened(made: B, failure: Exception | None) -> B:

@@ -15,9 +15,6 @@ from headrace.producers.shuffle_buffer import ShuffleBuffer
 from headrace.running import RunningSample, running_charge, running_sample
 from headrace.types import Ranges
 
-_NO_WAIT_S = 0.002
-_NOT_YET = object()
-
 
 class IterProducer:
     """Takes samples from an asynchronous iterator, as it gives them.

@@ -6,7 +6,6 @@ for; no contract needs a test runner of its own.
 
 from __future__ import annotations
 
-from headrace.testing.channels import ChannelContract
 from headrace.testing.decoders import DecoderContract
 from headrace.testing.executors import ExecutorContract
 from headrace.testing.fault_server import FaultServer
@@ -15,7 +14,6 @@ from headrace.testing.operators import OperatorContract
 from headrace.testing.stores import StoreContract
 
 __all__ = [
-    "ChannelContract",
     "DecoderContract",
     "ExecutorContract",
     "FaultServer",

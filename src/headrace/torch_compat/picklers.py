@@ -10,7 +10,7 @@ import io
 import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -129,41 +129,6 @@ class OutwardPacker(Packer):
             if found is NotImplemented and not asks:
                 self._plain.add(kind)
         return found
-
-
-class ReferringPacker(OutwardPacker):
-    """The same for what refers to things that are there already.
-
-    Args:
-        reference: gives of each object what stands for it; None: it is packed itself.
-        **named: as `OutwardPacker` has them.
-    """
-
-    def __init__(self, out: io.BytesIO, reference: Callable[[object], object], **named: Any) -> None:
-        super().__init__(out, **named)
-        self._reference = reference
-
-    def persistent_id(self, obj: object) -> object:
-        """Called by the pickler."""
-        return self._reference(obj)
-
-
-class ReferringUnpacker(pickle.Unpickler):
-    """The reverse.
-
-    Args:
-        data: the pickle.
-        buffers: that belong to it.
-        referred: gives what a reference stands for.
-    """
-
-    def __init__(self, data: Buffer, buffers: Iterable[object], referred: Callable[[Any], object]) -> None:
-        super().__init__(io.BytesIO(data), buffers=buffers)
-        self._referred = referred
-
-    def persistent_load(self, reference: object) -> object:
-        """Called by the unpickler."""
-        return self._referred(reference)
 
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper)

@@ -10,7 +10,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -28,8 +28,6 @@ from headrace.torch_compat.picklers import (
     NamingPacker,
     OutwardPacker,
     Packer,
-    ReferringPacker,
-    ReferringUnpacker,
     tensor_of,
 )
 from headrace.torch_compat.reducers import put_together
@@ -84,7 +82,6 @@ def pack_for_workers(
     value: object,
     descriptors: list[int],
     modules: set[str] | None = None,
-    reference: Callable[[object], object] | None = None,
 ) -> list[Buffer]:
     """`value` for `write` and `unpack_in_worker`.
 
@@ -94,15 +91,13 @@ def pack_for_workers(
     Args:
         descriptors: of what workers share with this process, for `unpack_in_worker`; they are the caller's to close.
         modules: the names of the modules that workers will import are put here.
-        reference: gives of each object what stands for it there, where it is known already; None: it is packed.
     """
     try:
         while True:
             close_all(descriptors)
             buffers: list[pickle.PickleBuffer] = []
             out = io.BytesIO()
-            makes = OutwardPacker if reference is None else partial(ReferringPacker, reference=reference)
-            packer = makes(out, buffer_callback=buffers.append)
+            packer = OutwardPacker(out, buffer_callback=buffers.append)
             with sending(descriptors):
                 packer.dump((value, packer.named))  # the list is filled while what comes before it is pickled
             by_value = modules_by_value()
@@ -224,7 +219,6 @@ def unpack_in_worker(
     source: memoryview,
     lengths: Sequence[int],
     descriptors: Sequence[int],
-    referred: Callable[[Any], object] | None = None,
 ) -> Any:
     """The value of `pack_for_workers`: its arrays are views of `source`.
 
@@ -232,14 +226,10 @@ def unpack_in_worker(
 
     Args:
         descriptors: those of `pack_for_workers`; none of them is needed any more after this.
-        referred: gives what a reference stands for.
     """
     data, *buffers = _pieces(source, lengths)
     with receiving(descriptors):
-        if referred is None:
-            value, named = pickle.loads(data, buffers=buffers)
-        else:
-            value, named = ReferringUnpacker(data, buffers, referred).load()
+        value, named = pickle.loads(data, buffers=buffers)
     for what in named:  # whoever pickles by name in the worker finds them: torch's DataPipes, the user's own code
         vars(_module(what.__module__)).setdefault(what.__name__, what)
     return value

@@ -1,59 +1,149 @@
-"""What every channel promises, as tests."""
+"""What the channel between the engine and the trainer's side promises."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyio
 
-from headrace.deliver.channel import ChannelFailedError
+from headrace.deliver.channel import ChannelFailedError, ThreadReceiver, ThreadSender, thread_channel
 from headrace.failures import PackedError
 from headrace.protocols import Receiver, Sender
-from headrace.testing.channel_ends import (
-    DEADLINE_S,
-    ending_of,
-    eventually,
-    failure_of,
-    is_refused,
-    receive,
-    receive_all,
-    receive_some,
-    receive_while,
-    send,
-    send_all,
-    take_back,
-    wait_until_granted,
-    would_block,
-)
 from headrace.wakeup import is_readable
 
+DEADLINE_S = 20.0
 
-class ChannelContract:
-    """Inherit it, give `open_channel`, and every `test_…` method is a promise of `Sender` and `Receiver`.
 
-        class TestQueue(ChannelContract):
-            def open_channel(self, depth):
-                return queue_channel(depth)
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait until `condition()` is true: what one end does may take a while to be seen at the other."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.0005)
 
-    Where the sender lives in another process, give in its place an object that has the real one do what it is told.
 
-    Attributes:
-        depths: how many messages may be granted beforehand.
-        large: bytes of a message that no buffer on the way holds at once.
-        interleavings: how many random orders of steps are tried.
-    """
+def wait_until_granted(sender: Sender, count: int) -> None:
+    eventually(lambda: sender.granted >= count)
+    assert sender.granted == count
 
+
+def send(sender: Sender, message: object) -> None:
+    """Send what is granted, or is about to be."""
+
+    def is_sent() -> bool:
+        try:
+            sender.send(message)
+        except anyio.WouldBlock:
+            return False
+        return True
+
+    eventually(is_sent)
+
+
+def send_all(sender: Sender, messages: Sequence[object]) -> None:
+    for message in messages:
+        send(sender, message)
+    sender.close()
+
+
+def is_refused(sender: Sender) -> bool:
+    try:
+        sender.send("too many")
+    except anyio.WouldBlock:
+        return True
+    return False
+
+
+def would_block(receiver: Receiver) -> bool:
+    try:
+        receiver.receive_nowait()
+    except anyio.WouldBlock:
+        return True
+    return False
+
+
+def receive(receiver: Receiver, *, asks: bool = True) -> object:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return receiver.receive_nowait()
+        except anyio.WouldBlock:
+            if asks:
+                receiver.request()
+            assert is_readable(receiver.fileno(), deadline - time.monotonic()), "nothing came"
+
+
+def receive_all(receiver: Receiver) -> list[object]:
+    got = []
+    while True:
+        try:
+            got.append(receive(receiver))
+        except anyio.EndOfStream:
+            return got
+
+
+def receive_some(receiver: Receiver, count: int) -> list[object]:
+    return [receive(receiver) for _ in range(count)]
+
+
+def ending_of(receiver: Receiver) -> type[BaseException]:
+    try:
+        message = receive(receiver)
+    except Exception as error:
+        return type(error)
+    raise AssertionError(f"{message!r} came, where nothing more may come")
+
+
+def failure_of(receiver: Receiver) -> PackedError:
+    try:
+        message = receive(receiver)
+    except ChannelFailedError as error:
+        return error.failure
+    raise AssertionError(f"{message!r} came in the place of a failure")
+
+
+def receive_while(receiver: Receiver, act: Callable[[], object]) -> object:
+    """What `receiver` gives, or the type of what it raises, in a thread that waited before `act` was called."""
+    results: list[object] = []
+    is_blocked = threading.Event()
+
+    def wait() -> None:
+        assert would_block(receiver)
+        is_blocked.set()
+        try:
+            results.append(receive(receiver))
+        except Exception as error:
+            results.append(type(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    is_blocked.wait(DEADLINE_S)
+    act()
+    waiting.join(DEADLINE_S)
+    assert results, "the thread still waits"
+    return results[0]
+
+
+def take_back(sender: Sender, left: list[object], count: int) -> None:
+    """Add to `left` what the sender knows was not received, until it has `count` messages."""
+
+    def is_complete() -> bool:
+        left.extend(sender.take_back())
+        return len(left) >= count
+
+    eventually(is_complete)
+
+
+class TestChannel:
     depths: ClassVar[tuple[int, ...]] = (0, 1, 2, 5)
-    large: ClassVar[int] = 3_000_000
-    interleavings: ClassVar[int] = 60
 
-    def open_channel(self, depth: int) -> tuple[Sender, Receiver]:
-        """Both ends of a new channel; whatever they hold goes when the test is over."""
-        raise NotImplementedError
+    def open_channel(self, depth: int) -> tuple[ThreadSender, ThreadReceiver]:
+        return thread_channel(depth, lambda call, *args: call(*args))
 
     def test_messages_come_once_each_and_in_order(self) -> None:
         for depth in self.depths:
@@ -240,7 +330,7 @@ class ChannelContract:
 
     def test_large_message_comes_whole(self) -> None:
         sender, receiver = self.open_channel(2)
-        body = random.Random(5).randbytes(self.large)
+        body = random.Random(5).randbytes(3_000_000)
         sending = threading.Thread(target=send_all, args=(sender, [body, "small"]))
         sending.start()
         try:
@@ -260,7 +350,7 @@ class ChannelContract:
                 sending.join()
 
     def test_any_interleaving_keeps_order_count_and_grants(self) -> None:
-        for seed in range(self.interleavings):
+        for seed in range(60):
             _interleave(*self.open_channel(seed % 6), random.Random(seed), f"seed {seed}")
 
 
