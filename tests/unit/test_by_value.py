@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import linecache
+import os
 import sys
 import threading
 import traceback
@@ -17,7 +18,7 @@ import cloudpickle
 import pytest
 
 from headrace.memory import close_all
-from headrace.torch_compat import serialize
+from headrace.torch_compat import by_value, serialize
 from headrace.torch_compat.by_value import modules_by_value, packing
 
 
@@ -132,3 +133,14 @@ def test_code_says_which_file_it_is_of_when_it_goes_by_value(plugin: ModuleType)
         assert came.__code__ == function.__code__
         assert came.__code__.co_filename == function.__code__.co_filename
     assert came().__code__.co_filename == __file__
+
+
+@pytest.mark.process
+def test_fork_waits_for_a_thread_that_packs() -> None:
+    by_value._lock.acquire()
+    threading.Timer(0.1, by_value._lock.release).start()
+    child = os.fork()
+    if child == 0:
+        with packing():  # a copy of a lock that was held would never be free
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -31,6 +31,8 @@ _modules: set[str] = set()  # that workers could not import
 _lock = threading.Lock()
 _packing = 0  # how many pack just now
 _lent: set[str] = set()  # of those, what is in cloudpickle's own list meanwhile
+# Another thread may hold it while workers are forked. They send batches by it.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 def modules_by_value() -> set[str]:

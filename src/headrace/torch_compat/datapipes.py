@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -13,6 +14,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torch.utils.data.graph_settings import apply_random_seed
 
 traversing = threading.Lock()
+os.register_at_fork(before=traversing.acquire, after_in_parent=traversing.release, after_in_child=traversing.release)
 """Torch finds the parts of a pipe by a hook of its class while it pickles it: one thread at a time can."""
 
 
