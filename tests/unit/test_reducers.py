@@ -65,6 +65,28 @@ def test_array_of_a_mapped_file_is_copied_when_the_file_is_gone_or_changes_are_p
     assert serialize.copied(gone).tolist() == [0, 1, 2]
 
 
+class Measured(np.ndarray):
+    """Of a unit, perhaps."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(2),
+        lambda: torch.zeros(2).share_memory_(),
+        lambda: torch.nn.Parameter(torch.zeros(2)),
+        lambda: np.zeros(2).view(Measured),
+    ],
+    ids=["tensor", "shared tensor", "parameter", "array"],
+)
+def test_attributes_go_along(make: Callable[[], Any]) -> None:
+    plain, measured = make(), make()
+    measured.unit = "m"
+    first, second = serialize.copied([plain, measured])
+    assert (type(second), second.unit, second.tolist()) == (type(measured), "m", [0, 0])
+    assert not hasattr(first, "unit")
+
+
 def test_tensors_of_one_shared_storage_stay_so() -> None:
     whole = torch.zeros(10, dtype=torch.int64).share_memory_()
     one, other = serialize.copied((whole, whole[4:]))

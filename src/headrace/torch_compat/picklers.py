@@ -125,10 +125,10 @@ class OutwardPacker(Packer):
         found = reducers.reduced(obj)
         if found is None:
             found = super().reducer_override(obj)
-            asks = kind.__module__ in _SPECIAL or issubclass(kind, (type, ModuleType, *tensor_types()))
+            asks = kind.__module__ in _SPECIAL or issubclass(kind, (type, ModuleType, np.ndarray, *tensor_types()))
             if found is NotImplemented and not asks:
                 self._plain.add(kind)
-        return found
+        return reducers.with_attributes(obj, found) if is_tensor(obj) else found
 
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, functools._lru_cache_wrapper)

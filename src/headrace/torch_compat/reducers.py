@@ -113,10 +113,21 @@ def put_together(cls: type[BaseException], args: tuple[object, ...], attributes:
 # Memory.
 
 
+def with_attributes(tensor: torch.Tensor, reduced: Reduced) -> Reduced:
+    """A tensor with what was made an attribute of it."""
+    attributes = vars(tensor)
+    return (*reduced[:2], attributes, None, None, _set_attributes) if attributes and len(reduced) == 2 else reduced
+
+
 def _of_array(array: NDArray[np.generic]) -> Reduced | None:
     """None: it is copied, as pickle does it."""
     if type(array) in (np.ndarray, np.memmap) and (form := _of_mapped_file(array)) is not None:
         return form
+    attributes = {} if isinstance(array, np.memmap) else getattr(array, "__dict__", {})
+    if attributes and type(array).__reduce__ is np.ndarray.__reduce__:
+        reduced: Any = array.__reduce__()
+        make, arguments, state = reduced
+        return make, arguments, (state, attributes), None, None, _set_array
     owner: object = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
@@ -129,6 +140,11 @@ def _of_array(array: NDArray[np.generic]) -> Reduced | None:
             "give a tensor after share_memory_(), or make the array in the worker"
         )
     return None
+
+
+def _set_array(array: NDArray[np.generic], state: tuple[Any, dict[str, object]]) -> None:
+    array.__setstate__(state[0])
+    vars(array).update(state[1])
 
 
 def _of_mapped_file(array: NDArray[np.generic]) -> Reduced | None:
