@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def jobs(options: argparse.Namespace) -> list[Row]:
-    """What is run in each round."""
+    """Return the jobs of a round."""
     shared = {"workers": options.workers, "batches": options.batches}
     return [{"way": way, "step_ms": step} | shared for step in options.step for way in options.way]
 

@@ -1,4 +1,4 @@
-"""What goes to workers otherwise than pickle would have it."""
+"""Test what reaches workers that pickle refuses or changes."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Mover:
             moving.host = None  # without the lock: this runs finalizers
 
     def wait_for_all_but(self, count: int) -> None:
-        """Wait until at most `count` batches are being copied."""
+        """Wait until at most `count` (1 or more) batches are being copied."""
         self.let_go()
         with self._lock:
             excess = self._under_way[:-count]

@@ -1,4 +1,4 @@
-"""What is pickled on the way to workers where pickle itself refuses, copies a file, or makes something else of it."""
+"""Reduce objects for workers that pickle refuses or changes, or whose file it would copy."""
 
 from __future__ import annotations
 

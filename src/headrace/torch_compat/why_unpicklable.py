@@ -45,7 +45,7 @@ def cannot_carry(error: BaseException, values: Mapping[str, object], offer: str 
 
 
 def cannot_carry_index(error: BaseException, index: object) -> CannotCarryError:
-    """The same of what a sampler gave."""
+    """Return the error for an index that a sampler gave."""
     text = _refusal(error, {"sampler's index": index})
     return CannotCarryError(
         f"{text}. Indices go to workers that run already, also where these were forked: have the sampler give "

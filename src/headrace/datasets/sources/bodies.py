@@ -83,7 +83,7 @@ async def bodies_at(
 
 
 def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:
-    """What is wrong with the first member whose header in `data`, which begins at `start`, says something else."""
+    """Describe the first member whose header disagrees with the index; `data` begins at `start`."""
     offsets, sizes = np.array(places, np.int64).T
     wrong = misplaced(memoryview(data), names, offsets - start, sizes)
     return next(iter(wrong.values()), None)

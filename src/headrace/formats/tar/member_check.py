@@ -39,7 +39,7 @@ class MemberNames(NamedTuple):
 
     @staticmethod
     def of(rows: Rows, members: Ints) -> MemberNames:
-        """Those of some members of a table, by their numbers in ascending order."""
+        """Return the names of some members of a table; their numbers ascend."""
         sample = np.searchsorted(rows.starts, members, side="right") - 1
         first, last = (int(sample[0]), int(sample[-1])) if len(sample) else (0, -1)
         return MemberNames(rows.keys[first : last + 1], sample - first, rows.fields, rows.field[members])
@@ -52,7 +52,7 @@ class MemberNames(NamedTuple):
         return bytes(self.keys[self.sample[member]]) + _suffix(self.fields[self.field[member]])
 
     def short(self, members: Ints) -> NDArray[np.bytes_]:
-        """The same of several members, cut behind what a header without extensions can hold."""
+        """Return the names of several members, cut to what a header without extensions holds."""
         fields = np.array([_suffix(name) for name in self.fields], _SHORT)
         return np.strings.add(self.keys.astype(_SHORT)[self.sample[members]], fields[self.field[members]]).astype(
             _SHORT
