@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from headrace.scheduler import loop as loops
+from headrace.scheduler import engine
 from headrace.scheduler.engine import Engine, EngineState, Mailbox
 from headrace.wakeup import is_readable
 
@@ -26,7 +26,7 @@ def test_loop_goes_on_when_tasks_and_callbacks_raise_what_ends_programs(
     if has_uvloop:
         pytest.importorskip("uvloop")
     else:
-        monkeypatch.setattr(loops.importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setattr(engine.importlib.util, "find_spec", lambda _: None)
     kinds = [SystemExit, ValueError, KeyboardInterrupt, SystemExit]
     got: list[BaseException] = []
 
@@ -40,7 +40,7 @@ def test_loop_goes_on_when_tasks_and_callbacks_raise_what_ends_programs(
                 assert isinstance(error, BaseException)
                 got.append(error)
 
-    loops.run(main)
+    engine.run(main)
     assert [type(error) for error in got] == 3 * kinds
     assert "which goes on" in caplog.text
 
@@ -48,7 +48,7 @@ def test_loop_goes_on_when_tasks_and_callbacks_raise_what_ends_programs(
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_loop_ends_with_another_error_when_its_own_main_raises_what_ends_programs(kind: type[BaseException]) -> None:
     with pytest.raises(RuntimeError, match=kind.__name__) as caught:
-        loops.run(raises, kind, 1)
+        engine.run(raises, kind, 1)
     assert isinstance(caught.value.__cause__, kind)
 
 

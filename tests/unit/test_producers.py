@@ -23,8 +23,8 @@ from headrace.producers.iterated import IterProducer
 from headrace.producers.keys import ChunkSizes, KeyFeed, KeyProducer
 from headrace.producers.reading_ahead import Reading, ReadingAhead
 from headrace.producers.resumable import Resumable
+from headrace.producers.shards import Without
 from headrace.producers.shuffle_buffer import ShuffleBuffer
-from headrace.producers.without import Without
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ranges
 

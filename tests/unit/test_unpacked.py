@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from headrace.datasets.sources.unpacked import Unpacked, unpacked_by
+from headrace.datasets.sources.bodies import Unpacked, unpacked_by
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,7 @@ from headrace.producers.reading_ahead import Reading, ReadingAhead, ReadsInto
 from headrace.producers.shard_plan import Expected, ResumeToken, ShardPlan, ShardReading, ShuffleWindow
 from headrace.producers.shard_ranges import ShardRanges
 from headrace.producers.unpack import UNPACKED_MOST, Unpacks, unpacked
-from headrace.producers.without import Without
+from headrace.types import Ranges
 
 SHARDS_AT_ONCE = 8
 SHARDS_AT_FIRST = 2  # until one size is known: what is read of the next shards is missing at the first
@@ -342,3 +342,29 @@ def _changed(why: str) -> StateMismatchError:
         "earlier state, or from the begin of an epoch",
         field="mark",
     )
+
+
+class Without:
+    """A flow that leaves some of the samples out that a source puts, and numbers the others anew.
+
+    Args:
+        flow: gets the others.
+        gone: which ones are left out, by the source's numbers.
+    """
+
+    def __init__(self, flow: Flow, gone: Ranges) -> None:
+        self._flow, self._gone = flow, gone
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._flow, name)
+
+    def put(self, start: int, part: Part) -> None:
+        """Hand over what is left of the samples from `start` on."""
+        begin, stop, before = start, start + part.count, 0
+        for first, end in (*self._gone, (stop, stop)):
+            if begin < min(first, stop):
+                kept = part.cut(begin - start, min(first, stop) - start)
+                self._flow.put(begin - before, kept)
+            begin = max(begin, end)
+            before += end - first
+        part.release()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import itertools
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +15,6 @@ from headrace.memory import Lease
 from headrace.parts import ListPart, Part
 from headrace.scheduler.batch import OpenBatch
 from headrace.scheduler.dispatch import Dispatch
-from headrace.scheduler.semaphore import PrioritySemaphore
 from headrace.scheduler.task_pool import TaskPool
 from headrace.scheduler.wiring import EpochSpec, Resources
 from headrace.tasks import Finish, Reply, Task
@@ -242,3 +244,45 @@ class BatchWork:
         if reply.errors and self._raises:
             first = min(batch.errors)
             batch.end_with(first, batch.errors[first])
+
+
+class PrioritySemaphore:
+    """At most `limit` turns at once (None: any number); who waits gets one by number, the lowest first."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._order = itertools.count()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+
+    async def take(self, number: int) -> Callable[[], None]:
+        """Wait for a turn; gives the function that ends it, of which only the first call counts."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (number, next(self._order), future))
+        self._let_in()
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self._end()
+            raise
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._end()
+
+        return end
+
+    def _end(self) -> None:
+        self._taken -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting and (self._limit is None or self._taken < self._limit):
+            future = heapq.heappop(self._waiting)[2]
+            if not future.done():
+                self._taken += 1
+                future.set_result(None)

@@ -18,13 +18,15 @@ from headrace.protocols import Sender
 from headrace.rows import Rows
 from headrace.scheduler.assembly import Assembly
 from headrace.scheduler.boundaries import GivenBoundaries
+from headrace.scheduler.budget import Budget
 from headrace.scheduler.dispatch import Dispatch
 from headrace.scheduler.engine import is_exiting
-from headrace.scheduler.inner import Level, Outcome
-from headrace.scheduler.lane_level import LEFT_OUT_LEAST
+from headrace.scheduler.group_level import GroupLevel
+from headrace.scheduler.inner import InnerHost, Level, Outcome
+from headrace.scheduler.lane_level import LEFT_OUT_LEAST, LaneLevel
 from headrace.scheduler.lane_map import LaneMap
-from headrace.scheduler.levels import levels_of
 from headrace.scheduler.one_by_one import OneByOne
+from headrace.scheduler.recipe import GroupStage, InnerStage, LimitStage
 from headrace.scheduler.wiring import EpochSpec, Outlet, Resources
 from headrace.tasks import Finish, Task
 
@@ -391,3 +393,19 @@ class Epoch:
         if self._batches.gives_many:  # then positions do not tell it: so many may come of what was put, and no fewer
             lacking += self._put - self._cut - sum(level.inside for level in self._levels)
         return position is None or position >= lacking
+
+
+def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: InnerHost) -> list[Level]:
+    """The inner stages: another level begins where samples are put together, and behind a limit."""
+    levels: list[list[InnerStage]] = [[]]
+    for stage in spec.batches.inner:
+        if isinstance(stage, GroupStage | LimitStage):
+            levels.append([])
+        levels[-1].append(stage)
+    grouped = LaneLevel if isinstance(spec.position_map, LaneMap) else GroupLevel
+    return [
+        (grouped if any(isinstance(stage, GroupStage) for stage in stages) else Level)(
+            number, stages, spec, dispatch, budget, host
+        )
+        for number, stages in enumerate(levels)
+    ]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
+
+import anyio
 
 from headrace.datasets.base import Operators
 from headrace.datasets.cached import cached
 from headrace.datasets.doing import split_steps
 from headrace.datasets.inputs.applied import applied_to
 from headrace.datasets.inputs.by_keys import JoinSpec, SameKeys
-from headrace.datasets.inputs.first_come import FirstComeDataset
 from headrace.datasets.inputs.forked import check_apart, side_by_side
 from headrace.datasets.inputs.in_turn import ConcatSpec, InputsSpec, InterleaveSpec
 from headrace.datasets.inputs.joined import check_input, check_objects, joined
+from headrace.datasets.inputs.within import WithinDataset
 from headrace.datasets.inputs.zipped import ZipDataset, ZipSpec, ZipStep
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.stream import Stream
@@ -96,3 +99,46 @@ def _checked(spec: Spec) -> Spec:
     for label, pipeline in zip(spec.labels, spec.pipelines, strict=True):
         check_input(label, pipeline, spec.call)
     return spec
+
+
+_END = object()
+
+
+class FirstComeDataset(WithinDataset):
+    """The samples of streams, each as soon as it is there."""
+
+    name = "join"
+    why_no_state = (
+        "states of .join(other) without on= would have to say which sample was first: it is another one in each run; "
+        ".interleave(), hr.mix and .join(other, on=…) have states"
+    )
+
+    @property
+    def text(self) -> str:
+        first, *others = map(repr, self.streams)
+        return f"{first}.join({', '.join(others)})"
+
+    async def aiter(self) -> AsyncIterator[object]:
+        loaders = self.loaders()
+        waiting: dict[asyncio.Task[object], tuple[int, AsyncIterator[object]]] = {}
+        try:
+            iterators = [aiter(loader) for loader in loaders]
+            waiting = {asyncio.ensure_future(_next(one)): (number, one) for number, one in enumerate(iterators)}
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=lambda task: waiting[task][0]):
+                    number, iterator = waiting.pop(task)
+                    if (sample := task.result()) is not _END:
+                        waiting[asyncio.ensure_future(_next(iterator))] = number, iterator
+                        yield sample
+        finally:
+            with anyio.CancelScope(shield=True):
+                for task in waiting:
+                    task.cancel()
+                await asyncio.gather(*waiting, return_exceptions=True)
+                for loader in loaders:
+                    await loader.aclose()
+
+
+async def _next(iterator: AsyncIterator[object]) -> object:
+    return await anext(iterator, _END)
