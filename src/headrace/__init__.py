@@ -12,11 +12,7 @@ Names are imported when they are first used: `import headrace` pays for neither 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-from headrace.datasets.iterating import Loads, made_by
-from headrace.datasets.methods.combining import Combines, found_by
-from headrace.datasets.methods.packing import Packing, packed_by
+from typing import TYPE_CHECKING
 
 __version__: str  # asked for when it is first used: that reads files
 
@@ -237,27 +233,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-def _single_samples(stream: Stream, **options: Any) -> Loads:
-    from headrace.loader import single_samples  # torch is loaded with it, and not before
-
-    return single_samples(stream, **options)
-
-
-def _packed(data: Any, packing: Packing) -> object:
-    from headrace.datasets.packing.streams import packed_stream  # it is seldom needed
-
-    return packed_stream(data, packing)
-
-
-made_by(_single_samples)
-packed_by(_packed)
-
-
-def _combines(name: str) -> Combines:
-    combines: Combines = getattr(importlib.import_module("headrace.datasets.inputs.combined"), name)
-    return combines
-
-
-found_by(_combines)

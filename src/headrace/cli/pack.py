@@ -247,26 +247,16 @@ class _PackJournal:
         shutil.rmtree(self.parts, ignore_errors=True)
 
 
-class _SingleSamples(Protocol):
-    """A loader of single samples."""
-
-    def load_state_dict(self, state: Any) -> None: ...
-
-    def __iter__(self) -> _SampleIterator: ...
-
-    def close(self) -> None: ...
-
-
 class _SampleIterator(Iterator[Any], Protocol):
     def state_dict(self) -> Any: ...
 
 
 def _run(given: argparse.Namespace) -> int:
-    from headrace.datasets.iterating import loader_of
     from headrace.datasets.sources.constructors import stream
     from headrace.fetch.stores.addresses import split
     from headrace.fetch.stores.writing import check_writable
     from headrace.indexes.whereabouts import names_path
+    from headrace.loader import single_samples
 
     if given.format == "parquet":
         _check_pyarrow()
@@ -279,14 +269,14 @@ def _run(given: argparse.Namespace) -> int:
     place = Path(split(output)[2]) / ".headrace-pack.json" if is_here else names_path(output).with_suffix(".pack.json")
     journal = _PackJournal(place, about)
     data = stream(given.url, format=given.source, storage_options=options)
-    loader = cast("_SingleSamples", loader_of(data))
+    loader = single_samples(data)
     journal.begin(output, given.format, options)
     if journal.state is not None:
         loader.load_state_dict(journal.state)
     began, first = time.monotonic(), journal.samples
     try:
         if not journal.is_done:
-            _write(given, iter(loader), journal, output, options)
+            _write(given, cast("_SampleIterator", iter(loader)), journal, output, options)
     finally:
         loader.close()
         shutil.rmtree(journal.parts, ignore_errors=True)

@@ -25,7 +25,7 @@ from headrace.torch_compat.tracebacks import trimming
 Data = TypeVar("Data", bound=Opens)
 
 
-class AsyncDataset(Operators[Stream]):
+class AsyncDataset(Operators):
     """Samples by key, got asynchronously: hundreds at once, on the loader's event loop.
 
     Write `__len__` and `async def aget(self, key)`; optionally `async def aget_many(self, keys)`, `keys()` where the
@@ -90,7 +90,7 @@ class AsyncDataset(Operators[Stream]):
         return Stream(self, (operator,))
 
 
-class AsyncIterableDataset(Operators[Stream]):
+class AsyncIterableDataset(Operators):
     """Samples as an asynchronous iterator gives them; it may be endless.
 
     Write `async def aiter(self)` as an asynchronous generator.

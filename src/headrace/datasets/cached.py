@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headrace.datasets.base import Operators
 from headrace.datasets.cached_sources import CachedDataset, CacheManyStep, CacheStep
 from headrace.datasets.doing import split_steps
+from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.operators.values import EachSample, Operator
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
@@ -27,7 +27,7 @@ _CALL = ".cache()"
 
 
 def cached(
-    inputs: Sequence[Operators[Stream]],
+    inputs: Sequence[AddsOperators],
     *,
     place: str | os.PathLike[str] | None,
     max_bytes: int | None,

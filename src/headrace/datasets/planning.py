@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.datasets.faces import HasKeys
-from headrace.datasets.methods.adding import counted
 from headrace.datasets.operators.order import Shuffle
+from headrace.datasets.operators.values import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.errors import OptionError
 from headrace.plan import (

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.datasets.base import Operators
 from headrace.datasets.blocking import blocking
 from headrace.datasets.compiling import compiled
-from headrace.datasets.iterating import loader_of
-from headrace.datasets.methods.adding import counted
-from headrace.datasets.operators.values import Operator
+from headrace.datasets.operators.values import Operator, counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.source import SampleSource
 from headrace.datasets.telling import told
@@ -19,6 +17,9 @@ from headrace.errors import HeadraceError, printable
 from headrace.functions import is_async
 from headrace.plan.order import ENDLESS
 from headrace.torch_compat.tracebacks import trimming
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -29,7 +30,7 @@ class HasSource(Protocol):
     def __sample_source__(self) -> SampleSource: ...
 
 
-class Stream(Operators["Stream"]):
+class Stream(Operators):
     """Samples of shards, or of a data set, with operators on them.
 
     Made by `hr.stream`, `hr.files` and the operators of data sets. Give it to `hr.DataLoader`, or iterate over it.
@@ -106,10 +107,15 @@ class Stream(Operators["Stream"]):
         return source.keys()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(loader_of(self))
+        return iter(self._samples())
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return aiter(loader_of(self))
+        return aiter(self._samples())
+
+    def _samples(self) -> DataLoader[Any]:
+        from headrace.loader import single_samples  # imports torch
+
+        return single_samples(self)
 
     def __repr__(self) -> str:
         named = (operator.text for operator in self.operators if not operator.is_implied)

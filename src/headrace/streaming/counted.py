@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
-from headrace.datasets.methods.adding import counted
+from headrace.datasets.operators.values import counted
 from headrace.datasets.pipeline import Pipeline
 from headrace.deliver.progress import ProgressSnapshot
 from headrace.engine.epoch_plan import EpochPlan, as_array

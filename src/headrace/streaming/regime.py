@@ -63,7 +63,7 @@ class Streaming:
 
     def __init__(
         self,
-        dataset: Operators[Stream],
+        dataset: Operators,
         stream: Stream,
         settings: Settings,
         *,

@@ -35,7 +35,7 @@ class OperatorContract:
     expected: ClassVar[Sequence[object] | None] = None
     workers: ClassVar[Sequence[int]] = (1, 2)
 
-    def apply(self, data: Operators[Stream]) -> Stream:
+    def apply(self, data: Operators) -> Stream:
         """The stream with the operator."""
         raise NotImplementedError
 

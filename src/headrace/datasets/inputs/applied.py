@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from headrace.datasets.inputs.within import WithinDataset
-from headrace.datasets.iterating import Loads
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.functions import checked, is_async, name_of, unwrapped
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
 
 _END = object()
 
@@ -56,15 +58,15 @@ class AppliedDataset(WithinDataset):
             with anyio.CancelScope(shield=True):
                 await loader.aclose()
 
-    def _begin(self, loader: Loads) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         """It is about to be run with this loader."""
 
-    async def _asynchronous(self, loader: Loads) -> AsyncGenerator[object, None]:
+    async def _asynchronous(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
         async with contextlib.aclosing(self.fn(aiter(loader))) as given:
             async for sample in given:
                 yield sample
 
-    async def _in_thread(self, loader: Loads) -> AsyncGenerator[object, None]:
+    async def _in_thread(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
         """A plain function waits for samples in a thread: it is left there if the loop is, and ends with the loader."""
 
         def begun() -> Iterator[object]:
@@ -91,10 +93,10 @@ class ResumableApplied(AppliedDataset):
         super().__init__(stream, fn)
         self.why_no_state = None
         self._keeps: Any = fn  # what knows its state
-        self._loader: Loads | None = None
+        self._loader: DataLoader[Any] | None = None
         self._loaded: Mapping[str, object] | None = None  # of the stream, for the next loader
 
-    def _begin(self, loader: Loads) -> None:
+    def _begin(self, loader: DataLoader[Any]) -> None:
         if self._loaded is not None:
             loader.load_state_dict(self._loaded)
         self._loader, self._loaded = loader, None

@@ -13,7 +13,6 @@ import numpy as np
 
 from headrace.datasets.cached_sources import is_kept
 from headrace.datasets.inputs.zipped import ZipSpec
-from headrace.datasets.iterating import loader_of
 from headrace.datasets.operators.fields import field_of
 from headrace.datasets.operators.order import PassOperator
 from headrace.datasets.planning import Planning
@@ -210,7 +209,7 @@ def _read_keys(side: int, stream: Stream, on: str) -> dict[int, Any]:
     """That field of the samples that the source gives, or of those that it keeps, by their numbers."""
     opened = Stream(stream.source, tuple(one for one in stream.pipeline().each if one.is_implied or is_kept(one.step)))
     try:
-        keys = [field_of(sample, on) for sample in loader_of(opened.select(on).on_every_rank())]
+        keys = [field_of(sample, on) for sample in opened.select(on).on_every_rank()]
     except Exception as error:
         steps = _steps_of(stream)
         before = f"; {_BEFORE.format(', '.join(steps))}" if steps else ""

@@ -22,7 +22,7 @@ _STEP_TOKENS = 2**20
 
 
 def mix(
-    streams: Mapping[str, Operators[Stream]],
+    streams: Mapping[str, Operators],
     weights: Weights = None,
     *,
     by: str = "samples",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from headrace.datasets.asynchronous import AsyncIterableDataset, IterSource
 from headrace.datasets.faces import Described
-from headrace.datasets.iterating import Loads, loader_of
 from headrace.datasets.sharing import shard_info
 from headrace.datasets.stream import Stream
 from headrace.running import running_workers
+
+if TYPE_CHECKING:
+    from headrace.loader import DataLoader
 
 
 class WithinDataset(AsyncIterableDataset):
@@ -34,13 +37,16 @@ class WithinDataset(AsyncIterableDataset):
         """How it is shown."""
         raise NotImplementedError
 
-    def loaders(self) -> list[Loads]:
+    def loaders(self) -> list[DataLoader[Any]]:
         """A loader of each: of this rank's part of this epoch, with as many workers as the loader that runs this."""
-        part, loaders = shard_info(), list[Loads]()
+        from headrace.loader import single_samples  # imports torch
+
+        part = shard_info()
+        loaders: list[DataLoader[Any]] = []
         for stream in self.streams:
             pipeline = stream.pipeline()
             is_worked_on = bool(pipeline.steps or pipeline.regroups or pipeline.group)
-            loader = loader_of(
+            loader = single_samples(
                 stream,
                 rank=part.rank,
                 world_size=part.world,

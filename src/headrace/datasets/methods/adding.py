@@ -1,24 +1,20 @@
-"""What operators are put behind, and how many samples come of them."""
+"""Appending operators to data sets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from headrace.datasets.operators.values import Operator
 
-S = TypeVar("S")  # a stream
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
 
 
-class AddsOperators(Generic[S]):
-    """A data set that operators can be put behind."""
+class AddsOperators:
+    """A data set that operators can be appended to."""
 
-    def _with(self, operator: Operator) -> S:
+    def _as_stream(self) -> Stream:
         raise NotImplementedError
 
-
-def counted(count: int, operators: Iterable[Operator]) -> int:
-    """How many samples (or batches) come of `count`."""
-    for operator in operators:
-        count = operator.count(count)
-    return count
+    def _with(self, operator: Operator) -> Stream:
+        raise NotImplementedError

@@ -6,12 +6,12 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike
 
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.methods.packing import Packing, packed_stream_of
+from headrace.datasets.methods.packing import Packing
 from headrace.datasets.operators.batchers import BucketBatcher, Length
 from headrace.datasets.operators.delivering import Prefetch
 from headrace.datasets.operators.values import Batch, EachSample, GroupOperator
@@ -20,13 +20,14 @@ from headrace.functions import checked, is_async, name_of
 from headrace.numbers import is_whole
 from headrace.tasks import Step
 
-S = TypeVar("S")  # a stream
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
 
 
-class BatchMethods(AddsOperators[S]):
+class BatchMethods(AddsOperators):
     """How samples are put together."""
 
-    def batch(self, n: int, *, drop_last: bool = False, max_wait_s: float | None = None) -> S:
+    def batch(self, n: int, *, drop_last: bool = False, max_wait_s: float | None = None) -> Stream:
         """Batches of `n` samples, collated; a `map` behind it gets whole batches.
 
         Where more follows than functions of batches, such as `unbatch` or another `batch`, it is made on the way, by
@@ -62,7 +63,7 @@ class BatchMethods(AddsOperators[S]):
         batch = Batch(n, drop_last)
         return self._with(batch if max_wait_s is None else batch.within(max_wait_s))
 
-    def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> S:
+    def collate(self, fn: Callable[[list[Any]], Any] | None = None) -> Stream:
         """What `fn` makes of the samples of a batch: right behind `.batch(n)`, or where each sample is a list of some.
 
         Args:
@@ -81,7 +82,7 @@ class BatchMethods(AddsOperators[S]):
             raise OptionError(f".collate({name_of(fn)}): a plain function is needed, and no `async def`")
         return self._with(EachSample(Step(f"collate({name_of(fn)})", "map", fn), is_collate=True))
 
-    def padded_batch(self, n: int, *, pad_value: float | Mapping[str, float] = 0, drop_last: bool = False) -> S:
+    def padded_batch(self, n: int, *, pad_value: float | Mapping[str, float] = 0, drop_last: bool = False) -> Stream:
         """Batches of `n` samples whose arrays differ in length: each is filled up to the longest one of the batch.
 
         Arrays and tensors of a field are filled up behind their own numbers, in each dimension in which they differ;
@@ -113,7 +114,7 @@ class BatchMethods(AddsOperators[S]):
         batch_tokens: int | None = None,
         pad_value: float | Mapping[str, float] = 0,
         drop_last: bool = False,
-    ) -> S:
+    ) -> Stream:
         """Batches of samples that are about as long, padded as by `padded_batch`: little of them is padding.
 
         A sample waits in the bucket of its length until that is full; batches come in the order in which buckets are.
@@ -164,7 +165,7 @@ class BatchMethods(AddsOperators[S]):
         )
         return self._with(whole if drop_last else replace(buckets, without_short=whole))
 
-    def prefetch(self, n: int) -> S:
+    def prefetch(self, n: int) -> Stream:
         """No more than `n` of what comes out is made before it is asked for: of batches behind `.batch()`, or samples.
 
         It is a loader's `prefetch_factor`, said by the stream: where a loader makes the batches, it counts these. What
@@ -197,7 +198,7 @@ class BatchMethods(AddsOperators[S]):
         lengths: ArrayLike | None = None,
         fields: Sequence[str] = (),
         pad_value: float | Mapping[str, float] = 0,
-    ) -> S:
+    ) -> Stream:
         """Sequences of `length` tokens, made of documents; packed global batches are the same on any number of ranks.
 
         A sequence is a dict: the tokens, as `[length]`, of the type that documents have; `document_ids`, `[length]`
@@ -243,6 +244,8 @@ class BatchMethods(AddsOperators[S]):
             >>> next(iter(hr.DataLoader(data.pack(4), batch_size=2)))["input_ids"].tolist()  # row 0: texts 0 and 2
             [[1, 2, 3, 5], [4, 0, 0, 0]]
         """
+        from headrace.datasets.packing.streams import packed_stream
+
         packing = Packing(
             length=length,
             tokens=tokens,
@@ -252,7 +255,7 @@ class BatchMethods(AddsOperators[S]):
             fields=fields,
             pad_value=pad_value,
         )
-        return cast("S", packed_stream_of(self, packing))
+        return packed_stream(self, packing)
 
 
 def _padded(pad_value: float | Mapping[str, float]) -> Callable[[list[Any]], object]:

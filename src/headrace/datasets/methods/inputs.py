@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.methods.combining import combined
 from headrace.datasets.operators.forking import Branch
 from headrace.errors import OptionError
 from headrace.numbers import is_whole
 
-S = TypeVar("S")  # a stream
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
 
 
-class InputMethods(AddsOperators[S]):
+class InputMethods(AddsOperators):
     """Several streams as one; each keeps its own order and its own steps.
 
     The inputs' samples have numbers: shards need an index. They are neither filtered (but by keys that an index knows)
     nor batched: both is done to what comes of these.
     """
 
-    def concat(self, *others: AddsOperators[S]) -> S:
+    def concat(self, *others: AddsOperators) -> Stream:
         """The samples of this stream, and then those of the others, one after the other.
 
         Inputs that are shuffled have each an order of its own; `.concat(…).shuffle()` shuffles all together.
@@ -38,10 +38,11 @@ class InputMethods(AddsOperators[S]):
             >>> list(letters.concat(digits))
             ['a', 'b', 'c', 1, 2]
         """
-        stream: S = combined("concat", (self, *others))
-        return stream
+        from headrace.datasets.inputs.combined import concat
 
-    def zip(self, *others: AddsOperators[S], strict: bool = True) -> S:
+        return concat((self, *others))
+
+    def zip(self, *others: AddsOperators, strict: bool = True) -> Stream:
         """A tuple of a sample of each stream: of the first ones, of the second ones, and so on.
 
         To shuffle samples that belong together, put them together first: `.zip(…).shuffle()`. Inputs that are shuffled
@@ -60,10 +61,11 @@ class InputMethods(AddsOperators[S]):
             >>> list(images.zip(texts.map(str.upper)))
             [('image 0', 'TEXT 0'), ('image 1', 'TEXT 1')]
         """
-        stream: S = combined("zipped", (self, *others), strict=strict)
-        return stream
+        from headrace.datasets.inputs.combined import zipped
 
-    def join(self, other: AddsOperators[S], on: str | tuple[str, str] | None = None) -> S:
+        return zipped((self, *others), strict=strict)
+
+    def join(self, other: AddsOperators, on: str | tuple[str, str] | None = None) -> Stream:
         """A tuple of each sample of this stream and the one of `other` that has the same key, in this one's order.
 
         Without `on` it gives the samples of both as they come, whichever is there first: inputs may be any streams,
@@ -91,10 +93,11 @@ class InputMethods(AddsOperators[S]):
             >>> [(image["size"], label["label"]) for image, label in images.join(labels, on="id")]
             [(8, 'dog'), (9, 'cat')]
         """
-        stream: S = combined("join", (self, other), on=on)
-        return stream
+        from headrace.datasets.inputs.combined import join
 
-    def fork(self, n: int) -> tuple[S, ...]:
+        return join((self, other), on=on)
+
+    def fork(self, n: int) -> tuple[Stream, ...]:
         """`n` branches of the stream, to which different things are done; `.zip()` of them gets each sample once.
 
         Each branch gets a copy of the sample: what one changes in place no other one sees. What decides the order, what
@@ -119,7 +122,7 @@ class InputMethods(AddsOperators[S]):
         name = uuid.uuid4().hex
         return tuple([self._with(Branch(name, number, n)) for number in range(n)])
 
-    def interleave(self, *others: AddsOperators[S], block: int = 1) -> S:
+    def interleave(self, *others: AddsOperators, block: int = 1) -> Stream:
         """Blocks of the streams in turn: some samples of this one, as many of the next one, and so on.
 
         One that is used up takes part no more: each sample of each input comes once. `hr.mix` goes by weights instead.
@@ -137,5 +140,6 @@ class InputMethods(AddsOperators[S]):
             >>> list(letters.interleave(digits))
             ['a', 1, 'b', 2, 'c']
         """
-        stream: S = combined("interleave", (self, *others), block=block)
-        return stream
+        from headrace.datasets.inputs.combined import interleave
+
+        return interleave((self, *others), block=block)

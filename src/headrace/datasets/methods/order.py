@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,11 @@ from headrace.datasets.operators.order import EpochSize, Repeat, Shuffle, Take
 from headrace.errors import OptionError
 from headrace.numbers import is_whole
 
-S = TypeVar("S")  # a stream
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
 
 
-class OrderMethods(AddsOperators[S]):
+class OrderMethods(AddsOperators):
     """Which samples come, and in which order; nothing is read for that."""
 
     def shuffle(
@@ -29,7 +30,7 @@ class OrderMethods(AddsOperators[S]):
         window: int | None = None,
         buffer: int | None = None,
         seed: int | None = None,
-    ) -> S:
+    ) -> Stream:
         """Another order each epoch, a function of (seed, epoch) alone.
 
         Args:
@@ -59,19 +60,19 @@ class OrderMethods(AddsOperators[S]):
             raise OptionError(f".shuffle(by={by!r}, window={window}): a window is for by='window'")
         return self._with(Shuffle("buffer" if buffer is not None else by, window, seed, buffer))
 
-    def slice(self, start: int, stop: int | None = None, step: int = 1) -> S:
+    def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
         """The samples with the numbers from `start` up to `stop`, each `step`-th one, of data sets with numbers."""
         if not is_whole(start) or not (stop is None or is_whole(stop, start)) or not is_whole(step, 1):
             raise OptionError(f".slice({start!r}, {stop!r}, {step!r}): 0 <= start <= stop and step >= 1, whole numbers")
         return self._with(Stretch(f"slice({start}, {stop}, {step})", functools.partial(_slice, start, stop, step)))
 
-    def skip(self, n: int) -> S:
+    def skip(self, n: int) -> Stream:
         """All samples but the first `n`, of data sets with numbers."""
         if not is_whole(n):
             raise OptionError(f".skip({n!r}): 0 or more, a whole number")
         return self._with(Stretch(f"skip({n})", functools.partial(_slice, n, None, 1)))
 
-    def shard(self, *positional: Never, index: int = -1, count: int = 0) -> S:
+    def shard(self, *positional: Never, index: int = -1, count: int = 0) -> Stream:
         """One of `count` parts of the samples, of data sets with numbers: each as long as the others, but for one.
 
         A part has samples that follow each other: of shards, one reads few of them. For a part of samples from all
@@ -92,7 +93,7 @@ class OrderMethods(AddsOperators[S]):
             raise OptionError(f".shard(index={index!r}, count={count!r}): 0 <= index < count, whole numbers")
         return self._with(Stretch(f"shard({index}, {count})", functools.partial(_part, index, count), True))
 
-    def on_every_rank(self) -> S:
+    def on_every_rank(self) -> Stream:
         """Ranks do not divide the samples: each gets all of them, in the same order, as by a loader's `shard=False`.
 
         It is about the stream as a whole: what ranks do not divide cannot be one of several inputs of one that they
@@ -114,7 +115,7 @@ class OrderMethods(AddsOperators[S]):
         count: int | None = None,
         replacement: bool = True,
         seed: int | None = None,
-    ) -> S:
+    ) -> Stream:
         """The samples with the numbers that `sampler` gives, in its order; or samples that are drawn at random.
 
         Args:
@@ -140,13 +141,13 @@ class OrderMethods(AddsOperators[S]):
             WeightedSample(None if weights is None else np.asarray(weights, np.float64), count, replacement, seed)
         )
 
-    def repeat(self, n: int | None = None) -> S:
+    def repeat(self, n: int | None = None) -> Stream:
         """All samples `n` times an epoch, each time in another order where they are shuffled; None: without end."""
         if n is not None and n < 1:
             raise OptionError(f".repeat({n}): 1 or more")
         return self._with(Repeat(n))
 
-    def epoch(self, *, samples: int) -> S:
+    def epoch(self, *, samples: int) -> Stream:
         """Epochs of `samples` samples, over all ranks together: the data are begun again, or left, where that is full.
 
         All ranks make as many steps also where samples are not counted beforehand: of shards, each reads its own; of an
@@ -157,7 +158,7 @@ class OrderMethods(AddsOperators[S]):
             raise OptionError(f".epoch(samples={samples}): 1 or more")
         return self._with(EpochSize(samples))
 
-    def take(self, n: int) -> S:
+    def take(self, n: int) -> Stream:
         """The first `n` samples (or batches, behind `batch`) of each epoch."""
         if not is_whole(n):
             raise OptionError(f".take({n!r}): 0 or more, a whole number")

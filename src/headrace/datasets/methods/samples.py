@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.datasets.methods.adding import AddsOperators
-from headrace.datasets.methods.combining import combined
 from headrace.datasets.operators.fields import AsyncFieldFilter, FieldFilter, Rename, Select, ToTuple, on_field
 from headrace.datasets.operators.many import Unbatch, gives_many
 from headrace.datasets.operators.tokenizing import Tokenize, ids_by
@@ -17,10 +16,11 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.functions import as_it_is, checked, is_async, name_of
 from headrace.tasks import Step
 
-S = TypeVar("S")  # a stream
+if TYPE_CHECKING:
+    from headrace.datasets.stream import Stream
 
 
-class SampleMethods(AddsOperators[S]):
+class SampleMethods(AddsOperators):
     """What is done to each sample.
 
     Where a function runs follows from its colour: an `async def` on the event loop, with many samples at once, any
@@ -36,7 +36,7 @@ class SampleMethods(AddsOperators[S]):
         limits: Limits = DEFAULTS,
         allow_pickle: bool = False,
         **by_field: Any,
-    ) -> S:
+    ) -> Stream:
         """Decode fields by their names: images, numbers, text, JSON, arrays, also in gzip. Unknown ones stay bytes.
 
         Where `.to_tuple()` or `.select()` follows, fields that it does not name are not decoded.
@@ -60,7 +60,7 @@ class SampleMethods(AddsOperators[S]):
         decodes = decoder(spec, size=size, limits=limits, allow_pickle=allow_pickle, **by_field)
         return self._with(EachSample(Step(name, "map", decodes), decoder=decodes))
 
-    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> S:
+    def map(self, fn: Callable[[Any], Any], *, field: str | int | None = None, random: bool = True) -> Stream:
         """`fn(sample)` in the place of each sample.
 
         Args:
@@ -75,7 +75,7 @@ class SampleMethods(AddsOperators[S]):
             fn = on_field(fn, field)
         return self._with(EachSample(Step(f"map({name_of(fn)})", "map", fn, random)))
 
-    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> S:
+    def filter(self, fn: Callable[[Any], Any], *, field: str | int | None = None) -> Stream:
         """Only the samples for which `fn(sample)` is true; batches stay full.
 
         Args:
@@ -89,7 +89,7 @@ class SampleMethods(AddsOperators[S]):
             fn = AsyncFieldFilter(fn, field) if is_async(fn) else FieldFilter(fn, field)
         return self._with(EachSample(Step(f"filter({name_of(fn)})", "filter", fn, random=True), keeps_key=asks))
 
-    def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> S:
+    def flat_map(self, fn: Callable[[Any], Any], *, random: bool = True) -> Stream:
         """The samples that `fn(sample)` gives, in the place of each sample: many, one or none; batches stay full.
 
         A state is exact also in the middle of what comes of one sample: `fn` is called again for it then, and must give
@@ -109,7 +109,7 @@ class SampleMethods(AddsOperators[S]):
         fn = checked(fn, "flat_map")
         return self._with(EachSample(Step(f"flat_map({name_of(fn)})", "many", gives_many(fn), random)))
 
-    def apply(self, fn: Callable[[Any], Any]) -> S:
+    def apply(self, fn: Callable[[Any], Any]) -> Stream:
         """What `fn` gives for an iterator over all samples: any generator function, for what a sample alone cannot say.
 
         `fn` runs in the process of the loader, in a thread of its own; an asynchronous generator function gets an
@@ -133,10 +133,11 @@ class SampleMethods(AddsOperators[S]):
             >>> list(hr.from_map([1, 4, 9, 16]).apply(rises))
             [3, 5, 7]
         """
-        stream: S = combined("applied", (self,), fn=fn)
-        return stream
+        from headrace.datasets.inputs.combined import applied
 
-    def enumerate(self) -> S:
+        return applied((self,), fn=fn)
+
+    def enumerate(self) -> Stream:
         """(number, sample) in the place of each sample: its place in the epoch, counted from 0 over all ranks together.
 
         So it does not depend on ranks and workers, and goes on where a state does. It comes behind what decides the
@@ -155,7 +156,7 @@ class SampleMethods(AddsOperators[S]):
         """
         return self._with(EachSample(Step("enumerate()", "map", as_it_is, is_numbered=True)))
 
-    def unbatch(self) -> S:
+    def unbatch(self) -> Stream:
         """The samples of each batch, one by one: of arrays, tensors, texts, and dicts and tuples of them.
 
         With it batches can be of several sizes in a stream: `.batch(64).map(model).unbatch()` and then `.batch(32)`, or
@@ -169,7 +170,7 @@ class SampleMethods(AddsOperators[S]):
         *,
         max_bytes: int | None = None,
         version: str | int | None = None,
-    ) -> S:
+    ) -> Stream:
         """The same samples, kept as they are here: from then on they are neither read nor made again.
 
         Samples are kept by their numbers, so shuffles, ranks and states may be any; those that failed are not kept, nor
@@ -199,10 +200,11 @@ class SampleMethods(AddsOperators[S]):
             >>> [list(squares), list(squares.map(str))]
             [[0, 1, 4, 9], ['0', '1', '4', '9']]
         """
-        stream: S = combined("cached", (self,), place=place, max_bytes=max_bytes, version=version)
-        return stream
+        from headrace.datasets.inputs.combined import cached
 
-    def select(self, *names: str) -> S:
+        return cached((self,), place=place, max_bytes=max_bytes, version=version)
+
+    def select(self, *names: str) -> Stream:
         """The named fields of each sample only; where shards have an index, the others are not read.
 
         "jpg;png" is the first of the two that a sample has; one that lacks a field is a FormatError, which names it.
@@ -212,7 +214,7 @@ class SampleMethods(AddsOperators[S]):
         selection = Select(names)
         return self._with(EachSample(Step(f"select({', '.join(names)})", "map", selection), selection=selection))
 
-    def to_tuple(self, *names: str) -> S:
+    def to_tuple(self, *names: str) -> Stream:
         """A tuple of the named fields; "jpg;png" is the first of the two that a sample has.
 
         A sample that lacks a field is a FormatError, which names it.
@@ -222,7 +224,7 @@ class SampleMethods(AddsOperators[S]):
         selection = ToTuple(names)
         return self._with(EachSample(Step(f"to_tuple({', '.join(names)})", "map", selection), selection=selection))
 
-    def rename(self, **new_by_old: str) -> S:
+    def rename(self, **new_by_old: str) -> Stream:
         """Other names for fields: `.rename(jpg="image", cls="label")`; a sample that lacks one is a FormatError.
 
         "jpg;png" is the first of the two that a sample has: `.rename(**{"jpg;png": "image"})`.
@@ -246,7 +248,7 @@ class SampleMethods(AddsOperators[S]):
         *,
         into: str = "input_ids",
         dtype: Literal["int64", "int32", "uint16"] = "int64",
-    ) -> S:
+    ) -> Stream:
         """A text's tokens in its place: `into` holds them as an array [tokens], and `field` is gone.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -238,3 +238,10 @@ class GroupOperator(Operator):
 
     def add_to(self, compiler: Compiles) -> None:
         compiler.add_group(self)
+
+
+def counted(count: int, operators: Iterable[Operator]) -> int:
+    """The number of samples (or batches) that `operators` make of `count` samples."""
+    for operator in operators:
+        count = operator.count(count)
+    return count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.datasets.base import Operators
 from headrace.datasets.lengths import checked_lengths
+from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.methods.packing import Packing
 from headrace.datasets.operators.values import EachSample
 from headrace.datasets.packing.lanes import lane_operator
@@ -21,7 +21,7 @@ from headrace.tasks import Step
 _IDS = ("document_ids", "position_ids")
 
 
-def packed_stream(data: Operators[Stream], packing: Packing) -> Stream:
+def packed_stream(data: AddsOperators, packing: Packing) -> Stream:
     """What `.pack()` gives.
 
     Raises:
