@@ -37,6 +37,7 @@ class Step:
         is_shardable: whether ranks may each do it to samples of their own.
         is_separate: whether it runs in worker processes alone.
         is_without_torch: whether it is known to need no torch.
+        reads: whether it reads the sample, by its key: async functions may follow it anywhere.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Step:
     is_shardable: bool = True
     is_separate: bool = False
     is_without_torch: bool = False
+    reads: bool = False
 
     @property
     def keeps_count(self) -> bool:

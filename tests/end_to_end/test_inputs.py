@@ -460,5 +460,4 @@ def test_inputs_are_described_as_a_tree(right: hr.Stream) -> None:
         "  └─ 2: FromMap(…)",
         "       samples: 2",
         "       .take(1)  [plan]",
-        "  .concat  [workers]",
     ]

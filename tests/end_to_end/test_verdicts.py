@@ -190,7 +190,7 @@ class Lines:
 @WORKERS
 @pytest.mark.parametrize("name", ["Plain.__getitem__", "Lines.__next__"])
 def test_what_computes_in_the_threads_of_synchronous_data_is_named(name: str, num_workers: int) -> None:
-    data = hr.from_map(Plain()) if name.startswith("Plain") else hr.from_iterable(Lines())
+    data = hr.from_map(Plain(), threads=1) if name.startswith("Plain") else hr.from_iterable(Lines())
     with hr.DataLoader(data.map(light), batch_size=4, num_workers=num_workers) as loader:
         for _ in range(2):
             list(loader)

@@ -44,12 +44,12 @@ def cached(
     pipeline = stream.pipeline()
     _check(pipeline)
     first, steps = split_steps(pipeline.narrowed_steps, "what is kept", _CALL)
-    for step in (*first, *steps):
+    for step in (step for step in (*first, *steps) if not step.reads):
         _check_step(step, has_version=version is not None)
     where, source = place_of(place, max_bytes), pipeline.source
     keeping = Keeping(
-        [step.fn for step in steps],
-        [step.fn for step in first],
+        [step.fn for step in steps if not step.reads],
+        [step.fn for step in first if not step.reads],
         where,
         None if version is None else str(version),
         partial(_told_of, source, has_version=version is not None) if where.is_shared else None,

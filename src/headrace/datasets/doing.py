@@ -18,7 +18,8 @@ NamedSteps = Sequence[tuple[str, Callable[[Any], Any]]]
 
 def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple[list[Step], list[Step]]:
     """(the coroutine functions that come first, with what opens samples for them; the plain functions that follow)."""
-    opens = next((k for k, step in enumerate(steps) if step.random or not step.is_implied), len(steps))
+    others = (k for k, step in enumerate(steps) if not step.reads and (step.random or not step.is_implied))
+    opens = next(others, len(steps))
     begin = opens if any(is_async(step.fn) for step in steps[: opens + 1]) else 0
     first = next((k for k in range(begin, len(steps)) if not is_async(steps[k].fn)), len(steps))
     late = next((step for step in steps[first:] if is_async(step.fn)), None)

@@ -138,7 +138,7 @@ class Stream(Operators):
             begin, rest = ("├─ ", "│  ") if number < len(source.inputs) else ("└─ ", "   ")
             first, *more = stream.describe().splitlines()
             lines += [f"  {begin}{name}: {first}", *(f"  {rest}{line}" for line in more)]
-        lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators]
+        lines += [f"  .{operator.text}  [{operator.where}]" for operator in self.operators if not operator.is_implied]
         if samples:
             lines += [f"  first: {line}" for line in told(self.take(samples))]
         return printable("\n".join(lines))

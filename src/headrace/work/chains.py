@@ -208,7 +208,9 @@ def _named(chain: Chain) -> dict[str, object]:
     """What a chain holds, by the names that the user knows."""
     if isinstance(chain.begin, Begin):
         return {**chain.begin.named, "collate_fn": chain.collate}
-    steps = {step.name: step.fn for step in (*chain.steps, *chain.after)}
+    steps: dict[str, object] = {}
+    for step in (*chain.steps, *chain.after):
+        steps |= getattr(step.fn, "named", {step.name: step.fn})
     return {**steps, "collate_fn": chain.collate, "worker_init_fn": chain.init}
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from headrace.datasets.doing import split_steps, through_first
 from headrace.datasets.faces import Parts
 from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.packing.orders import PackedKey, PackOrders
@@ -15,7 +16,6 @@ from headrace.datasets.packing.sequences import DocumentPart
 from headrace.datasets.packing.spec import PackSpec
 from headrace.datasets.planning import Planning
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
-from headrace.functions import is_async
 from headrace.indexes.index import for_each
 from headrace.plan import draw
 from headrace.plan.packs import Pieces
@@ -66,7 +66,7 @@ class PackDataset(MadeDataset):
 
     async def read(self, pieces: Pieces) -> list[DocumentPart]:
         """These parts of documents."""
-        steps, wanted = self._async_steps, self.spec.pipeline.wanted
+        steps, wanted = self._first_steps, self.spec.pipeline.wanted
         numbers, starts, stops = (some.tolist() for some in pieces)
         if self._parts is not None:
             samples = await self._parts(*pieces)
@@ -78,9 +78,7 @@ class PackDataset(MadeDataset):
             if running is not None:  # they are got at once: of one generator each would draw what the others leave
                 running_sample.set(RunningSample(draw("document", running.key, k), running.position))
             try:
-                sample = await self.original(number, wanted)
-                for step in steps:
-                    sample = await step.fn(sample)
+                sample = await through_first(steps, await self.original(number, wanted))
             except Exception as error:
                 error.add_note(f"document {number}")
                 raise
@@ -107,8 +105,8 @@ class PackDataset(MadeDataset):
         return [parts[start:stop] for start, stop in itertools.pairwise(ends)]
 
     @cached_property
-    def _async_steps(self) -> list[Step]:
-        return [step for step in self.spec.pipeline.steps if is_async(step.fn)]
+    def _first_steps(self) -> list[Step]:
+        return split_steps(self.spec.pipeline.steps)[0]
 
     @cached_property
     def _parts(self) -> Parts | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headrace.datasets.doing import split_steps
 from headrace.datasets.lengths import checked_lengths
 from headrace.datasets.methods.adding import AddsOperators
 from headrace.datasets.methods.packing import Packing
@@ -15,7 +16,6 @@ from headrace.datasets.packing.spec import PackSpec
 from headrace.datasets.pipeline import Pipeline
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
-from headrace.functions import is_async
 from headrace.tasks import Step
 
 _IDS = ("document_ids", "position_ids")
@@ -55,7 +55,7 @@ def packed_stream(data: AddsOperators, packing: Packing) -> Stream:
         source, mixing = pipeline.source.drawn_by_tokens or (stream.source, None)
         return Stream(source, stream.operators)._with(lane_operator(pipeline, step, packing.method, call, mixing))
     _check(pipeline, call)
-    steps = tuple((step.name, step.fn) for step in pipeline.narrowed_steps if not is_async(step.fn))
+    steps = tuple((step.name, step.fn) for step in split_steps(pipeline.narrowed_steps)[1])
     length = int(length)
     makes = PackStep(length, tokens, names[1:], pads, packing.document_ids, steps)
     is_random = any(step.random for step in pipeline.steps)
@@ -101,10 +101,4 @@ def _check(pipeline: Pipeline, call: str) -> None:
             f"{call} behind .{one.text}: each epoch would have other documents, and other numbers of sequences; put "
             f".{one.text} behind .pack()" + ("" if drawn else ", or .shuffle()")
         )
-    steps = pipeline.steps
-    first = next((k for k, step in enumerate(steps) if not is_async(step.fn)), len(steps))
-    late = next((step for step in steps[first:] if is_async(step.fn)), None)
-    if late is not None:
-        raise OptionError(
-            f"{call}: {late.name} is an async function behind a plain one: put it before that, or behind .pack()"
-        )
+    split_steps(pipeline.steps, "a document", ".pack()")

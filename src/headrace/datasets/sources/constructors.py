@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 from headrace.datasets.blocking import blocking
+from headrace.datasets.operators.values import EachSample
 from headrace.datasets.places.guessing import Names, folders_at, names_at, place_of
 from headrace.datasets.places.patterns import is_pattern
 from headrace.datasets.sharing import RanksBy
@@ -16,6 +17,7 @@ from headrace.datasets.stream import Stream
 from headrace.errors import OptionError, masked
 from headrace.formats.format import Format
 from headrace.formats.limits import DEFAULTS, Limits
+from headrace.numbers import is_whole
 from headrace.producers.resumable import gives_state
 from headrace.reading import read_from
 
@@ -316,26 +318,32 @@ def table(
     )
 
 
-def from_map(dataset: Any, *, threads: int = 1) -> Stream:
-    """Read samples from a data set with `__len__` and `__getitem__`, which is called in threads of this process.
+def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
+    """Read samples from a data set with `__len__` and `__getitem__`, which is called in the workers.
 
-    What `__getitem__` draws from Python's, numpy's and torch's global generators is the trainer's, and differs from run
-    to run; `hr.rng()` goes by the sample, and so does all that a `.map()` behind it draws in workers.
+    Each worker has a copy of the data set. What `__getitem__` draws from random number generators depends on the seed,
+    the epoch and the sample only.
 
     Args:
         dataset: Has `__len__` and `__getitem__`.
-        threads: The number of threads that may call `__getitem__` at the same time. With 1 no two calls overlap, also
-            if several loaders use the data set. If calls wait for a disk or the network, and are safe in several
-            threads, try 16 or more.
+        threads: Call `__getitem__` in so many threads of this process instead, and copy nothing. With 1 no two calls
+            overlap, also if several loaders use the data set. If calls wait for a disk or the network, and are safe in
+            several threads, try 16 or more. What they draw from the global generators differs from run to run.
 
     Raises:
-        OptionError: `threads` is not 1 or more.
-    """
-    from headrace.datasets.sources.synchronous import FromMap
+        OptionError: `threads` is not a number of 1 or more.
 
-    if not threads >= 1:
+    Examples:
+        >>> import headrace as hr
+        >>> list(hr.from_map(["a", "b", "c"]))
+        ['a', 'b', 'c']
+    """
+    from headrace.datasets.sources.synchronous import FromMap, get_step
+
+    if threads is not None and not is_whole(threads, 1):
         raise OptionError(f"hr.from_map(threads={threads!r}): a number of 1 or more is needed")
-    return Stream(FromMap(dataset, threads))
+    data = FromMap(dataset, threads)
+    return Stream(data) if threads is not None else Stream(data, (EachSample(get_step(dataset)),))
 
 
 def from_iterable(

@@ -1,4 +1,4 @@
-"""Synchronous data sets, their calls made in threads."""
+"""Synchronous data sets: called in workers, or in threads of the trainer's process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
 from headrace.errors import OptionError
 from headrace.running import running_reader
+from headrace.tasks import Step
 
 T = TypeVar("T")
 
 
 class FromMap(AsyncDataset):
-    """The data set that `from_map` returns.
+    """The data set that `from_map` reads: its keys, or the samples themselves.
 
     Args:
         dataset: Has `__len__` and `__getitem__`.
         threads: The number of threads that may call `__getitem__` at the same time, over all loaders of this process.
+            None: the samples are the keys, and a step in the workers calls `__getitem__`.
     """
 
-    def __init__(self, dataset: Any, threads: int = 1) -> None:
+    def __init__(self, dataset: Any, threads: int | None) -> None:
         self.dataset, self.threads = dataset, threads
-        self._gate = _gate_of(dataset, threads)
+        self._gate = None if threads is None else _gate_of(dataset, threads)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FromMap, (self.dataset, self.threads)
@@ -42,11 +44,45 @@ class FromMap(AsyncDataset):
         return len(self.dataset)
 
     async def aget(self, key: object) -> object:
+        if self._gate is None or self.threads is None:
+            return key
         if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
             self._gate = _gate_of(self.dataset, self.threads)
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
         return sample
+
+
+class GetItem:
+    """Calls `__getitem__` of a data set: one call at a time in each process, as if there was one thread.
+
+    Several loaders may read one data set in threads of the trainer's process, and two calls at once would mix up what
+    they read from a shared file handle.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._gate = _gate_of(dataset, 1)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return GetItem, (self.dataset,)
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What it holds of the user's, by the name of the argument."""
+        return {"dataset": self.dataset}
+
+    def __call__(self, key: object) -> object:
+        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
+            self._gate = _gate_of(self.dataset, 1)
+        with self._gate.free:
+            return self.dataset[key]
+
+
+def get_step(dataset: Any) -> Step:
+    """The step that calls `__getitem__` in the workers."""
+    name = f"{_name(dataset)}.__getitem__"
+    return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
 
 
 class _CallGate:
@@ -57,7 +93,7 @@ class _CallGate:
 
     def __init__(self, threads: int) -> None:
         self.threads, self.pid = threads, os.getpid()
-        self._free = threading.Semaphore(threads)
+        self.free = threading.Semaphore(threads)
         self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
 
     async def call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
@@ -68,7 +104,7 @@ class _CallGate:
         return await anyio.to_thread.run_sync(self._call, function, key, limiter=limiter)
 
     def _call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
-        with self._free:
+        with self.free:
             return _timed(function, key)
 
 
