@@ -87,6 +87,9 @@ STREAMS: dict[str, Callable[[], hr.Stream]] = {
     "epochs, and batched": lambda: source(5).flat_map(listed).epoch(samples=19).batch(4, drop_last=True).unbatch(),
     "taken between filters": lambda: source(40).filter(odd_number).take(20).filter(small).take(17).map(noted),
     "taken between many": lambda: source().flat_map(listed).take(9).map(draws).flat_map(twice).take(17),
+    "shuffled parts": lambda: source().flat_map(listed).shuffle(window=7).map(draws),
+    "shuffled batches": lambda: source().flat_map(listed).batch(3).shuffle(window=2).map(sized),
+    "shuffled behind a limit": lambda: source().filter(odd_number).take(13).shuffle(seed=1, window=4).map(noted),
     "taken, on the loop": lambda: source().flat_map(awaited).take(9).flat_map(twice_later).map(draws),
 }
 
@@ -162,6 +165,15 @@ def test_batches_are_of_several_sizes_when_they_are_taken_apart() -> None:
         batches = list(loader)
     assert [batch["n"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert [batch["size"].tolist() for batch in batches] == [[4, 4, 4], [4, 4, 4], [4, 4, 2], [2]]
+
+
+def test_samples_made_of_others_are_shuffled_within_windows() -> None:
+    loader = hr.DataLoader(source(10).flat_map(lambda n: [2 * n, 2 * n + 1]).shuffle(window=6), batch_size=None)
+    first, second = list(loader), list(loader)
+    windows = [range(start, min(start + 6, 20)) for start in range(0, 20, 6)]
+    for epoch in (first, second):
+        assert [sorted(epoch[w.start : w.stop]) for w in windows] == [list(w) for w in windows]
+    assert first != second
 
 
 def test_parts_of_a_sample_have_random_numbers_of_their_own() -> None:
@@ -261,12 +273,10 @@ def two_ranks(data: hr.Stream) -> hr.DataLoader[Any]:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda data: data.flat_map(listed).shuffle(), r"\.shuffle\(auto\) behind \.flat_map\(listed\)"),
+        (lambda data: data.flat_map(listed).shuffle("global"), r"made of others: these are shuffled in windows"),
         (lambda data: data.flat_map(listed).sample([1]), r"\.sample\(…\) behind \.flat_map\(listed\)"),
         (lambda data: data.batch(3).unbatch().repeat(2), r"\.repeat\(2\) behind \.unbatch\(\)"),
-        (lambda data: data.batch(3).shuffle(), r"\.shuffle\(auto\) behind \.batch\(\)"),
         (lambda data: data.flat_map(listed).take(9).batch(3).unbatch().epoch(samples=9), r"samples=9\) behind \.take"),
-        (lambda data: data.filter(odd).take(9).filter(odd).shuffle(), r"\.shuffle\(auto\) behind \.take\(9\)"),
         (lambda data: hr.DataLoader(data.filter(odd).take(3).filter(odd), in_order=False), r"and \.take\(3\)"),
         (lambda data: next(iter(two_ranks(data.filter(odd).take(3).batch(2).unbatch()))), r"different numbers of bat"),
         (lambda data: hr.mix({"a": data.flat_map(listed)}), r"flat_map\(listed\) of source 'a'"),

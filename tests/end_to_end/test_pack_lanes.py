@@ -440,7 +440,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "filter behind": (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) behind \.pack\(8, concat\)"),
     "batch behind": (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) behind \.pack"),
-    "shuffle behind": (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(auto\) behind \.pack"),
+    "shuffle behind": (
+        lambda: texts().pack(8).shuffle().pipeline(),
+        r"\.shuffle\(window, samples=2048\) behind \.pack",
+    ),
     "repeat behind": (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) behind \.pack"),
     "packed twice": (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) behind \.pack\(8, concat\)"),
     "batched": (lambda: texts().batch(2).pack(8), r"put \.batch\(\) behind \.pack\(\)"),

@@ -234,7 +234,6 @@ def test_groups_come_again_when_a_worker_dies_over_a_measure(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda data: data.apply_op("pairs").shuffle(), r"\.shuffle\(auto\) behind \.pairs\(\)"),
         (lambda data: hr.mix({"a": data.apply_op("pairs")}), r"pairs\(\) of source 'a'"),
         (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
         (lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), rank=0, world_size=2))), r"pairs\(\) changes"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from headrace.datasets.operators.batchers import EvenBatcher, WindowShuffle
 from headrace.datasets.operators.delivering import NOTHING_SAID, DeliveryOperator
 from headrace.datasets.operators.order import (
     EpochSize,
@@ -24,10 +26,11 @@ from headrace.datasets.ordering import OrderBuilder, Ordering
 from headrace.datasets.pipeline import Pipeline, Regroup
 from headrace.datasets.source import KeepsKey, SampleSource
 from headrace.errors import OptionError, printable
-from headrace.functions import is_async
+from headrace.functions import as_it_is, is_async
 from headrace.tasks import Step
 from headrace.torch_compat.collate_by_torch import for_workers
 
+WINDOW_SAMPLES, WINDOW_BATCHES = 2048, 16  # of a shuffle of samples that were made of others
 _SOURCE_MOST = 100  # characters of what it is called, in the notes of errors
 
 
@@ -39,7 +42,8 @@ def compiled(source: SampleSource, operators: Iterable[Operator]) -> Pipeline:
     """
     compiler = _Compiler(source)
     for operator in operators:
-        compiler.passed.append(operator.text)
+        if not operator.is_implied:
+            compiler.passed.append(operator.text)
         operator.add_to(compiler)
     return compiler.pipeline()
 
@@ -145,8 +149,25 @@ class _Compiler:
         self._order.add(operator)
 
     def add_shuffle(self, operator: Shuffle) -> None:
-        self._check_place(operator)
-        self._order.add_shuffle(operator)
+        is_of_source = len(self._levels) == 1 and self._limit is None and not self._is_batched
+        if is_of_source and all(one.step.kind != "many" for one in self._each):
+            self._check_place(operator)
+            self._order.add_shuffle(operator)
+        else:
+            self._add_window_shuffle(operator)
+
+    def _add_window_shuffle(self, operator: Shuffle) -> None:
+        """Permute samples that others were made of: they have no numbers, so that windows of them are permuted."""
+        if operator.by not in ("auto", "window"):
+            raise OptionError(
+                f".{operator.text} of samples that were made of others: these are shuffled in windows, by='window'"
+            )
+        is_batched = self._is_batched or self._makes_batches
+        size = operator.window or (WINDOW_BATCHES if is_batched else WINDOW_SAMPLES)
+        name = operator.in_words("window", f", samples={size}")
+        batcher = partial(EvenBatcher, size, drop_last=False)
+        self.add_group(GroupOperator(name, batcher, collate=as_it_is, makes_batches=is_batched))
+        self._each.append(EachSample(Step("shuffle", "many", WindowShuffle(operator.seed))))
 
     def add_repeat(self, operator: Repeat) -> None:
         self._check_place(operator, is_of_one=False)

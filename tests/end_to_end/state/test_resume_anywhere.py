@@ -153,6 +153,7 @@ def regrouped(total: int, rng: random.Random, *, is_begun_again: bool) -> tuple[
         kinds: dict[str, Callable[[Any], Any]] = {
             "flat_map": lambda data: data.flat_map(sources.parts_of),
             "flat_map, async": lambda data: data.flat_map(sources.some_parts),
+            f"flat_map, shuffle {first}": lambda data, n=first: data.flat_map(sources.parts_of).shuffle(window=n),
             f"batch {first}, {last}": lambda data, n=first, last=last: (
                 data.batch(n, drop_last=last).map(sources.weighed).unbatch()
             ),

@@ -39,9 +39,11 @@ class OrderMethods(AddsOperators):
                 within windows, each of which holds stretches of many shards (with an index) or one stretch of the
                 shards (without). "global" exchanges all samples, and reads each by itself. "buffer" draws from
                 samples that wait in a buffer: it needs nothing to be known, and states are refused. "auto" is
-                "window" for shards, and "global" for data sets with keys.
+                "window" for shards, and "global" for data sets with keys. Samples that operators made of others, as
+                `.flat_map()`, `.unbatch()` and `.batch()` do, are permuted within windows of those that follow one
+                another.
             window: samples in a window. By default 16,384, or as many as have 128 MiB; without an index 2,048, or as
-                many as have 64 MiB. Twice as much is held in memory.
+                many as have 64 MiB. Twice as much is held in memory. Of samples made of others 2,048, of batches 16.
             buffer: samples that wait, by default 4,096.
             seed: of the order; by default the loader's.
 

@@ -7,7 +7,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from headrace.datasets.operators.fields import field_of
+from headrace.work.randomness import rng
 
 
 class EvenBatcher:
@@ -27,6 +30,23 @@ class EvenBatcher:
 
     def end(self) -> Sequence[int]:
         return () if self._drop_last else range(self._offered)
+
+
+class WindowShuffle:
+    """Permutes the samples of a window: a function of (seed, epoch, position of the window).
+
+    Args:
+        seed: Combined with the loader's seed. None: the loader's seed alone.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._seed = seed
+
+    def __call__(self, samples: list[Any]) -> list[Any]:
+        generator = rng()
+        if self._seed is not None:
+            generator = np.random.default_rng([self._seed, int(generator.integers(2**63))])
+        return [samples[k] for k in generator.permutation(len(samples))]
 
 
 class BucketBatcher:
