@@ -62,9 +62,7 @@ def test_all_workers_may_hold_results_when_batches_need_more_room_than_there_is(
 
 
 WORKERS_LOAD = [
-    "datasets.iterating",
-    "datasets.methods.combining",
-    "datasets.methods.packing",
+    "datasets.sources.item_calls",
     "descriptors",
     "drop_in.workers.*",
     "errors",

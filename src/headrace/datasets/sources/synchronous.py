@@ -5,23 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
 
 import anyio.to_thread
-from anyio import CapacityLimiter
-from anyio.lowlevel import RunVar
 
 from headrace.datasets.asynchronous import AsyncDataset, AsyncIterableDataset
 from headrace.datasets.sharing import RanksBy
+from headrace.datasets.sources.item_calls import GetItem, Taken, gate_of, timed
 from headrace.errors import OptionError
 from headrace.running import running_reader
 from headrace.tasks import Step
-
-T = TypeVar("T")
 
 
 class FromMap(AsyncDataset):
@@ -35,7 +29,7 @@ class FromMap(AsyncDataset):
 
     def __init__(self, dataset: Any, threads: int | None) -> None:
         self.dataset, self.threads = dataset, threads
-        self._gate = None if threads is None else _gate_of(dataset, threads)
+        self._gate = None if threads is None else gate_of(dataset, threads)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FromMap, (self.dataset, self.threads)
@@ -47,83 +41,16 @@ class FromMap(AsyncDataset):
         if self._gate is None or self.threads is None:
             return key
         if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
-            self._gate = _gate_of(self.dataset, self.threads)
+            self._gate = gate_of(self.dataset, self.threads)
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
         return sample
-
-
-class GetItem:
-    """Calls `__getitem__` of a data set: one call at a time in each process, as if there was one thread.
-
-    Several loaders may read one data set in threads of the trainer's process, and two calls at once would mix up what
-    they read from a shared file handle.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self._gate = _gate_of(dataset, 1)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return GetItem, (self.dataset,)
-
-    @property
-    def named(self) -> dict[str, object]:
-        """What it holds of the user's, by the name of the argument."""
-        return {"dataset": self.dataset}
-
-    def __call__(self, key: object) -> object:
-        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
-            self._gate = _gate_of(self.dataset, 1)
-        with self._gate.free:
-            return self.dataset[key]
 
 
 def get_step(dataset: Any) -> Step:
     """The step that calls `__getitem__` in the workers."""
     name = f"{_name(dataset)}.__getitem__"
     return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
-
-
-class _CallGate:
-    """Limits the number of threads that call one data set at the same time.
-
-    Tasks of one event loop wait without a thread. Event loops, of which each loader has one, share the semaphore.
-    """
-
-    def __init__(self, threads: int) -> None:
-        self.threads, self.pid = threads, os.getpid()
-        self.free = threading.Semaphore(threads)
-        self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
-
-    async def call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
-        limiter = self._limiter.get(None)
-        if limiter is None:
-            limiter = CapacityLimiter(self.threads)
-            self._limiter.set(limiter)
-        return await anyio.to_thread.run_sync(self._call, function, key, limiter=limiter)
-
-    def _call(self, function: Callable[[object], object], key: object) -> tuple[object, _Taken]:
-        with self.free:
-            return _timed(function, key)
-
-
-_GATES: WeakValueDictionary[tuple[int, int, int], _CallGate] = WeakValueDictionary()
-
-
-def _gate_of(dataset: object, threads: int) -> _CallGate:
-    """Return the gate that all streams over `dataset` share.
-
-    The `id` in the key stays valid: whoever holds the gate holds the data set, too. Parts that torch's `random_split`
-    made share the data set that they are parts of.
-    """
-    while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    key = (id(dataset), threads, os.getpid())
-    gate = _GATES.get(key)
-    if gate is None:
-        gate = _GATES[key] = _CallGate(threads)
-    return gate
 
 
 class FromIterable(AsyncIterableDataset):
@@ -155,7 +82,7 @@ class FromIterable(AsyncIterableDataset):
         end = object()
         samples = await anyio.to_thread.run_sync(self._opened)
         while True:
-            sample, taken = await anyio.to_thread.run_sync(_timed, next, samples, end)
+            sample, taken = await anyio.to_thread.run_sync(timed, next, samples, end)
             if sample is end:
                 return
             _count(self.iterable, "__next__", taken)
@@ -202,26 +129,12 @@ def makes_one(iterable: object) -> bool:
     return callable(iterable) and (isinstance(iterable, type) or not hasattr(iterable, "__iter__"))
 
 
-class _Taken(NamedTuple):
-    """The seconds that a call computed, and those that it waited."""
-
-    computed: float
-    waited: float
-
-
-def _timed(function: Callable[..., T], *args: object) -> tuple[T, _Taken]:
-    began, computing = time.perf_counter(), time.thread_time()
-    result = function(*args)
-    computed = time.thread_time() - computing
-    return result, _Taken(computed, max(0.0, time.perf_counter() - began - computed))
-
-
 def _name(data: object) -> str:
     """What a data set is called: a function, or a class, that makes one has a name of its own."""
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 
-def _count(data: object, name: str, taken: _Taken) -> None:
+def _count(data: object, name: str, taken: Taken) -> None:
     """Report a finished call in a thread to the running loader."""
     reader = running_reader.get()
     if reader is not None:

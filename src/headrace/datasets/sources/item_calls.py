@@ -1,0 +1,97 @@
+"""Calls of a data set's `__getitem__`, of which only so many run at once; workers load this module."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakValueDictionary
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+from anyio.lowlevel import RunVar
+
+T = TypeVar("T")
+
+
+class GetItem:
+    """Calls `__getitem__` of a data set: one call at a time in each process, as if there was one thread.
+
+    Several loaders may read one data set in threads of the trainer's process, and two calls at once would mix up what
+    they read from a shared file handle.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self._gate = gate_of(dataset, 1)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return GetItem, (self.dataset,)
+
+    @property
+    def named(self) -> dict[str, object]:
+        """What it holds of the user's, by the name of the argument."""
+        return {"dataset": self.dataset}
+
+    def __call__(self, key: object) -> object:
+        if self._gate.pid != os.getpid():  # the parent process may have held the gate during the fork
+            self._gate = gate_of(self.dataset, 1)
+        with self._gate.free:
+            return self.dataset[key]
+
+
+class CallGate:
+    """Limits the number of threads that call one data set at the same time.
+
+    Tasks of one event loop wait without a thread. Event loops, of which each loader has one, share the semaphore.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self.threads, self.pid = threads, os.getpid()
+        self.free = threading.Semaphore(threads)
+        self._limiter: RunVar[CapacityLimiter] = RunVar("headrace_call_gate")
+
+    async def call(self, function: Callable[[object], object], key: object) -> tuple[object, Taken]:
+        limiter = self._limiter.get(None)
+        if limiter is None:
+            limiter = CapacityLimiter(self.threads)
+            self._limiter.set(limiter)
+        return await anyio.to_thread.run_sync(self._call, function, key, limiter=limiter)
+
+    def _call(self, function: Callable[[object], object], key: object) -> tuple[object, Taken]:
+        with self.free:
+            return timed(function, key)
+
+
+_GATES: WeakValueDictionary[tuple[int, int, int], CallGate] = WeakValueDictionary()
+
+
+def gate_of(dataset: object, threads: int) -> CallGate:
+    """Return the gate that all streams over `dataset` share.
+
+    The `id` in the key stays valid: whoever holds the gate holds the data set, too. Parts that torch's `random_split`
+    made share the data set that they are parts of.
+    """
+    while type(dataset).__module__ == "torch.utils.data.dataset" and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    key = (id(dataset), threads, os.getpid())
+    gate = _GATES.get(key)
+    if gate is None:
+        gate = _GATES[key] = CallGate(threads)
+    return gate
+
+
+class Taken(NamedTuple):
+    """The seconds that a call computed, and those that it waited."""
+
+    computed: float
+    waited: float
+
+
+def timed(function: Callable[..., T], *args: object) -> tuple[T, Taken]:
+    began, computing = time.perf_counter(), time.thread_time()
+    result = function(*args)
+    computed = time.thread_time() - computing
+    return result, Taken(computed, max(0.0, time.perf_counter() - began - computed))
