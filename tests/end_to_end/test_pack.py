@@ -94,7 +94,6 @@ BARE = settings(max_examples=10, deadline=None, suppress_health_check=[HealthChe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # each example is four epochs
 @BARE
 @given(lengths=LENGTHS, length=st.integers(1, 12), by=st.sampled_from([None, "global"]))
 def test_concatenated_documents_come_in_the_order_of_the_epoch(lengths: list[int], length: int, by: Any) -> None:
@@ -108,7 +107,6 @@ def test_concatenated_documents_come_in_the_order_of_the_epoch(lengths: list[int
             assert {str(values.dtype) for values in one.values()} == {"torch.int32"}
 
 
-@pytest.mark.timeout(300)  # each example is four epochs
 @BARE
 @given(lengths=LENGTHS, length=st.integers(1, 12), is_shuffled=st.booleans())
 def test_best_fit_gives_each_document_once_and_whole(lengths: list[int], length: int, is_shuffled: bool) -> None:
@@ -364,7 +362,6 @@ def elastic_run(number: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes, number = 0, 0
     while resumes < RESUMES:

@@ -19,8 +19,6 @@ from full.contributed import in_turn, length_buckets, noisy_copies, token_batche
 import headrace as hr
 from headrace.datasets.operators.registered import registered_operators
 
-pytestmark = pytest.mark.timeout(300)  # each is many epochs
-
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 WITH_WORKERS = RESUMES if "HEADRACE_RESUMES" in os.environ else 8  # each takes some tenths of a second
 
