@@ -157,6 +157,18 @@ def test_batch_comes_next_when_the_task_that_waited_for_it_was_cancelled(dataset
         assert [number for batch in loader for number in batch.tolist()] == list(range(4, COUNT))
 
 
+@leaves_threads
+def test_waiting_for_a_batch_can_be_cancelled_under_trio_and_nothing_is_lost() -> None:
+    async def read() -> list[int]:
+        batches = aiter(hr.DataLoader(Numbers(), 10, num_workers=1))
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(batches)
+        return await take(batches)
+
+    assert anyio.run(read, backend="trio") == list(range(COUNT))
+
+
 def test_error_is_told_in_its_place_when_the_task_that_waited_was_cancelled() -> None:
     class Broken(Gated):
         def __getitem__(self, index: int) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import uuid
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -72,14 +71,6 @@ def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("range_bytes", [512, 1024, 512 * 7, 4 * 2**20])
-@pytest.mark.parametrize("concurrency", [1, 64])
-def test_bytes_are_exact_however_they_are_read(urls: list[str], range_bytes: int, concurrency: int) -> None:
-    options = {"batch_size": None, "fetch": hr.FetchOptions(range_bytes=range_bytes), "fetch_concurrency": concurrency}
-    assert all_of(hr.stream(urls), **options) == wanted(urls)
-
-
 def test_a_stream_is_iterated_by_itself(urls: list[str]) -> None:
     assert list(hr.stream(urls)) == wanted(urls)
 
@@ -131,69 +122,11 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int, war
     assert same(all_async(data, batch_size=4, num_workers=num_workers, **small), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_short_last_batch_is_left_out_if_wanted(urls: list[str], num_workers: int, warm_server: None) -> None:
-    data = hr.stream(urls).map(label)
-    assert [len(b) for b in all_of(data, batch_size=4, num_workers=num_workers)] == [4] * 6 + [1]
-    kept = all_of(data, batch_size=4, drop_last=True, num_workers=num_workers)
-    assert numbers(kept) == list(range(24))
-    assert all_of(data, batch_size=26, drop_last=True, num_workers=num_workers) == []
-    assert numbers(all_of(data, batch_size=4, drop_last=True, collate_fn=list, num_workers=num_workers)) == numbers(
-        kept
-    )
-
-
 def test_left_out_batches_leave_no_memory_behind(urls: list[str]) -> None:
     with hr.DataLoader(hr.stream(urls).map(as_arrays), batch_size=4, drop_last=True) as loader:
         for _ in range(30):
             assert len(list(loader)) == 6
         assert loader.stats().shared_bytes < 2**24 + 10 * 2**14  # one segment of inputs, and no more slabs than in use
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_out_of_order_gives_the_same_batches(urls: list[str], num_workers: int, warm_server: None) -> None:
-    data = hr.stream(urls).map(label)
-    batches = all_of(data, batch_size=4, in_order=False, num_workers=num_workers)
-    assert sorted(b.tolist() for b in batches) == [b.tolist() for b in all_of(data, batch_size=4)]
-
-
-def test_shuffled_epochs_differ_and_are_the_same_again(urls: list[str]) -> None:
-    def epochs(seed: int | None, count: int = 3) -> list[list[int]]:
-        with hr.DataLoader(hr.stream(urls).shuffle(window=8).map(label), batch_size=4, seed=seed) as loader:
-            return [numbers(list(loader)) for _ in range(count)]
-
-    first = epochs(1)
-    assert first == epochs(1)
-    assert all(sorted(epoch) == list(range(TOTAL)) for epoch in first)
-    assert len({tuple(epoch) for epoch in [*first, *epochs(2), list(range(TOTAL))]}) == 7
-    assert epochs(None) == epochs(0)
-
-
-def test_set_epoch_begins_that_epoch(urls: list[str]) -> None:
-    with hr.DataLoader(hr.stream(urls).shuffle().map(label), batch_size=4) as loader:
-        epochs = [numbers(list(loader)) for _ in range(3)]
-        assert loader.epoch == 3
-        loader.set_epoch(1)
-        assert numbers(list(loader)) == epochs[1]
-        assert loader.epoch == 2
-        assert numbers(list(islice(loader, 2))) == epochs[2][:8]
-        assert loader.epoch == 2
-        assert numbers(list(loader)) == epochs[2]
-        loader.set_epoch(0)
-        assert numbers([loader.peek()]) == epochs[0][:4]
-        loader.set_epoch(1)
-        assert numbers(list(loader)) == epochs[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [0, 1, 4, 6, 24, 25, 99])
-def test_take_gives_the_first_ones(urls: list[str], count: int) -> None:
-    taken = hr.stream(urls).take(count)
-    assert numbers(all_of(taken.map(label), batch_size=4)) == list(range(min(count, TOTAL)))
-    shuffled = hr.stream(urls).shuffle(seed=3).map(label)
-    assert numbers(all_of(shuffled.take(count), batch_size=4)) == numbers(all_of(shuffled, batch_size=4))[:count]
 
 
 def is_kept(sample: dict[str, Any]) -> bool:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+from builders.loops import lists, saved, state_after
+from builders.numbers import Numbers, is_odd
 from end_to_end.tars import put_shards
 
 import headrace as hr
 
 
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int = 40) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, key: int) -> int:
-        return key
-
-
-def is_odd(number: int) -> bool:
-    return bool(number % 2)
-
-
 def loader(data: Any = None, **options: Any) -> hr.DataLoader[Any]:
     return hr.DataLoader(Numbers() if data is None else data, **{"batch_size": 4, **options})
-
-
-def lists(batches: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
-
-
-def saved(of: hr.DataLoader[Any]) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(json.dumps(of.state_dict()))
-    return state
 
 
 def test_states_and_epochs_go_on_when_another_iterator_is_looked_into() -> None:
@@ -67,11 +44,7 @@ def test_epoch_that_was_looked_into_before_another_one_ended_is_not_given_again(
 
 
 def test_end_of_an_epoch_is_not_consumed_by_looking_for_a_batch() -> None:
-    with loader() as some:
-        batches = iter(some)
-        for _ in range(10):
-            next(batches)
-        state = saved(some)
+    state = state_after(loader(), 10)
     with loader() as some:
         some.load_state_dict(state)
         for _ in range(2):
@@ -119,27 +92,6 @@ def test_state_is_refused_while_any_iterator_is_in_use() -> None:
         assert len(list(some)) == 9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("received", [0, 1])
-def test_batches_that_are_skipped_behind_a_filter_stay_skipped(begun: bool, received: int) -> None:
-    data = Numbers(60).shuffle().filter(is_odd)
-    with loader(data) as some:
-        expected = lists(some)
-    with loader(data) as some:
-        some.skip(3)
-        if begun or received:
-            batches = iter(some)
-            for _ in range(received):
-                next(batches)
-        state = saved(some)
-    with loader(data) as some:
-        some.load_state_dict(state)
-        assert saved(some) == state
-        assert lists(some) == expected[3 + received :]
-        assert len(lists(some)) == len(expected)  # the next one is whole
-
-
 def test_refused_state_leaves_the_loader_where_it_was() -> None:
     with loader() as some, loader(Numbers(50)) as other:
         next(iter(some))
@@ -151,11 +103,8 @@ def test_refused_state_leaves_the_loader_where_it_was() -> None:
 
 
 def test_state_of_other_data_becomes_one_of_these_when_it_is_forced() -> None:
-    with loader(Numbers(60)) as other:
-        next(iter(other))
-        state = saved(other)
     with loader() as some:
-        some.load_state_dict(state, force=True)
+        some.load_state_dict(state_after(loader(Numbers(60)), 1), force=True)
         own = saved(some)
     with loader() as some:
         some.load_state_dict(own)
@@ -163,11 +112,10 @@ def test_state_of_other_data_becomes_one_of_these_when_it_is_forced() -> None:
 
 
 def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> None:
-    states = []
-    for size, world in ((4, 2), (2, 1)):
-        with loader(batch_size=size, rank=0, world_size=world, ranks="local") as some:
-            next(iter(some))
-            states.append(saved(some))
+    states = [
+        state_after(loader(batch_size=size, rank=0, world_size=world, ranks="local"), 1)
+        for size, world in ((4, 2), (2, 1))
+    ]
     with loader() as some:
         some.load_state_dict(states[0])
         assert len(some.peek()) == 8

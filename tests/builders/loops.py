@@ -1,0 +1,96 @@
+"""Ways through a loader, and what is compared of what they give."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import headrace as hr
+
+
+def given(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
+    """What one epoch gives; batches are the samples themselves where nothing else is said."""
+    with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:
+        return list(loader)
+
+
+def given_later(data: Any, batch_size: int | None = 4, **options: Any) -> list[Any]:
+    """The same by an asynchronous loop."""
+
+    async def main() -> list[Any]:
+        async with hr.DataLoader(data, batch_size, **{"collate_fn": list, **options}) as loader:
+            return [batch async for batch in loader]
+
+    return asyncio.run(main())
+
+
+def flat(batches: Iterable[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(batches))
+
+
+def lists(batches: Iterable[Any]) -> list[Any]:
+    """Of batches that are tensors."""
+    return [batch.tolist() for batch in batches]
+
+
+def saved(loader: hr.DataLoader[Any]) -> dict[str, Any]:
+    """Its state, as another process reads it."""
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+def state_after(loader: hr.DataLoader[Any], batches: int) -> dict[str, Any]:
+    """The state of a loader after so many of its batches; it is closed then."""
+    with loader:
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        return saved(loader)
+
+
+def outcomes_of(loader: Any) -> list[Any]:
+    """Each batch of an epoch, or the error in its place, of a loop that goes on after errors."""
+    got: list[Any] = []
+    batches = iter(loader)
+    while True:
+        try:
+            got.append(next(batches))
+        except StopIteration:
+            return got
+        except Exception as error:
+            if "timed out" in str(error):
+                raise
+            got.append(error)
+
+
+def plainly(outcome: Any) -> Any:
+    """A batch or an error as something that can be compared."""
+    if isinstance(outcome, dict):
+        return {name: plainly(value) for name, value in outcome.items()}
+    if isinstance(outcome, (list, tuple)):
+        return [plainly(value) for value in outcome]
+    if isinstance(outcome, Exception):
+        return type(outcome), str(outcome)
+    return outcome.tolist() if hasattr(outcome, "tolist") else outcome
+
+
+def resumed_anywhere(
+    make: Callable[[], hr.DataLoader[Any]],
+    plain: Callable[[Any], Any] = plainly,
+    resume: Callable[[], hr.DataLoader[Any]] | None = None,
+) -> list[Any]:
+    """What an epoch gives; each state of it, read from a file by a loader of `resume`, is followed by the rest."""
+    with make() as loader:
+        batches, whole, states = iter(loader), list[Any](), [saved(loader)]
+        for batch in batches:
+            whole.append(plain(batch))
+            states.append(saved(loader))
+    assert len(whole) > 2, "that is too few to go on from"
+    for done, state in enumerate(states[:-1]):
+        with (resume or make)() as loader:
+            loader.load_state_dict(state)
+            assert [plain(batch) for batch in loader] == whole[done:], f"after {done} batches: {state}"
+    return whole
