@@ -66,6 +66,29 @@ def outcomes_of(loader: Any) -> list[Any]:
             got.append(error)
 
 
+def outcomes_later(data: Any, **options: Any) -> list[Any]:
+    """The same of an asynchronous loop over data."""
+
+    async def main() -> list[Any]:
+        got: list[Any] = []
+        async with hr.DataLoader(data, **options) as loader:
+            batches = aiter(loader)
+            while True:
+                try:
+                    got.append(await anext(batches))
+                except StopAsyncIteration:
+                    return got
+                except Exception as error:
+                    got.append(error)
+
+    return asyncio.run(main())
+
+
+def words(error: BaseException) -> str:
+    """All that it says."""
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
 def plainly(outcome: Any) -> Any:
     """A batch or an error as something that can be compared."""
     if isinstance(outcome, dict):

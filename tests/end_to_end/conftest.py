@@ -11,6 +11,7 @@ from end_to_end.economic import Loader, Make
 
 import headrace as hr
 from headrace.processes.fork_client import ForkServer
+from headrace.testing import FaultServer
 
 
 class _Nothing(hr.AsyncDataset):
@@ -19,6 +20,13 @@ class _Nothing(hr.AsyncDataset):
 
     async def aget(self, key: int) -> int:
         return key
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    """Serves what a module's tests add to it."""
+    with FaultServer() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

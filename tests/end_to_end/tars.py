@@ -81,21 +81,6 @@ def put_index(urls: list[str], name: str = "", **options: Any) -> str:
     return url
 
 
-def outcomes_of(loader: Any) -> list[Any]:
-    """Each batch of an epoch, or the error in its place, of a loop that goes on after errors."""
-    got: list[Any] = []
-    batches = iter(loader)
-    while True:
-        try:
-            got.append(next(batches))
-        except StopIteration:
-            return got
-        except Exception as error:
-            if "timed out" in str(error):
-                raise
-            got.append(error)
-
-
 def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
     return {"__key__": key, "__url__": url, **fields}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.loops import outcomes_later, outcomes_of, words
 from end_to_end.tars import numbered_samples, put_shards, tar
 
 import headrace as hr
@@ -19,46 +20,17 @@ from headrace.torch_compat.collate_by_torch import check_fields
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+NO_SAMPLES = pytest.mark.parametrize("on_error", ["raise", "skip"])  # what is nobody's sample is never left out
 QUICK = hr.FetchOptions(attempts=2, backoff_s=0.0)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as running:
-        yield running
-
-
 def run(data: Any, **options: Any) -> list[Any]:
-    """Each batch, or the error in its place, of a loop that goes on after errors."""
-    options.setdefault("fetch", QUICK)
-    got: list[Any] = []
-    with hr.DataLoader(data, timeout=30, **options) as loader:
-        batches = iter(loader)
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return got
-            except Exception as error:
-                got.append(error)
-            else:
-                got.append(batch)
+    with hr.DataLoader(data, **{"fetch": QUICK, "timeout": 30, **options}) as loader:
+        return outcomes_of(loader)
 
 
-def run_async(data: Any, **options: Any) -> list[Any]:
-    async def main() -> list[Any]:
-        got: list[Any] = []
-        async with hr.DataLoader(data, fetch=QUICK, timeout=30, **options) as loader:
-            batches = aiter(loader)
-            while True:
-                try:
-                    got.append(await anext(batches))
-                except StopAsyncIteration:
-                    return got
-                except Exception as error:
-                    got.append(error)
-
-    return asyncio.run(main())
+def run_later(data: Any, **options: Any) -> list[Any]:
+    return outcomes_later(data, **{"fetch": QUICK, "timeout": 30, **options})
 
 
 def label(sample: dict[str, Any]) -> int:
@@ -68,10 +40,6 @@ def label(sample: dict[str, Any]) -> int:
 def values(got: list[Any]) -> list[Any]:
     """Batches as lists of numbers, errors as their types."""
     return [type(g) if isinstance(g, Exception) else g.tolist() for g in got]
-
-
-def words(error: BaseException) -> str:
-    return " ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def with_bad_shard(name: str, data: bytes | None) -> list[str]:
@@ -241,22 +209,23 @@ def test_a_function_of_raw_samples_is_told_with_key_and_url(num_workers: int) ->
 
 @pytest.mark.slow
 @WORKERS
-def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int) -> None:
+@NO_SAMPLES
+def test_a_collate_function_that_raises_is_told_with_the_batch(num_workers: int, on_error: str) -> None:
     def collate(samples: list[int]) -> int:
         return stumble(samples[1])
 
-    got = run(
-        hr.stream(put_shards("collate", [8])).map(label), batch_size=2, collate_fn=collate, num_workers=num_workers
-    )
+    data = hr.stream(put_shards("collate", [8])).map(label)
+    got = run(data, batch_size=2, collate_fn=collate, num_workers=num_workers, on_error=on_error)
     assert [g for g in got if not isinstance(g, Exception)] == [1, 3, 7]
     assert type(got[2]).__name__ == "UsersError"
     assert "stage: collate; batch 2" in words(got[2])
 
 
 @WORKERS
-def test_samples_that_make_no_batch_are_told_with_their_forms(num_workers: int) -> None:
+@NO_SAMPLES
+def test_samples_that_make_no_batch_are_told_with_their_forms(num_workers: int, on_error: str) -> None:
     data = hr.stream(put_shards("shapes", [8])).map(lambda s: torch.zeros(2 if s["cls"] == b"5" else 3))
-    got = run(data, batch_size=2, num_workers=num_workers)
+    got = run(data, batch_size=2, num_workers=num_workers, on_error=on_error)
     assert [type(g) for g in got] == [torch.Tensor, torch.Tensor, hr.CollateError, torch.Tensor]
     error = got[2]
     assert (error.stage, error.batch) == ("collate", 2)
@@ -336,7 +305,7 @@ def stop(n: int) -> int:
 @WORKERS
 @pytest.mark.parametrize("get", [stumble, stop_async, cancel, stop])
 def test_what_aget_raises_is_an_error_whatever_it_is(get: Callable[[int], Any], num_workers: int) -> None:
-    for way in (run, run_async):
+    for way in (run, run_later):
         got = way(Getting(get), batch_size=2, num_workers=num_workers)
         assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
         assert isinstance(got[2], Exception)
@@ -352,7 +321,7 @@ def test_what_an_async_step_raises_is_an_error_whatever_it_is(fail: Callable[[in
         return fail(n)
 
     for data in (Getting(abs).map(step), Getting(abs).map(abs).map(step)):
-        for way in (run, run_async):
+        for way in (run, run_later):
             got = way(data, batch_size=2, num_workers=num_workers)
             assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3], [6, 7]]
             assert isinstance(got[2], Exception)
@@ -404,37 +373,61 @@ def test_no_exception_of_a_task_that_aget_begins_ends_the_loop(
     caplog.clear()  # the frames of what it tells
 
 
+@NO_SAMPLES
+def test_step_behind_the_batch_is_told_in_its_place(on_error: str) -> None:
+    got = run(Getting(abs).batch(2).map(lambda batch: stumble(int(batch[1]))), batch_size=None, on_error=on_error)
+    assert [type(g).__name__ for g in got] == ["int", "int", "UsersError", "int"]
+
+
 @WORKERS
-def test_what_aiter_raises_ends_the_epoch_in_its_place(num_workers: int) -> None:
+@NO_SAMPLES
+def test_what_aiter_raises_ends_the_epoch_in_its_place(num_workers: int, on_error: str) -> None:
     class Breaks(hr.AsyncIterableDataset):
         async def aiter(self) -> AsyncIterator[int]:
             for n in range(20):
                 yield stumble(n)
 
-    for drop_last in (False, True):
-        got = run(Breaks(), batch_size=2, num_workers=num_workers, drop_last=drop_last)
+    options = {"batch_size": 2, "num_workers": num_workers, "on_error": on_error}
+    for data, drop_last in ((Breaks(), False), (Breaks(), True), (Breaks().filter(lambda _: True), False)):
+        got = run(data, drop_last=drop_last, **options)
         assert [v for v in values(got) if isinstance(v, list)] == [[0, 1], [2, 3]]
         assert type(got[2]).__name__ == "UsersError"
         assert "sample 5 of the epoch" in words(got[2])
         assert len(got) == 3
 
 
-def test_an_aiter_that_is_no_generator_is_told() -> None:
-    class Forgot(hr.AsyncIterableDataset):
-        def aiter(self) -> Any:
-            return 3
-
-    got = run(Forgot(), batch_size=2)
-    assert [type(g) for g in got] == [TypeError]
+class NoGenerator(hr.AsyncIterableDataset):
+    def aiter(self) -> Any:
+        return 3
 
 
-def test_an_aiter_that_raises_at_once_is_told() -> None:
-    class Raises(hr.AsyncIterableDataset):
-        def aiter(self) -> Any:
-            raise UsersError("at once")
+class Raising(hr.AsyncIterableDataset):
+    def aiter(self) -> Any:
+        raise UsersError("at once")
 
-    got = run(Raises(), batch_size=2)
-    assert [type(g) for g in got] == [UsersError]
+
+class Closed(Getting):
+    async def aopen(self) -> None:
+        raise UsersError("closed")
+
+
+class Lost(list[int]):
+    def __getitem__(self, index: Any) -> Any:
+        raise UsersError(f"no key {index}")
+
+
+class Keyless(Getting):
+    def keys(self) -> Any:
+        return Lost(range(8))
+
+
+@NO_SAMPLES
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(NoGenerator(), TypeError), (Raising(), UsersError), (Closed(abs), UsersError), (Keyless(abs), UsersError)],
+)
+def test_data_set_that_cannot_be_begun_is_told(data: Any, kind: type[Exception], on_error: str) -> None:
+    assert {type(g) for g in run(data, batch_size=2, on_error=on_error)} == {kind}
 
 
 @WORKERS
@@ -446,12 +439,13 @@ def test_samples_that_cannot_be_sent_or_delivered_are_told(num_workers: int) -> 
     assert "lock" in words(got[2]).lower()
 
 
+@NO_SAMPLES
 @pytest.mark.parametrize(
     ("url", "said"), [("nosuch://bucket/a.tar", "nosuch"), ("pipe:cat a.tar", "shell"), ("http://[1/a.tar", "address")]
 )
-def test_addresses_that_mean_nothing_are_told(url: str, said: str) -> None:
+def test_addresses_that_mean_nothing_are_told(url: str, said: str, on_error: str) -> None:
     try:
-        got = run(hr.stream(url, format="tar"), batch_size=2)
+        got = run(hr.stream(url, format="tar"), batch_size=2, on_error=on_error)
     except hr.OptionError as error:
         got = [error]
     assert [type(g) for g in got] == [hr.OptionError]
@@ -492,16 +486,7 @@ def test_errors_everywhere_leave_nothing_behind() -> None:
 
     with hr.DataLoader(hr.stream(urls).map(fail), batch_size=2, fetch=QUICK) as loader:
         for _ in range(20):
-            errors = 0
-            batches: Any = iter(loader)
-            while True:
-                try:
-                    next(batches)
-                except StopIteration:
-                    break
-                except Exception:
-                    errors += 1
-            assert errors == 5
+            assert len([got for got in outcomes_of(loader) if isinstance(got, Exception)]) == 5
         assert loader.stats().fetch.input_bytes == 0
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from builders.loops import outcomes_of
 from corpus import GROUPS, Case
-from end_to_end.tars import numbered_samples, outcomes_of, tar, wanted_sample
+from end_to_end.tars import numbered_samples, tar, wanted_sample
 
 import headrace as hr
 from headrace.fetch.stores import memory

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.tars import index_file, index_of_archive, numbered_samples, outcomes_of, put_index, put_shards, tar
+from builders.loops import outcomes_of
+from end_to_end.tars import index_file, index_of_archive, numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
 from headrace.fetch import Reader

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from end_to_end.tars import numbered_samples, outcomes_of, put_index, put_shards, same, wanted_sample
+from builders.loops import outcomes_of
+from end_to_end.tars import numbered_samples, put_index, put_shards, same, wanted_sample
 from end_to_end.words import Words
 
 import headrace as hr

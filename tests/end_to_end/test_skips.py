@@ -10,13 +10,14 @@ import logging
 import os
 import signal
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from end_to_end.tars import numbered_samples, outcomes_of, put_shards, same, tar
+from builders.loops import outcomes_later, outcomes_of, words
+from end_to_end.tars import numbered_samples, put_shards, same, tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -60,9 +61,9 @@ def batch_of(keys: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def model(count: int, bad: Sequence[int], size: int, drop_last: bool = False) -> list[list[int]]:
+def model(order: Sequence[int], bad: Collection[int], size: int, drop_last: bool = False) -> list[list[int]]:
     """The keys of each batch that is to come."""
-    cut = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    cut = [order[start : start + size] for start in range(0, len(order), size)]
     kept = [[key for key in keys if key not in bad] for keys in cut if len(keys) == size or not drop_last]
     return [keys for keys in kept if keys]
 
@@ -74,13 +75,13 @@ def run(data: Any, **options: Any) -> list[Any]:
         return outcomes_of(loader)
 
 
+def run_later(data: Any, **options: Any) -> list[Any]:
+    return outcomes_later(data, **{"on_error": "skip", "fetch": QUICK, "timeout": 30, **options})
+
+
 def keys_of(got: list[Any]) -> list[Any]:
     """Batches as lists of keys, errors as their types."""
     return [type(g) if isinstance(g, Exception) else g["n"].tolist() for g in got]
-
-
-def words(error: BaseException) -> str:
-    return " ".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def stumble_at(*bad: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -148,25 +149,6 @@ def test_failed_samples_are_holes_and_shift_nothing_whatever_stage_they_failed_i
     assert same(got, [batch_of(keys) for keys in WANTED])
 
 
-@pytest.mark.slow
-@WORKERS
-def test_holes_are_the_same_when_the_batch_is_collated_by_a_function(num_workers: int) -> None:
-    def collate(samples: list[dict[str, Any]]) -> list[int]:
-        return [sample["n"] for sample in samples]
-
-    assert run(failing_map(), batch_size=4, num_workers=num_workers, collate_fn=collate) == WANTED
-
-
-@pytest.mark.slow
-@WORKERS
-def test_holes_are_the_same_when_samples_are_of_several_forms(num_workers: int) -> None:
-    def widen(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"n": torch.tensor(sample["n"])} if sample["n"] == 9 else {"n": sample["n"]}
-
-    got = run(failing_map().map(widen), batch_size=4, num_workers=num_workers)
-    assert keys_of(got) == WANTED
-
-
 def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Path) -> None:
     """A batch that cannot be written into slots is made a second time."""
 
@@ -181,8 +163,12 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
         assert len(keys) + loader.stats().skipped == 4
 
 
+def widen_nine(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"n": torch.tensor(sample["n"])} if sample["n"] == 9 else {"n": sample["n"]}
+
+
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(
     count=st.integers(1, 40),
     bad=st.sets(st.integers(0, 39)),
@@ -190,15 +176,33 @@ def test_sample_that_fails_only_once_is_either_skipped_or_delivered(tmp_path: Pa
     drop_last=st.booleans(),
     prefetch=st.sampled_from([None, 0, 1]),
     is_fetch=st.booleans(),
+    is_shuffled=st.booleans(),
+    num_workers=st.sampled_from([0, 2]),
+    way=st.sampled_from([run, run_later]),
+    collated=st.sampled_from(["by us", "by a function", "in several forms"]),
 )
 def test_batches_are_those_of_the_model_whatever_fails(
-    count: int, bad: set[int], size: int, drop_last: bool, prefetch: int | None, is_fetch: bool
+    count: int,
+    bad: set[int],
+    size: int,
+    drop_last: bool,
+    prefetch: int | None,
+    is_fetch: bool,
+    is_shuffled: bool,
+    num_workers: int,
+    way: Callable[..., list[Any]],
+    collated: str,
 ) -> None:
-    data: Any = Numbers(count, list(bad)) if is_fetch else Numbers(count).map(stumble_at(*bad))
-    wanted = [batch_of(keys) for keys in model(count, list(bad), size, drop_last)]
-    for num_workers in (0, 2):
-        got = run(data, batch_size=size, drop_last=drop_last, num_workers=num_workers, prefetch_factor=prefetch)
-        assert same(got, wanted)
+    data: Any = Numbers(count, list(bad)) if is_fetch else Numbers(count)
+    data = data.shuffle() if is_shuffled else data
+    data = data if is_fetch else data.map(stumble_at(*bad))
+    data = data.map(widen_nine) if collated == "in several forms" else data
+    order = [sample["n"] for sample in Numbers(count).shuffle()] if is_shuffled else range(count)
+    wanted = model(order, bad, size, drop_last)
+    collate = (lambda samples: {"n": torch.tensor([s["n"] for s in samples])}) if collated == "by a function" else None
+    options = {"batch_size": size, "drop_last": drop_last, "prefetch_factor": prefetch, "collate_fn": collate}
+    got = way(data, num_workers=num_workers, **options)
+    assert same(got, [batch_of(keys) for keys in wanted]) if collated == "by us" else keys_of(got) == wanted
 
 
 @pytest.mark.slow
@@ -228,21 +232,6 @@ def test_single_samples_and_a_streams_own_batches_leave_out_what_failed(num_work
 def test_limit_behind_a_filter_counts_failed_samples_too() -> None:
     data = Numbers(20).filter(lambda sample: sample["n"] % 2 == 0).map(stumble_at(2, 4)).take(6)
     assert keys_of(run(data, batch_size=3)) == [[0], [6, 8, 10]]
-
-
-def test_shuffled_samples_are_left_out_in_their_places() -> None:
-    order = [key for keys in keys_of(run(Numbers(20).shuffle(), batch_size=4)) for key in keys]
-    got = keys_of(run(Numbers(20, [3, 7, 11]).shuffle(), batch_size=4))
-    cut = [order[start : start + 4] for start in range(0, 20, 4)]
-    assert got == [[key for key in keys if key not in (3, 7, 11)] for keys in cut]
-
-
-def test_async_loop_gets_the_same_batches() -> None:
-    async def main() -> list[Any]:
-        async with hr.DataLoader(Numbers(22, BAD), batch_size=4, on_error="skip", prefetch_factor=0) as loader:
-            return [batch async for batch in loader]
-
-    assert keys_of(asyncio.run(main())) == WANTED
 
 
 def label(sample: dict[str, Any]) -> dict[str, Any]:
@@ -314,76 +303,6 @@ def test_sample_that_ends_workers_is_left_out() -> None:
         assert same(outcomes_of(loader), [batch_of([0, 1, 2, 3]), batch_of([4, 6, 7]), batch_of([8, 9, 10, 11])])
         assert [s.position for s in loader.stats().skipped_samples] == [5]
         assert loader.stats().skipped_samples[0].error.startswith("WorkerDiedError")
-
-
-# What is nobody's sample is raised.
-
-
-@pytest.mark.slow
-@WORKERS
-def test_batch_that_cannot_be_collated_is_raised_in_its_place(num_workers: int) -> None:
-    def collate(samples: list[Any]) -> Any:
-        if samples[0]["n"] == 4:
-            raise BadError("no batch")
-        return {"n": torch.tensor([sample["n"] for sample in samples])}
-
-    got = run(Numbers(10, [0]), batch_size=2, num_workers=num_workers, collate_fn=collate)
-    assert [type(g).__name__ for g in got] == ["dict", "dict", "BadError", "dict", "dict"]
-    assert "stage: collate; batch 2" in words(got[2])
-    shapes = Numbers(6).map(lambda sample: torch.zeros(2 + sample["n"] // 5))
-    assert [type(g) for g in run(shapes, batch_size=2, num_workers=num_workers)][-1] is hr.CollateError
-
-
-def test_step_behind_the_batch_is_raised_in_its_place() -> None:
-    got = run(Numbers(6).batch(2).map(lambda batch: stumble_at(2)({"n": int(batch["n"][0])})), batch_size=None)
-    assert [type(g).__name__ for g in got] == ["dict", "BadError", "dict"]
-
-
-@pytest.mark.slow
-@WORKERS
-def test_iterator_that_breaks_off_is_raised(num_workers: int) -> None:
-    class Breaks(hr.AsyncIterableDataset):
-        async def aiter(self) -> AsyncIterator[dict[str, Any]]:
-            for key in range(3):
-                yield sample_of(key)
-            raise BadError("no more")
-
-    assert keys_of(run(Breaks(), batch_size=2, num_workers=num_workers)) == [[0, 1], BadError]
-    assert [type(g) for g in run(Breaks().filter(lambda _: True), batch_size=2, num_workers=num_workers)][1:] == [
-        BadError
-    ]
-
-
-def test_iterator_that_cannot_be_made_is_raised() -> None:
-    class Refuses(hr.AsyncIterableDataset):
-        def aiter(self) -> AsyncIterator[dict[str, Any]]:
-            raise BadError("not now")
-
-    assert [type(g) for g in run(Refuses(), batch_size=2)] == [BadError]
-
-
-def test_data_set_that_does_not_open_and_keys_that_fail_are_raised() -> None:
-    class Closed(Numbers):
-        async def aopen(self) -> None:
-            raise BadError("closed")
-
-    class Keyless(Numbers):
-        def keys(self) -> Any:
-            return Lost(self.count)
-
-    class Lost(list[int]):
-        def __init__(self, count: int) -> None:
-            super().__init__(range(count))
-
-        def __getitem__(self, index: Any) -> Any:
-            raise BadError(f"no key {index}")
-
-    assert [type(g) for g in run(Closed(4), batch_size=2)] == [BadError]
-    assert {type(g) for g in run(Keyless(4), batch_size=2)} == {BadError}
-
-
-def test_address_that_means_nothing_is_raised() -> None:
-    assert {type(g) for g in run(hr.stream("nosuch://bucket/a.tar", format="tar"), batch_size=2)} == {hr.OptionError}
 
 
 # on_error= as a function.

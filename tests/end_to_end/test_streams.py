@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,6 @@ TOTAL = sum(COUNTS)
 @pytest.fixture(scope="module")
 def urls() -> list[str]:
     return put_shards("streams", COUNTS)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as running:
-        yield running
 
 
 def wanted(urls: list[str]) -> list[dict[str, Any]]:
