@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -104,16 +105,24 @@ def resumed_anywhere(
     make: Callable[[], hr.DataLoader[Any]],
     plain: Callable[[Any], Any] = plainly,
     resume: Callable[[], hr.DataLoader[Any]] | None = None,
-) -> list[Any]:
-    """What an epoch gives; each state of it, read from a file by a loader of `resume`, is followed by the rest."""
+    epochs: int = 1,
+    most: int = 30,
+) -> list[list[Any]]:
+    """What each epoch gives; each of so many states of it, read from a file by `resume`, is followed by the rest."""
+    whole, states = list[list[Any]](), list[tuple[int, dict[str, Any]]]()
     with make() as loader:
-        batches, whole, states = iter(loader), list[Any](), [saved(loader)]
-        for batch in batches:
-            whole.append(plain(batch))
-            states.append(saved(loader))
-    assert len(whole) > 2, "that is too few to go on from"
-    for done, state in enumerate(states[:-1]):
+        for epoch in range(epochs):
+            whole.append([])
+            states.append((0, saved(loader)))
+            for batch in loader:
+                whole[epoch].append(plain(batch))
+                states.append((len(whole[epoch]), saved(loader)))
+    assert len(whole[0]) > 2, "that is too few to go on from"
+    for done, state in random.Random(7).sample(states, min(most, len(states))):
         with (resume or make)() as loader:
             loader.load_state_dict(state)
-            assert [plain(batch) for batch in loader] == whole[done:], f"after {done} batches: {state}"
+            epoch = loader.epoch
+            assert saved(loader) == state
+            got = [list(map(plain, loader)) for _ in range(epoch, epochs)]
+            assert got == [whole[epoch][done:], *whole[epoch + 1 :]], f"after {done} batches: {state}"
     return whole

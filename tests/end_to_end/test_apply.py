@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from builders.loops import given, resumed_anywhere
 
 import headrace as hr
 
@@ -36,9 +36,9 @@ def drawn(pair: Any) -> Any:
     return pair, float(hr.rng().random())
 
 
-def given(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": None, "collate_fn": list, "seed": 4, **options}) as loader:
-        return list(loader)
+def alone(data: Any, **options: Any) -> list[Any]:
+    """Samples that are in no batches."""
+    return given(data, None, **options)
 
 
 @pytest.mark.slow
@@ -46,11 +46,11 @@ def given(data: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_function_gets_all_samples_in_their_order(fn: Any, workers: int) -> None:
     numbers = hr.from_map(range(9)).shuffle().map(squared)
-    samples = given(numbers, collate_fn=None)
+    samples = alone(numbers, collate_fn=None)
     data = numbers.apply(fn).map(drawn)
-    got = given(data, num_workers=workers)
+    got = alone(data, num_workers=workers)
     assert [list(pair) for pair, _ in got] == [[*samples[k : k + 2], -1][:2] for k in range(0, 9, 2)]
-    assert got == given(data)
+    assert got == alone(data)
 
 
 @pytest.mark.slow
@@ -76,20 +76,20 @@ def test_what_comes_before_runs_in_workers_and_the_function_in_the_loaders_proce
         for _, pid in samples:
             yield pid, os.getpid()
 
-    pids = given(hr.from_map(range(4)).map(process_of).apply(with_own), num_workers=1, collate_fn=None)
+    pids = alone(hr.from_map(range(4)).map(process_of).apply(with_own), num_workers=1, collate_fn=None)
     assert {own for _, own in pids} == {os.getpid()}
     assert os.getpid() not in {before for before, _ in pids}
 
 
 def test_ranks_apply_it_to_samples_of_their_own() -> None:
     data = hr.from_map(range(12)).apply(in_pairs).epoch(samples=6)
-    ranks = [given(data, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    ranks = [alone(data, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
     assert [len(one) for one in ranks] == [3, 3]
     assert sorted(n for one in ranks for pair in one for n in pair) == list(range(12))
     without = hr.from_map(range(12)).apply(in_pairs)
     with pytest.raises(hr.OptionError, match=r"epoch\(samples=N\)"):
-        given(without, rank=0, world_size=2)
-    assert len(given(without, rank=0, world_size=2, shard=False)) == 6
+        alone(without, rank=0, world_size=2)
+    assert len(alone(without, rank=0, world_size=2, shard=False)) == 6
 
 
 class Windows:
@@ -115,21 +115,8 @@ def test_state_is_exact_where_the_function_says_what_it_holds() -> None:
     def stream() -> hr.Stream:
         return hr.from_map(range(11)).shuffle().apply(Windows()).map(drawn)
 
-    epochs, states = [], []
-    with hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4) as loader:
-        for _ in range(2):
-            epochs.append([])
-            for batch in loader:
-                epochs[-1].append(batch)
-                states.append((len(epochs) - 1, len(epochs[-1]), json.dumps(loader.state_dict())))
-            states.pop()  # behind the last batch the next epoch begins
-    assert epochs[0] != epochs[1]
-    for epoch, done, state in states:
-        with hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4) as loader:
-            loader.load_state_dict(json.loads(state))
-            assert list(loader) == epochs[epoch][done:]
-            if epoch == 0:
-                assert list(loader) == epochs[1]
+    first, second = resumed_anywhere(lambda: hr.DataLoader(stream(), batch_size=2, collate_fn=list, seed=4), epochs=2)
+    assert first != second
 
 
 def test_state_is_refused_where_nobody_knows_what_the_function_holds() -> None:
@@ -157,7 +144,7 @@ def test_error_before_or_in_the_function_comes_in_its_place(fn: Any) -> None:
         raise KeyError("own")
 
     with pytest.raises(KeyError, match="own") as caught:
-        given(hr.from_map(range(3)).apply(ends), collate_fn=None)
+        alone(hr.from_map(range(3)).apply(ends), collate_fn=None)
     assert any(note.startswith("stage: apply(") and "ends)" in note for note in caught.value.__notes__)
 
 
@@ -204,7 +191,7 @@ def test_what_is_no_function_of_an_iterator_is_refused() -> None:
     with pytest.raises(hr.OptionError, match=r"apply\(3\): a function is needed"):
         data.apply(3)
     with pytest.raises(TypeError, match="not iterable"):
-        given(data.apply(lambda samples: 3))
+        alone(data.apply(lambda samples: 3))
 
 
 def test_join_without_a_key_gives_samples_of_both_as_they_come() -> None:
@@ -228,7 +215,7 @@ def test_join_without_a_key_gives_samples_of_both_as_they_come() -> None:
         with pytest.raises(hr.OptionError, match=r"states of \.join\(other\) without on="):
             loader.state_dict()
     both = hr.from_map(range(6)).join(hr.from_map(range(10, 16))).epoch(samples=12)
-    ranks = [given(both, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
+    ranks = [alone(both, rank=rank, world_size=2, collate_fn=None) for rank in range(2)]
     assert [len(one) for one in ranks] == [6, 6]
     assert sorted(ranks[0] + ranks[1]) == [*range(6), *range(10, 16)]
     assert "FromMap(…).join(FromMap(…))" in both.describe()

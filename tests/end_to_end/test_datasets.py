@@ -17,6 +17,9 @@ import headrace as hr
 from headrace.fetch.stores import memory
 
 pytestmark = pytest.mark.usefixtures("warm_server")
+leaves_threads = pytest.mark.may_leave(
+    threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop"
+)
 
 
 class Keys(hr.AsyncDataset):
@@ -176,26 +179,42 @@ def test_samples_are_got_together_where_the_data_set_can(num_workers: int) -> No
     assert sorted(k for chunk in data.chunks for k in chunk) == list(range(10))
 
 
-def test_a_plain_aget_is_an_error_that_names_it() -> None:
-    class Plain(hr.AsyncDataset):
-        def __len__(self) -> int:
-            return 2
-
-        def aget(self, key: int) -> int:  # type: ignore[override]
-            return key
-
-    for get in (lambda: list(hr.DataLoader(Plain())), lambda: Plain()[0]):
-        with pytest.raises(TypeError, match=r"Plain\.aget gave a int that cannot be awaited: write `async def aget`"):
-            get()
+class Plain(Keys):
+    def aget(self, key: int) -> int:  # type: ignore[override]
+        return key
 
 
-def test_a_wrong_number_of_samples_is_told() -> None:
-    class Short(Many):
-        async def aget_many(self, keys: Sequence[int]) -> list[int]:
-            return list(keys)[1:]
+class Short(Many):
+    async def aget_many(self, keys: Sequence[int]) -> list[int]:
+        return list(keys)[1:]
 
-    with hr.DataLoader(Short(), batch_size=4) as loader, pytest.raises(ValueError, match="aget_many gave 1 samples"):
-        next(iter(loader))
+
+class FewKeys(Keys):
+    def keys(self) -> list[int]:
+        return [1, 2]
+
+
+def first_of(data: Any) -> Any:
+    with hr.DataLoader(data) as loader:
+        return next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "says"),
+    [
+        (
+            lambda: first_of(Plain()),
+            TypeError,
+            r"Plain\.aget gave a int that cannot be awaited: write `async def aget`",
+        ),
+        (lambda: Plain()[0], TypeError, r"Plain\.aget gave a int that cannot be awaited: write `async def aget`"),
+        (lambda: first_of(Short()), ValueError, "aget_many gave 0 samples"),
+        (lambda: first_of(FewKeys()), hr.OptionError, "10 samples, but its keys"),
+    ],
+)
+def test_data_set_that_does_not_what_is_needed_is_told(use: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        use()
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -214,15 +233,6 @@ def test_keys_may_be_anything(num_workers: int) -> None:
         assert list(loader) == [["got a", "got b"], ["got ('c', 1)", "got d"]]
     with hr.DataLoader(Named(), batch_size=4, shuffle=True, seed=3) as loader:
         assert sorted(next(iter(loader))) == ["got ('c', 1)", "got a", "got b", "got d"]
-
-
-def test_keys_that_are_fewer_than_the_samples_are_told() -> None:
-    class Torn(Keys):
-        def keys(self) -> list[int]:
-            return [1, 2]
-
-    with hr.DataLoader(Torn(10)) as loader, pytest.raises(hr.OptionError, match="10 samples, but its keys"):
-        iter(loader)
 
 
 def test_a_key_that_cannot_be_had_is_an_error_in_its_place() -> None:
@@ -251,17 +261,6 @@ def test_samples_are_got_outside_of_a_loader_too() -> None:
     data = Keys()
     assert data[3] == 3
     assert data.calls == ["open", "close"]
-
-
-def test_shuffled_by_key_globally() -> None:
-    with hr.DataLoader(Keys(100), batch_size=10, shuffle=True, seed=4) as loader:
-        epochs = [flat(loader) for _ in range(2)]
-    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
-    assert epochs[0] != epochs[1]
-    with hr.DataLoader(Keys(100).take(30).shuffle(seed=4), batch_size=10) as loader:
-        assert sorted(flat(loader)) == list(range(30))
-    with hr.DataLoader(Keys(100).shuffle(seed=4).take(30), batch_size=10) as loader:
-        assert flat(loader) == epochs[0][:30]
 
 
 class Feed(hr.AsyncIterableDataset):
@@ -431,7 +430,7 @@ class Listed(torch.utils.data.Dataset):
         return k * k
 
 
-@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+@leaves_threads
 def test_other_data_sets_join_this_regime() -> None:
     with hr.DataLoader(hr.from_map(Listed()), batch_size=3) as loader:
         assert loader.regime == "headrace"
@@ -492,7 +491,7 @@ class OneHandle:
 
 
 @pytest.mark.slow
-@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+@leaves_threads
 def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_left_out(tmp_path: Path) -> None:
     with contextlib.closing(OneHandle(tmp_path / "records")) as data:
         first, second = torch.utils.data.random_split(data, [1200, 800])
@@ -503,7 +502,7 @@ def test_from_map_makes_one_call_at_a_time_over_all_loaders_when_threads_are_lef
     assert got == [sorted(first.indices), sorted(second.indices), list(range(2000)), list(range(2000))]
 
 
-@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+@leaves_threads
 def test_from_map_makes_as_many_calls_at_a_time_as_threads_say() -> None:
     with hr.DataLoader(hr.from_map(AllAtOnce(60), threads=60), batch_size=60, fetch_concurrency=60) as loader:
         assert flat(loader) == list(range(120))
@@ -528,7 +527,7 @@ class InThreads(hr.AsyncDataset):
         return await anyio.to_thread.run_sync(self._data.__getitem__, key)
 
 
-@pytest.mark.may_leave(threads="AnyIO worker thread", descriptors="x^", reason="threads end with their loop")
+@leaves_threads
 def test_synchronous_samples_that_come_late_leave_the_threads_of_others_alone() -> None:
     data = AllAtOnce(45)
     late = hr.from_map(data, threads=40).slice(0, 40)
@@ -536,14 +535,6 @@ def test_synchronous_samples_that_come_late_leave_the_threads_of_others_alone() 
         hr.mix({"late": late, "others": InThreads(data)}), batch_size=45, fetch_concurrency=45
     ) as loader:
         assert sorted(flat(loader)) == sorted([*range(40), *range(5)])
-
-
-def test_iterators_of_one_loader_are_independent() -> None:
-    with hr.DataLoader(Keys(20), batch_size=4) as loader:
-        one, two = iter(loader), iter(loader)
-        assert next(one).tolist() == next(two).tolist() == [0, 1, 2, 3]
-        assert flat(one) == list(range(4, 20))
-        assert flat(two) == list(range(4, 20))
 
 
 @pytest.mark.parametrize("prefetch_factor", [0, 1])
@@ -665,25 +656,6 @@ def test_concurrent_tasks_share_an_iterator() -> None:
         return got
 
     assert sorted(asyncio.run(main())) == list(range(40))
-
-
-def test_a_cancelled_wait_loses_no_batch() -> None:
-    async def main() -> list[int]:
-        got: list[int] = []
-        async with hr.DataLoader(Keys(30, is_slow=True), batch_size=2) as loader:
-            batches = aiter(loader)
-            for _ in range(5):
-                waiting = asyncio.ensure_future(anext(batches))
-                await asyncio.sleep(0)
-                waiting.cancel()
-                (result,) = await asyncio.gather(waiting, return_exceptions=True)
-                if not isinstance(result, BaseException):
-                    got.extend(result.tolist())
-            async for batch in batches:
-                got.extend(batch.tolist())
-        return got
-
-    assert asyncio.run(main()) == list(range(30))
 
 
 def test_samples_are_changed_once_however_their_batch_is_made() -> None:

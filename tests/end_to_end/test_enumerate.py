@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from typing import Any
 
 import pytest
+from builders.loops import flat, given, resumed_anywhere
 from end_to_end.tars import put_index, put_shards
 
 import headrace as hr
@@ -27,15 +27,6 @@ def indexed(urls: list[str]) -> hr.Stream:
 
 def number(sample: dict[str, Any]) -> int:
     return int(sample["cls"])
-
-
-def given(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": 4, "collate_fn": list, "seed": 7, **options}) as loader:
-        return list(loader)
-
-
-def flat(batches: list[Any]) -> list[Any]:
-    return list(itertools.chain(*batches))
 
 
 @pytest.mark.slow
@@ -68,14 +59,7 @@ def test_numbers_go_on_where_a_state_does(indexed: hr.Stream, urls: list[str], k
         "filtered": indexed.enumerate().filter(lambda pair: number(pair[1]) % 3 == 1),
         "repeated": indexed.take(7).repeat(3).enumerate(),
     }[kind].map(lambda pair: (pair[0], number(pair[1])))
-    whole = given(data)
-    with hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7) as loader:
-        batches = iter(loader)
-        states = [json.dumps(loader.state_dict()) for _ in zip(range(3), batches, strict=False)]
-    for done, state in enumerate(states, 1):
-        with hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7) as loader:
-            loader.load_state_dict(json.loads(state))
-            assert list(loader) == whole[done:]
+    resumed_anywhere(lambda: hr.DataLoader(data, batch_size=4, collate_fn=list, seed=7))
 
 
 def test_samples_that_are_excluded_have_their_numbers_all_the_same() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import flat, resumed_anywhere
 
 import headrace as hr
 
@@ -100,23 +100,16 @@ def test_state_of_branches_is_exact_in_any_loop_and_for_any_workers() -> None:
     first, second = Counted(11).shuffle().fork(2)
     data = first.map(drawn).zip(second.map(drawn)).filter(lambda pair: pair[0] < 0.8)
 
-    def given(state: str | None = None, workers: int = 0) -> tuple[list[Any], list[str]]:
-        with hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=workers) as loader:
-            loader.load_state_dict({} if state is None else json.loads(state))
-            batches, states = [], []
-            for batch in loader:
-                batches.append(batch)
-                states.append(json.dumps(loader.state_dict()))
-            return batches, states
+    def loader(workers: int = 0) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=2, collate_fn=list, num_workers=workers)
 
-    whole, states = given()
-    for done, state in enumerate(states[:-1], 1):
-        assert given(state, workers=done % 2)[0] == whole[done:]
+    (whole,) = resumed_anywhere(loader)
+    resumed_anywhere(loader, resume=lambda: loader(1))
 
     async def later() -> list[Any]:
         return [pair async for pair in data]
 
-    assert asyncio.run(later()) == list(data) == [pair for batch in whole for pair in batch]
+    assert asyncio.run(later()) == list(data) == [tuple(pair) for pair in flat(whole)]
 
 
 def test_branches_are_known_in_another_process() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import given_later, resumed_anywhere
+from builders.numbers import Numbers
 
 import headrace as hr
 from headrace.torch_compat.packed_each import PackedEach, each_size, is_data, unpack_each
@@ -17,14 +18,6 @@ from headrace.torch_compat.serialize import packed_size, write
 
 COUNT = 150
 KIB = 1024
-
-
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return COUNT
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 class Answered(hr.AsyncIterableDataset):
@@ -72,11 +65,11 @@ def all_of(data: Any, **options: Any) -> list[Any]:
 
 
 DATA: dict[str, Callable[[], Any]] = {
-    "by number": lambda: Numbers().map(drawn),
-    "filtered": lambda: Numbers().filter(is_seventh).map(drawn),
-    "many of one": lambda: Numbers().flat_map(twice).map(drawn),
-    "shuffled": lambda: Numbers().shuffle(seed=2).map(drawn),
-    "put together": lambda: Numbers().batch(4).unbatch().map(int).map(drawn),
+    "by number": lambda: Numbers(COUNT).map(drawn),
+    "filtered": lambda: Numbers(COUNT).filter(is_seventh).map(drawn),
+    "many of one": lambda: Numbers(COUNT).flat_map(twice).map(drawn),
+    "shuffled": lambda: Numbers(COUNT).shuffle(seed=2).map(drawn),
+    "put together": lambda: Numbers(COUNT).batch(4).unbatch().map(int).map(drawn),
 }
 
 
@@ -95,16 +88,7 @@ def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DATA)
 def test_run_goes_on_from_any_sample(kind: str) -> None:
-    whole = all_of(DATA[kind]())
-    for stop in random.Random(kind).sample(range(len(whole)), 5):
-        with hr.DataLoader(DATA[kind](), batch_size=None) as loader:
-            samples = iter(loader)
-            for _ in range(stop):
-                next(samples)
-            state = loader.state_dict()
-        with hr.DataLoader(DATA[kind](), batch_size=None) as loader:
-            loader.load_state_dict(state)
-            assert list(loader) == whole[stop:]
+    resumed_anywhere(lambda: hr.DataLoader(DATA[kind](), batch_size=None), most=5)
 
 
 @pytest.mark.slow
@@ -113,7 +97,7 @@ def test_samples_are_the_same_whoever_makes_them(workers: dict[str, Any]) -> Non
     for kind in ("by number", "filtered"):
         assert all_of(DATA[kind](), **workers) == all_of(DATA[kind]())
     own = {"collate_fn": drawn}
-    data = Numbers()
+    data = Numbers(COUNT)
     assert all_of(data, **own, **workers) == all_of(data, **own) == all_of(data, **own, prefetch_factor=1)
 
 
@@ -124,7 +108,7 @@ def test_ranks_have_the_samples_that_they_had_alone() -> None:
 
 
 def test_loop_may_be_left_after_any_sample() -> None:
-    with hr.DataLoader(Numbers().map(drawn), batch_size=None) as loader:
+    with hr.DataLoader(Numbers(COUNT).map(drawn), batch_size=None) as loader:
         for stop in (0, 1, 3, 20, 77):
             for number, sample in enumerate(loader):
                 assert sample[0] == number
@@ -133,16 +117,12 @@ def test_loop_may_be_left_after_any_sample() -> None:
 
 
 def test_async_loop_gets_the_same_samples() -> None:
-    async def taken() -> list[Any]:
-        async with hr.DataLoader(DATA["shuffled"](), batch_size=None) as loader:
-            return [sample async for sample in loader]
-
-    assert asyncio.run(taken()) == all_of(DATA["shuffled"]())
+    assert given_later(DATA["shuffled"](), None, collate_fn=None) == all_of(DATA["shuffled"]())
 
 
 def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
     got = list[Any]()
-    with hr.DataLoader(Numbers().map(fails_at_some), batch_size=None) as loader:
+    with hr.DataLoader(Numbers(COUNT).map(fails_at_some), batch_size=None) as loader:
         samples = iter(loader)
         while True:
             try:
@@ -156,7 +136,7 @@ def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
 
 
 def test_failed_samples_are_left_out_and_counted_as_they_are_passed() -> None:
-    data = Numbers().map(fails_at_some)
+    data = Numbers(COUNT).map(fails_at_some)
     options: dict[str, Any] = {"batch_size": None, "on_error": "skip"}
     whole = [n for n in range(COUNT) if n % 10 not in (3, 4)]
     with hr.DataLoader(data, **options) as loader:
@@ -172,7 +152,7 @@ def test_failed_samples_are_left_out_and_counted_as_they_are_passed() -> None:
 
 
 def test_samples_of_any_size_are_whole_and_their_own() -> None:
-    with hr.DataLoader(Numbers().map(of_any_size), batch_size=None, memory_budget="2MiB") as loader:
+    with hr.DataLoader(Numbers(COUNT).map(of_any_size), batch_size=None, memory_budget="2MiB") as loader:
         kept = []
         for number, sample in enumerate(loader):
             assert sample.nbytes == sample.untyped_storage().nbytes()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from builders.loops import flat, given, resumed_anywhere, state_after
 from end_to_end import parquet
 from end_to_end.tars import put_index, put_shards
 
@@ -38,15 +38,6 @@ def pair(both: tuple[dict[str, Any], dict[str, Any]]) -> tuple[int, int]:
     return int(both[0]["cls"]), int(both[1]["n"])
 
 
-def given(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": 3, "collate_fn": list, "seed": 5, **options}) as loader:
-        return list(loader)
-
-
-def flat(batches: list[Any]) -> list[Any]:
-    return [sample for batch in batches for sample in batch]
-
-
 WANTED = [(n, n) for n in range(0, sum(COUNTS), 3)]
 
 
@@ -63,9 +54,9 @@ def test_pairs_come_in_the_order_of_the_left_stream(images: hr.Stream, table: hr
 @pytest.mark.parametrize("workers", [0, 2])
 def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, table: hr.Stream, workers: int) -> None:
     data = images.join(table, on=("__key__", "name")).shuffle().map(pair)
-    alone = given(data, num_workers=workers)
+    alone = given(data, 3, num_workers=workers)
     assert sorted(flat(alone)) == WANTED
-    ranks = [given(data, batch_size=1, rank=rank, world_size=3, num_workers=workers) for rank in range(3)]
+    ranks = [given(data, 1, rank=rank, world_size=3, num_workers=workers) for rank in range(3)]
     assert [sorted(one + two + three) for one, two, three in zip(*ranks, strict=True)] == [
         sorted(batch) for batch in alone
     ]
@@ -78,17 +69,14 @@ def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, t
 
 def test_state_of_a_join_is_exact_and_is_refused_where_pairs_are_others(images: hr.Stream, table: hr.Stream) -> None:
     data = images.join(table, on=("__key__", "name")).shuffle().map(pair)
-    whole = given(data)
-    with hr.DataLoader(data, batch_size=3, collate_fn=list, seed=5) as loader:
-        batches = iter(loader)
-        states = [json.dumps(loader.state_dict()) for _ in zip(range(2), batches, strict=False)]
-    for done, state in enumerate(states, 1):
-        with hr.DataLoader(pickle.loads(pickle.dumps(data)), batch_size=3, collate_fn=list, seed=5) as loader:
-            loader.load_state_dict(json.loads(state))
-            assert list(loader) == whole[done:]
+
+    def loader(data: hr.Stream = data) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=3, collate_fn=list, seed=5)
+
+    resumed_anywhere(loader, resume=lambda: loader(pickle.loads(pickle.dumps(data))))
     other = images.join(table.skip(3), on=("__key__", "name")).shuffle().map(pair)
-    with hr.DataLoader(other, batch_size=3, collate_fn=list, seed=5) as loader, pytest.raises(hr.StateMismatchError):
-        loader.load_state_dict(json.loads(states[-1]))
+    with loader(other) as one, pytest.raises(hr.StateMismatchError):
+        one.load_state_dict(state_after(loader(), 2))
 
 
 def test_inputs_may_be_cut_and_have_steps(images: hr.Stream, table: hr.Stream) -> None:

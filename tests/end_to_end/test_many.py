@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.loops import outcomes_of, resumed_anywhere, state_after
 
 import headrace as hr
 
@@ -127,17 +127,7 @@ def loader_of(name: str, workers: int = 0) -> hr.DataLoader[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STREAMS)
 def test_stream_goes_on_exactly_when_it_is_resumed_after_any_batch(name: str) -> None:
-    with loader_of(name) as loader:
-        states, whole = [json.loads(json.dumps(loader.state_dict()))], []
-        for batch in loader:
-            whole.append(rows(batch))
-            states.append(json.loads(json.dumps(loader.state_dict())))
-    assert len(whole) > 3
-    for done, state in enumerate(states[:-1]):
-        with loader_of(name) as loader:
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            assert [rows(batch) for batch in loader] == whole[done:], f"after {done} batches: {state}"
+    resumed_anywhere(lambda: loader_of(name), rows)
 
 
 @pytest.mark.slow
@@ -220,30 +210,14 @@ def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
         stream = source(20).flat_map(failing).map(failing_later).batch(3).map(sized).unbatch()
         return hr.DataLoader(stream, batch_size=4, on_error="skip")
 
-    with make() as loader:
-        states, whole = [], []
-        for batch in loader:
-            whole.append(rows(batch))
-            states.append(loader.state_dict())
+    (whole,) = resumed_anywhere(make, rows)
     assert sum(len(batch) for batch in whole) == 20 * 2 - 4 * 2 - 4
-    for done, state in enumerate(states, 1):
-        with make() as loader:
-            loader.load_state_dict(state)
-            assert [rows(batch) for batch in loader] == whole[done:], f"after {done} batches"
 
 
 def test_error_comes_in_its_place_when_a_group_has_a_sample_that_failed() -> None:
     stream = source(9).flat_map(failing).batch(4).unbatch()
-    got: list[Any] = []
     with hr.DataLoader(stream, batch_size=2) as loader:
-        batches = iter(loader)
-        while len(got) < 20:
-            try:
-                got.append(next(batches)["n"].tolist())
-            except StopIteration:
-                break
-            except ValueError as error:
-                got.append(str(error))
+        got = [str(one) if isinstance(one, ValueError) else one["n"].tolist() for one in outcomes_of(loader)]
     assert got[:3] == [[0, 1], [10, 11], "sample 3 is damaged"]
     assert got[3:5] == [[50, 51], [60, 61]] or got[3][0] == 50
 
@@ -414,46 +388,19 @@ def test_nothing_is_read_when_a_limit_was_reached_before() -> None:
         assert [batch.tolist() for batch in loader] == [[0, 0], [1, 1]]
 
 
-@pytest.mark.parametrize("name", ["lists", "batched again", "left-out batches"])
-def test_batches_are_left_out_when_they_are_skipped(name: str) -> None:
-    with loader_of(name) as loader:
-        whole = [rows(batch) for batch in loader]
-    with loader_of(name) as loader:
-        loader.skip(2)
-        batches = iter(loader)
-        assert rows(next(batches)) == whole[2]
-        state = loader.state_dict()
-    with loader_of(name) as loader:
-        loader.load_state_dict(state)
-        assert [rows(batch) for batch in loader] == whole[3:]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("resumes_at", [1, 3])
-def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number(resumes_at: int) -> None:
-    def make(rank: int) -> hr.DataLoader[Any]:
+def test_ranks_share_samples_that_become_many_when_an_epoch_has_a_number() -> None:
+    def make(rank: int, world: int = 2) -> hr.DataLoader[Any]:
         stream = source(40).shuffle(seed=1).flat_map(listed).batch(3).map(sized).unbatch().epoch(samples=37)
-        return hr.DataLoader(stream, batch_size=4, rank=rank, world_size=2)
+        return hr.DataLoader(stream, batch_size=4, rank=rank, world_size=world)
 
     lengths = []
     for rank in range(2):
-        with make(rank) as loader:
-            whole = [rows(batch) for batch in loader]
-        with make(rank) as loader:
-            batches = iter(loader)
-            for _ in range(resumes_at):
-                next(batches)
-            state = loader.state_dict()
-        with make(rank) as loader:
-            loader.load_state_dict(state)
-            assert [rows(batch) for batch in loader] == whole[resumes_at:]
+        (whole,) = resumed_anywhere(lambda rank=rank: make(rank), rows)
         lengths.append([len(batch) for batch in whole])
-        if state.get("parts"):
-            with (
-                hr.DataLoader(loader.dataset, batch_size=4, rank=0, world_size=1) as other,
-                pytest.raises(hr.StateMismatchError),
-            ):
-                other.load_state_dict(state)
+        state = next(state for done in range(1, 5) if (state := state_after(make(rank), done)).get("parts"))
+        with make(0, 1) as other, pytest.raises(hr.StateMismatchError):
+            other.load_state_dict(state)
     assert len(lengths[0]) == len(lengths[1])
     assert sum(map(sum, lengths)) == 37
 

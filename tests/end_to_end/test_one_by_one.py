@@ -7,6 +7,8 @@ import threading
 from typing import Any
 
 import pytest
+from builders.loops import state_after
+from builders.numbers import Numbers
 from tests.end_to_end.tars import numbered_samples, tar
 
 import headrace as hr
@@ -21,17 +23,6 @@ def is_kept(_: Any) -> bool:
 
 async def is_kept_by_the_loop(_: Any) -> bool:
     return True
-
-
-class Numbers(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, index: int) -> int:
-        return index
 
 
 class Feed(hr.AsyncIterableDataset):
@@ -82,11 +73,7 @@ def calls_for(kind: str, count: int, *, is_resumed: bool) -> float:
     data, options = KINDS[kind](count)
     state: dict[str, Any] = {}
     if is_resumed:
-        with hr.DataLoader(data, **options) as loader:
-            first = iter(loader)
-            for _ in range(10):
-                next(first)
-            state = loader.state_dict()
+        state = state_after(hr.DataLoader(data, **options), 10)
     calls = itertools.count()
 
     def called(frame: Any, event: str, argument: Any) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders.loops import outcomes_of, resumed_anywhere, state_after
 from unit.batchers import Buckets, Budget
 
 import headrace as hr
@@ -63,16 +63,10 @@ def odd(n: int) -> bool:
 
 def got(data: hr.Stream, **options: Any) -> list[Any]:
     """What comes, with the texts of errors in their places."""
-    batches: list[Any] = []
     with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
-        iterator = iter(loader)
-        while True:
-            try:
-                batches.append(next(iterator))
-            except StopIteration:
-                return batches
-            except Exception as error:
-                batches.append("; ".join([str(error), *error.__notes__]))
+        return [
+            "; ".join([str(one), *one.__notes__]) if isinstance(one, Exception) else one for one in outcomes_of(loader)
+        ]
 
 
 STREAMS: dict[str, tuple[Callable[[hr.Stream], hr.Stream], list[Any]]] = {
@@ -146,56 +140,34 @@ def test_error_of_a_batcher_has_its_place_and_the_others_go_on() -> None:
     assert told[2:] == [[4, 4], [4]]
 
 
-def states(data: hr.Stream, **options: Any) -> Iterator[tuple[list[Any], dict[str, Any], list[Any]]]:
-    """(what came before a state, that state, what came behind it)."""
-    with hr.DataLoader(data, batch_size=None, **options) as loader:
-        saved, whole = [], []
-        for batch in loader:
-            whole.append(batch)
-            saved.append(json.loads(json.dumps(loader.state_dict())))
-    for done, state in enumerate(saved[:-1], 1):
-        yield whole[:done], state, whole[done:]
-
-
 def test_states_are_exact_when_samples_are_skipped_in_groups() -> None:
     data = hr.from_map(range(30)).flat_map(lambda n: [n] * (n % 3)).map(broken_at_7).apply_op("buckets", 4)
-    for _, state, left in states(data, on_error="skip"):
-        with hr.DataLoader(data, batch_size=None, on_error="skip") as loader:
-            loader.load_state_dict(state)
-            assert list(loader) == left
+    resumed_anywhere(lambda: hr.DataLoader(data, batch_size=None, on_error="skip"))
 
 
 @pytest.mark.parametrize("edited", [[], [[1, 3], [1, 3]], [[-5, 2]], [[0, 3]], 3])
 def test_state_is_refused_or_sums_up_when_what_it_says_of_groups_was_edited(edited: Any) -> None:
     data = hr.from_map(range(30)).apply_op("buckets", 4)
-    state = next(state for _, state, _ in states(data) if "passed" in state)
+    state = state_after(hr.DataLoader(data, batch_size=None), 1)
+    assert state["passed"]
     with hr.DataLoader(data, batch_size=None) as loader, pytest.raises(hr.StateMismatchError):
         loader.load_state_dict({**state, "passed": edited})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resumes_at", [1, 3])
-def test_ranks_share_groups_when_an_epoch_has_a_number_of_them(resumes_at: int) -> None:
+def test_ranks_share_groups_when_an_epoch_has_a_number_of_them() -> None:
     data = hr.from_map(range(60)).shuffle(seed=1).apply_op("buckets", 3).epoch(samples=16)
     came = []
     for rank in range(2):
         options: dict[str, Any] = {"batch_size": 2, "collate_fn": list, "rank": rank, "world_size": 2}
-        with hr.DataLoader(data, **options) as loader:
-            whole = list(loader)
-        with hr.DataLoader(data, **options) as loader:
-            batches = iter(loader)
-            for _ in range(resumes_at):
-                next(batches)
-            state = loader.state_dict()
-        with hr.DataLoader(data, **options) as loader:
-            loader.load_state_dict(state)
-            assert list(loader) == whole[resumes_at:]
-        if "passed" in state:
-            with (
-                hr.DataLoader(data, **{**options, "rank": 0, "world_size": 1}) as other,
-                pytest.raises(hr.StateMismatchError),
-            ):
-                other.load_state_dict(state)
+        (whole,) = resumed_anywhere(lambda options=options: hr.DataLoader(data, **options))
+        state = state_after(hr.DataLoader(data, **options), 1)
+        assert state["passed"]
+        with (
+            hr.DataLoader(data, **{**options, "rank": 0, "world_size": 1}) as other,
+            pytest.raises(hr.StateMismatchError),
+        ):
+            other.load_state_dict(state)
         came.append([n for batch in whole for group in batch for n in group])
         assert [len(batch) for batch in whole] == [2] * 4
     assert not set(came[0]) & set(came[1])
