@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.steps import steps_of
+from builders.ranks import steps_of
 
 import headrace as hr
 

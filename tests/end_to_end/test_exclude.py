@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-from end_to_end.steps import steps_of
+from builders.ranks import steps_of
 from end_to_end.tars import put_shards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from builders.loops import resumed_anywhere, state_after
+from builders.ranks import on_other_ranks
 from end_to_end import parquet
 from end_to_end.tars import put_index, put_shards
 from end_to_end.words import Words
@@ -191,44 +192,21 @@ def test_samples_are_the_same_when_workers_differ(data: hr.Stream, warm_server: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [1, 5])
-def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream, stop: int) -> None:
-    options: dict[str, Any] = {"batch_size": 12, "seed": 3, "collate_fn": list}
-    with hr.DataLoader(data, **options) as loader:
-        loader.set_epoch(1)
-        batches = iter(loader)
-        got = [sample for _ in range(stop) for sample in next(batches)]
-        state = json.loads(json.dumps(loader.state_dict()))
-    with hr.DataLoader(pickle.loads(pickle.dumps(data)), **options) as loader:
-        loader.load_state_dict(state)
-        got += [sample for batch in loader for sample in batch]
-    assert got == samples_of(data, epoch=1)
+def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream) -> None:
+    def loader(data: hr.Stream = data) -> hr.DataLoader[Any]:
+        return hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list)
+
+    resumed_anywhere(loader, resume=lambda: loader(pickle.loads(pickle.dumps(data))), epochs=2, most=4)
 
 
 @pytest.mark.slow
 def test_stream_goes_on_exactly_when_the_number_of_ranks_changes(data: hr.Stream) -> None:
-    got, state = [], None
-    for world in (3, 2):
-        steps, states = [], []
-        for rank in range(world):
-            options: dict[str, Any] = {"batch_size": 12 // world, "seed": 3, "collate_fn": list}
-            with hr.DataLoader(data, rank=rank, world_size=world, **options) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                batches = iter(loader)
-                steps.append([next(batches) for _ in range(4)] if world == 3 else list(batches))
-                states.append(json.loads(json.dumps(loader.state_dict())))
-        assert all(other == states[0] for other in states)
-        state = states[0]
-        got += [sample for step in zip(*steps, strict=True) for batch in step for sample in batch]
-    assert got == samples_of(data)
+    assert on_other_ranks(lambda: data, seed=3) == samples_of(data)
 
 
 def test_state_is_refused_when_the_inputs_are_others(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
     made = left.shuffle().interleave(right, block=4)
-    with hr.DataLoader(made, batch_size=4, collate_fn=list) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(made, batch_size=4, collate_fn=list), 1)
     others = {
         "data": [right.interleave(left.shuffle(), block=4), left.shuffle().interleave(rows, block=4)],
         "order": [

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import outcomes_of
+from builders.loops import outcomes_of, resumed_anywhere, state_after
+from builders.ranks import on_other_ranks
 from end_to_end.tars import numbered_samples, put_index, put_shards, same, wanted_sample
 from end_to_end.words import Words
 
@@ -113,45 +114,20 @@ def test_mixture_is_the_same_when_workers_differ(web: hr.Stream, code: hr.Stream
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
-@pytest.mark.parametrize("stop", [0, 1, 5])
 def test_mixture_goes_on_exactly_when_it_is_resumed_with_other_workers(
-    web: hr.Stream, code: hr.Stream, kind: str, stop: int, warm_server: None
+    web: hr.Stream, code: hr.Stream, kind: str, warm_server: None
 ) -> None:
-    data = mixtures(web, code)[kind]
-    whole = batches_of(data, epoch=1, num_workers=1)
-    with hr.DataLoader(data, batch_size=12, seed=3, num_workers=1) as loader:
-        loader.set_epoch(1)
-        batches = iter(loader)
-        got = [next(batches) for _ in range(stop)]
-        state = json.loads(json.dumps(loader.state_dict()))
-    with hr.DataLoader(data, batch_size=12, seed=3, num_workers=2) as loader:
-        loader.load_state_dict(state)
-        got += list(loader)
-    assert len(got) == len(whole)
-    assert all(map(same, got, whole))
+    def loader(workers: int = 1) -> hr.DataLoader[Any]:
+        return hr.DataLoader(mixtures(web, code)[kind], batch_size=12, seed=3, num_workers=workers)
+
+    resumed_anywhere(loader, resume=lambda: loader(2), epochs=2, most=4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_mixture_goes_on_exactly_when_the_number_of_ranks_changes(web: hr.Stream, code: hr.Stream, kind: str) -> None:
     data = mixtures(web, code)[kind].map(lambda s: (s["source"], s["n"]))
-    whole = samples_of(data, batch_size=12)
-    got, state = [], None
-    for world in (3, 2):
-        steps, states = [], []
-        for rank in range(world):
-            with hr.DataLoader(
-                data, batch_size=12 // world, rank=rank, world_size=world, seed=3, collate_fn=list
-            ) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                batches = iter(loader)
-                steps.append([next(batches) for _ in range(4)] if world == 3 else list(batches))
-                states.append(json.loads(json.dumps(loader.state_dict())))
-        assert all(other == states[0] for other in states)
-        state = states[0]
-        got += [sample for step in zip(*steps, strict=True) for batch in step for sample in batch]
-    assert got == whole
+    assert on_other_ranks(lambda: data, seed=3) == samples_of(data, batch_size=12)
 
 
 def test_mixture_gives_batches_with_their_shares_when_weights_stay(web: hr.Stream, code: hr.Stream) -> None:
@@ -318,9 +294,7 @@ def test_state_is_refused_when_the_mixture_is_another_one(
     web: hr.Stream, code: hr.Stream, field: str, change: dict[str, Any]
 ) -> None:
     streams, options = {"web": web.shuffle(), "code": code.shuffle()}, {"weights": {"web": 3, "code": 1}}
-    with hr.DataLoader(hr.mix(streams, **options), batch_size=4, collate_fn=list) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(hr.mix(streams, **options), batch_size=4, collate_fn=list), 1)
     state["count"] = None  # which may differ, too
     with hr.DataLoader(hr.mix(streams, **{**options, **change}), batch_size=4) as loader:
         state["count"] = len(loader.dataset)
@@ -340,21 +314,12 @@ def test_state_is_refused_when_a_source_or_a_function_of_the_step_changed(web: h
         data = hr.mix({"web": web, "code": code}, weights, until="forever", step=8)
         return hr.DataLoader(data, batch_size=8, collate_fn=list)
 
-    with loader_of(code) as loader:
-        batches = iter(loader)
-        for _ in range(5):
-            next(batches)
-        state = loader.state_dict()
-    with loader_of(code.shuffle()) as loader, pytest.raises(hr.StateMismatchError) as caught:
-        loader.load_state_dict(state)
-    assert caught.value.field == "order"
-    with loader_of(web) as loader, pytest.raises(hr.StateMismatchError) as caught:
-        loader.load_state_dict(state)
-    assert caught.value.field == "data"
-    factor = 3.0
-    with loader_of(code) as loader, pytest.raises(hr.StateMismatchError) as caught:
-        loader.load_state_dict(state)
-    assert caught.value.field == "check"
+    state = state_after(loader_of(code), 5)
+    for other, field in ((code.shuffle(), "order"), (web, "data"), (code, "check")):
+        factor = 3.0 if field == "check" else 1.0
+        with loader_of(other) as loader, pytest.raises(hr.StateMismatchError) as caught:
+            loader.load_state_dict(state)
+        assert caught.value.field == field
 
 
 def refuses_7(sample: dict[str, Any]) -> dict[str, Any]:

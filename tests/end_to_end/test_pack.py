@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import random
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.steps import steps_of
+from builders.ranks import elastic_run
+from end_to_end.state.sources import rows
 from end_to_end.token_files import megatron
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "40"))
 EOS = 7
-Row = tuple[Any, ...]
 
 
 def document(number: int, length: int) -> dict[str, Any]:
@@ -49,11 +47,6 @@ class Documents(hr.AsyncDataset):
 
 def documents(lengths: Sequence[int]) -> Any:
     return Documents(list(lengths))
-
-
-def rows(batch: dict[str, Any]) -> list[Row]:
-    """The sequences of a batch, as plain values."""
-    return list(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
 
 
 def epochs(data: Any, count: int = 1, **options: Any) -> list[list[Any]]:
@@ -312,60 +305,18 @@ def drawn(rng: random.Random) -> tuple[str, Callable[[], Any], dict[str, Any]]:
     return f"{kind} {lengths}, {before}, {method} {length}, {behind}; {options}", make, options
 
 
-def world(stack: ExitStack, make: Callable[[], Any], size: int, state: Any, **options: Any) -> list[Any]:
-    loaders = [
-        stack.enter_context(hr.DataLoader(make(), rank=rank, world_size=size, timeout=30, **options))
-        for rank in range(size)
-    ]
-    if state is not None:
-        for loader in loaders:
-            loader.load_state_dict(state)
-    return loaders
-
-
-def global_batches(loaders: Sequence[Any], most: int | None = None) -> list[list[Row]]:
-    """Of each step the ranks' batches, one behind the other."""
-    return [[row for batch in batches for row in rows(batch)] for batches in steps_of(loaders, most)]
-
-
-def elastic_run(number: int) -> int:
-    """One run through several worlds, compared with that of a single rank; how many resumes it had."""
+def run(number: int) -> int:
+    """How many resumes it had."""
     rng = random.Random(f"packed {number}")
     told, make, options = drawn(rng)
-    with ExitStack() as stack:
-        alone = world(stack, make, 1, None, **options)
-        expected = [global_batches(alone) for _ in range(2)]
-    got: list[list[list[Row]]] = [[], []]
-    state, epoch, resumes, worlds = None, 0, 0, list[int]()
-    while epoch < 2:
-        left = len(expected[epoch]) - len(got[epoch])
-        near_end = left <= 2 and options["tail"] == "short"  # what is left may be too little for many ranks
-        count = 1 if near_end else rng.choice([1, 2, 3, 4])
-        worlds.append(count)
-        most = None if near_end or rng.random() < 0.2 else rng.randint(0, max(0, left - 2))
-        with ExitStack() as stack:
-            loaders = world(stack, make, count, state, **options)
-            resumes += state is not None
-            got[epoch] += global_batches(loaders, most)
-            states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
-            assert all(one == states[0] for one in states), f"{told}; {worlds}: ranks differ"
-            assert len(json.dumps(states[0])) < 1000
-            state = states[0]
-            if most is None:
-                epoch += 1
-    for wanted, found in zip(expected, got, strict=True):
-        same = len(wanted) - 2 if options["tail"] == "short" else len(wanted)  # the last steps are shared by all ranks
-        assert found[:same] == wanted[:same], f"{told}; {worlds}"
-        flat = [sorted(row for step in some for row in step) for some in (wanted, found)]
-        assert flat[0] == flat[1], f"{told}; {worlds}"
-    return resumes
+    return elastic_run(told, rng, make, 4, **options)
 
 
 @pytest.mark.slow
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes, number = 0, 0
     while resumes < RESUMES:
-        resumes += elastic_run(number)
+        resumes += run(number)
         number += 1
 
 

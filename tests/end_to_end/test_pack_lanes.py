@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.steps import steps_of
+from builders.loops import outcomes_of, resumed_anywhere, state_after
+from builders.ranks import Rows, whole, world
+from end_to_end.state.sources import rows
 from unit.test_lane_packing import by_hand
 
 import headrace as hr
@@ -23,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "12"))
 LENGTH = 16
-Rows = list[tuple[Any, ...]]
 
 
 def text(number: int) -> dict[str, Any]:
@@ -54,11 +55,6 @@ def with_bad_ones(document: dict[str, Any]) -> dict[str, Any]:
 
 def texts(count: int = 60) -> hr.Stream:
     return hr.from_map(list(range(count))).map(text)
-
-
-def rows(batch: dict[str, Any]) -> Rows:
-    """The sequences of a batch, as plain values."""
-    return list(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
 
 
 def by_lanes(documents: list[list[dict[str, Any]]], lanes: int, method: str) -> list[tuple[list[int], list[int]]]:
@@ -136,19 +132,7 @@ def prepared(name: str, method: str) -> hr.Stream:
     return ways[name]().pack(LENGTH, method=method, fields=["drawn"]).map(noted)  # type: ignore[arg-type]
 
 
-def world(stack: ExitStack, size: int, stream: hr.Stream, state: Any, **options: Any) -> list[hr.DataLoader[Any]]:
-    loaders = [stack.enter_context(hr.DataLoader(stream, rank=k, world_size=size, **options)) for k in range(size)]
-    for loader in loaders if state is not None else []:
-        loader.load_state_dict(state)
-    return loaders
-
-
-def global_batches(loaders: list[hr.DataLoader[Any]], most: int | None = None) -> list[Rows]:
-    """So many steps, or all; ranks end after the same one."""
-    return [[row for batch in batches for row in rows(batch)] for batches in steps_of(loaders, most)]
-
-
-def elastic_run(number: int) -> int:
+def run(number: int) -> int:
     """One run that is interrupted at random, and gone on with by other ranks and workers: how often it was."""
     rng = random.Random(number)
     name = rng.choice(["filtered", "many", "bad", "mixed", "by tokens", "by tokens", "bad by tokens"])
@@ -156,24 +140,24 @@ def elastic_run(number: int) -> int:
     steps = rng.randint(3, 12)
     stream = prepared(name, method)
     stream = stream.epoch(samples=steps * lanes)
-    options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7]), "fetch_concurrency": 4}
+    options: dict[str, Any] = {"global_batch_size": lanes, "seed": rng.choice([None, 7])}
     if "tokens" in name and rng.random() < 0.5:
         options |= {"exclude": hr.Exclude(samples=[3, 20, 61])}
     if "bad" in name:
         options |= {"on_error": "skip", "max_skips": None}
     with ExitStack() as stack:
-        expected = global_batches(world(stack, 1, stream, None, **options))
+        expected = whole(world(stack, 1, lambda: stream, **options).run())
     assert [len(step) for step in expected] == [lanes] * steps
-    got: list[Rows] = []
+    got = list[Rows]()
     state, resumes, worlds = None, 0, []
     while len(got) < steps:
         size, most = rng.choice([1, 2, 3, 5, 8]), rng.randint(0, steps - len(got))
         worlds.append(size)
         with ExitStack() as stack:
             workers = rng.choice([0, 0, 0, 1]) if size == 1 else 0
-            loaders = world(stack, size, stream, state, num_workers=workers, **options)
-            got += global_batches(loaders, most)
-            state = merge_states(json.loads(json.dumps([loader.state_dict() for loader in loaders])))
+            ranks = world(stack, size, lambda: stream, state, num_workers=workers, **options)
+            got += whole(ranks.run(most))
+            state = merge_states(ranks.states())
         resumes += 1
     assert got == expected, f"{number}: {name}, {method}, {worlds}"
     return resumes
@@ -184,7 +168,7 @@ def elastic_run(number: int) -> int:
 def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() -> None:
     resumes = number = 0
     while resumes < RESUMES:
-        resumes += elastic_run(number)
+        resumes += run(number)
         number += 1
 
 
@@ -192,20 +176,8 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_epoch_with_an_end_goes_on_after_any_batch(method: str) -> None:
     stream = prepared("many", method)
-    with hr.DataLoader(stream, batch_size=4) as loader:
-        states, whole = [], []
-        for batch in loader:
-            whole.append(rows(batch))
-            states.append(json.loads(json.dumps(loader.state_dict())))
-        then = [rows(batch) for batch in loader]
-    assert len(whole) > 5
-    for done, state in enumerate(states, 1):
-        with hr.DataLoader(stream, batch_size=4) as loader:
-            loader.load_state_dict(state)
-            assert loader.state_dict() == state
-            left = [rows(batch) for batch in loader]
-            assert left == whole[done:]
-            assert [rows(batch) for batch in loader] == then
+    (first, _) = resumed_anywhere(lambda: hr.DataLoader(stream, batch_size=4), rows, epochs=2)
+    assert len(first) > 5
 
 
 def test_documents_that_fail_are_left_out_and_counted_once() -> None:
@@ -224,16 +196,8 @@ def test_documents_that_fail_are_left_out_and_counted_once() -> None:
 
 def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
     stream = texts().map(with_bad_ones).pack(LENGTH)
-    got: list[Any] = []
     with hr.DataLoader(stream, batch_size=4) as loader:
-        batches = iter(loader)
-        while True:
-            try:
-                got.append(len(next(batches)["input_ids"]))
-            except StopIteration:
-                break
-            except ValueError as error:
-                got.append(str(error))
+        got = [str(one) if isinstance(one, ValueError) else len(one["input_ids"]) for one in outcomes_of(loader)]
     assert got[0] == "document 3 is damaged"
     assert got.count(4) > 5
     assert {one for one in got if isinstance(one, str)} <= {f"document {n} is damaged" for n in range(3, 60, 11)}
@@ -273,9 +237,9 @@ def test_what_was_packed_before_a_source_ends_with_an_error_comes_first() -> Non
 def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> None:
     stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
     with ExitStack() as stack:
-        expected = global_batches(world(stack, 1, stream, None, global_batch_size=6), 70)
+        expected = whole(world(stack, 1, lambda: stream, global_batch_size=6).run(70))
     with ExitStack() as stack:
-        assert global_batches(world(stack, 3, stream, None, global_batch_size=6), 70) == expected
+        assert whole(world(stack, 3, lambda: stream, global_batch_size=6).run(70)) == expected
 
 
 def empty(document: dict[str, Any]) -> dict[str, Any]:
@@ -325,11 +289,7 @@ def test_the_first_steps_of_an_epoch_are_those_of_a_longer_one_and_skipped_ones_
 
 
 def state_of(stream: Any, steps: int = 2, **options: Any) -> Any:
-    with hr.DataLoader(stream, **options) as loader:
-        batches = iter(loader)
-        for _ in range(steps):
-            next(batches)
-        return json.loads(json.dumps(loader.state_dict()))
+    return state_after(hr.DataLoader(stream, **options), steps)
 
 
 def test_states_of_other_rows_lengths_ways_and_ranks_are_refused() -> None:

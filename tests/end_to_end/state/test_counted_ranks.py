@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from builders.ranks import samples, world
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
-from end_to_end.state.worlds import samples, world
 
 import headrace as hr
 from headrace.state import merge_states

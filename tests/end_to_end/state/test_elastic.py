@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from builders.ranks import Rows, elastic_run, samples, whole, world
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
-from end_to_end.state.worlds import Rows, samples, whole, world
 
 import headrace as hr
 from headrace.state import merge_states
@@ -34,50 +34,23 @@ def made(kind: str, written: Written, order: str) -> Any:
     return ORDERS[order](sources.source(kind, written)).map(Seen())
 
 
-def elastic_run(number: int, places: Places) -> int:
-    """One run through several worlds, compared with that of a single rank; how many resumes it had."""
+def run(number: int, places: Places) -> int:
+    """How many resumes it had."""
     rng = random.Random(f"elastic {number}")
     written = places.write([rng.choice([0, 1, 7, 20, 33]) for _ in range(3)] + [70])
     kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])
     order = rng.choice([name for name in ORDERS if kind == INDEXED or name in ("in order", "shuffled", "twice")])
     tail, size = rng.choice(["short", "drop", "pad", "carry"]), rng.choice([8, 12, 24])
     told = f"elastic {number}: {kind} {written.counts} {order}, tail={tail}, global batches of {size}"
-    data = lambda: made(kind, written, order)
     options: dict[str, Any] = {"global_batch_size": size, "tail": tail, "num_workers": 0}
-    with ExitStack() as stack:
-        alone = world(stack, 1, data, **options)
-        expected = [whole(alone.run()) for _ in range(2)]
-    got: list[list[Rows]] = [[], []]
-    state, epoch, resumes, worlds = None, 0, 0, list[int]()
-    while epoch < 2:
-        left = len(expected[epoch]) - len(got[epoch])
-        near_end = left <= 2 and tail == "short"  # what is left may be too little for many ranks
-        count = 1 if near_end else rng.randint(1, 8)
-        worlds.append(count)
-        most = None if near_end or rng.random() < 0.2 else rng.randint(0, max(0, left - 2))
-        with ExitStack() as stack:
-            ranks = world(stack, count, data, state, **options)
-            resumes += state is not None
-            assert {loader.epoch for loader in ranks.loaders} == {epoch}
-            got[epoch] += whole(ranks.run(most))
-            states = ranks.states()
-            assert all(one == states[0] for one in states), f"{told}; {worlds}: ranks differ"
-            state = states[0]
-            if most is None:
-                assert state["epoch"] == epoch + 1
-                epoch += 1
-    for wanted, found in zip(expected, got, strict=True):
-        same = len(wanted) - 2 if tail == "short" else len(wanted)  # the last steps are shared by all ranks of a world
-        assert found[:same] == wanted[:same], f"{told}; {worlds}"
-        assert sorted(sum(found, ())) == sorted(sum(wanted, ())), f"{told}; {worlds}"
-    return resumes
+    return elastic_run(told, rng, lambda: made(kind, written, order), 8, **options)
 
 
 @pytest.mark.slow
 def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> None:
     resumes, number = 0, 0
     while resumes < RESUMES // 2:
-        resumes += elastic_run(number, places)
+        resumes += run(number, places)
         number += 1
 
 

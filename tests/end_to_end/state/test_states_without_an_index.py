@@ -6,9 +6,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from builders.ranks import samples, whole, world
 from end_to_end.state import sources
 from end_to_end.state.sources import GZ, TAR, Places, Seen
-from end_to_end.state.worlds import samples, whole, world
 
 import headrace as hr
 
