@@ -117,7 +117,7 @@ def resumed_anywhere(
             for batch in loader:
                 whole[epoch].append(plain(batch))
                 states.append((len(whole[epoch]), saved(loader)))
-    assert len(whole[0]) > 2, "that is too few to go on from"
+    assert whole[0], "there is nothing to go on with"
     for done, state in random.Random(7).sample(states, min(most, len(states))):
         with (resume or make)() as loader:
             loader.load_state_dict(state)

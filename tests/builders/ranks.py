@@ -72,6 +72,19 @@ def world(
     return Ranks(loaders)
 
 
+def ran(
+    size: int,
+    make: Callable[[], Any],
+    states: State | Sequence[State] | None = None,
+    most: int | None = None,
+    **options: Any,
+) -> tuple[list[list[Rows]], list[State]]:
+    """(so many steps of a world, or all, the states of its ranks behind them)."""
+    with ExitStack() as stack:
+        ranks = world(stack, size, make, states, **options)
+        return ranks.run(most), ranks.states()
+
+
 def whole(steps: Sequence[Sequence[Rows]]) -> list[Rows]:
     """The global batches: of each step the ranks' batches, one behind the other."""
     return [tuple(sample for batch in step for sample in batch) for step in steps]
@@ -87,8 +100,7 @@ def on_other_ranks(make: Callable[[], Any], **options: Any) -> list[Any]:
     with ExitStack() as stack:
         ranks = world(stack, 3, make, **options)
         got, state = whole(ranks.run(4)), ranks.state()
-    with ExitStack() as stack:
-        got += whole(world(stack, 2, make, state, **options).run())
+    got += whole(ran(2, make, state, **options)[0])
     return [sample for batch in got for sample in batch]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from builders.loops import lists
+from builders.loops import lists, state_after
 from builders.numbers import Numbers, is_even
 from end_to_end.tars import put_shards
 
@@ -114,9 +114,7 @@ def is_even_or_three(number: int) -> bool:
 
 def test_two_iterators_of_one_loader_have_ends_of_their_own() -> None:
     data = Numbers().filter(is_even).take(12)
-    with hr.DataLoader(data, batch_size=4) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(data, batch_size=4), 1)
     with hr.DataLoader(data, batch_size=4) as loader:
         loader.load_state_dict(state)
         first = iter(loader)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch.utils.data
-from builders.ranks import steps_of
+from builders.ranks import ran, steps_of, whole
 from end_to_end.tars import put_shards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -41,25 +41,20 @@ def cut(numbers: Sequence[int], size: int) -> list[list[int]]:
 @given(data=st.data(), seed=st.integers(0, 99), size=st.integers(4, 9))
 def test_any_ranks_leave_out_what_is_named_and_go_on_without_it(data: st.DataObject, seed: int, size: int) -> None:
     stream = hr.from_map(ALL).shuffle(seed=seed)
-    (whole,) = numbers_of([loader_of(stream, len(ALL))])
+    (order,) = numbers_of([loader_of(stream, len(ALL))])
     samples = data.draw(st.lists(st.sampled_from(ALL), max_size=6))
     first = data.draw(st.integers(0, 8))
     last = data.draw(st.integers(first + 1, 12))
-    skipped = {*samples, *whole[first * size : last * size]}
-    left = [number for number in whole if number not in skipped]
+    skipped = {*samples, *order[first * size : last * size]}
+    left = [number for number in order if number not in skipped]
     received, state = list[int](), dict[str, Any]()
     exclude = hr.Exclude(samples=samples, steps=[(first, last)])
     while len(received) < len(left):
         world = data.draw(st.integers(1, min(3, len(left) - len(received))))
-        loaders = [loader_of(stream, size, rank, world, exclude=exclude) for rank in range(world)]
-        for loader in loaders:
-            loader.load_state_dict(state)
-        received += itertools.chain(*numbers_of(loaders, data.draw(st.integers(1, 4))))
-        states = [loader.state_dict() for loader in loaders]
-        assert all(one == states[0] for one in states)
-        state = json.loads(json.dumps(states[0]))
-        for loader in loaders:
-            loader.close()
+        options: dict[str, Any] = {"global_batch_size": size, "exclude": exclude, "collate_fn": list, "ranks": "local"}
+        steps, (state, *others) = ran(world, lambda: stream, state, data.draw(st.integers(1, 4)), **options)
+        received += itertools.chain(*whole(steps))
+        assert all(other == state for other in others)
     assert received == left
 
 
@@ -263,11 +258,7 @@ def test_a_quarantine_of_no_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_states_own_part_is_not_divided_anew() -> None:
     stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
-    loaders = [loader_of(stream, 4, rank, 2) for rank in range(2)]
-    numbers_of(loaders, 2)
-    states = [loader.state_dict() for loader in loaders]
-    for loader in loaders:
-        loader.close()
+    _, states = ran(2, lambda: stream, most=2, global_batch_size=4, collate_fn=list, ranks="local")
     exclude = hr.Exclude(steps=[(5, 6)])
     with loader_of(stream, 4, 0, 2, exclude=exclude) as loader, pytest.raises(hr.StateMismatchError, match="merge"):
         loader.load_state_dict(states[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -125,41 +125,42 @@ def served(server: FaultServer, count: int, silent: range, size: int = 10) -> li
     ]
 
 
+def no_threes(sample: dict[str, bytes]) -> int:
+    if sample["cls"] == b"3":
+        raise ValueError("no threes")
+    return int(sample["cls"])
+
+
+def shards_behind_a_missing_one(server: FaultServer) -> Any:
+    urls = served(server, 12, range(2, 12))
+    return hr.stream([urls[0], f"{server.url}/missing.tar", *urls[2:]]).to_tuple("cls")
+
+
+def shards_behind_a_bad_sample(server: FaultServer) -> Any:
+    return hr.stream(served(server, 12, range(1, 12))).map(no_threes)
+
+
+def files_behind_a_missing_one(server: FaultServer) -> Any:
+    return hr.files([f"{server.url}/missing.bin", *(server.add(f"{k}.bin", b"x", "hang") for k in range(63))])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("collate", [None, same])
-def test_first_error_is_raised_when_no_later_shard_answers(
-    collate: Callable[..., Any] | None, num_workers: int
+@pytest.mark.parametrize(
+    ("make", "collate", "error"),
+    [
+        (shards_behind_a_missing_one, None, hr.ObjectMissingError),
+        (shards_behind_a_missing_one, same, hr.ObjectMissingError),
+        (shards_behind_a_bad_sample, None, ValueError),
+        (files_behind_a_missing_one, None, hr.ObjectMissingError),
+    ],
+)
+def test_first_error_is_raised_when_nothing_later_answers(
+    make: Callable[[FaultServer], Any], collate: Callable[..., Any] | None, error: type[Exception], num_workers: int
 ) -> None:
     with FaultServer() as server:
-        urls = served(server, 12, range(2, 12))
-        urls[1] = f"{server.url}/missing.tar"
-        data = hr.stream(urls).to_tuple("cls")
-        with hr.DataLoader(data, batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
-            with pytest.raises(hr.ObjectMissingError):
-                next(iter(loader))
-
-
-@pytest.mark.parametrize("num_workers", WORKERS)
-def test_first_error_of_a_step_is_raised_when_no_later_shard_answers(num_workers: int) -> None:
-    def label(sample: dict[str, bytes]) -> int:
-        if sample["cls"] == b"3":
-            raise ValueError("no threes")
-        return int(sample["cls"])
-
-    with FaultServer() as server:
-        urls = served(server, 12, range(1, 12))
-        with hr.DataLoader(hr.stream(urls).map(label), batch_size=64, num_workers=num_workers) as loader:
-            with pytest.raises(ValueError, match="no threes"):
-                next(iter(loader))
-
-
-def test_first_error_is_raised_when_no_other_file_is_answered_for() -> None:
-    with FaultServer() as server:
-        urls = [server.add(f"{k}.bin", b"x", "hang") for k in range(64)]
-        urls[0] = f"{server.url}/missing.bin"
-        with hr.DataLoader(hr.files(urls), batch_size=64) as loader:
-            with pytest.raises(hr.ObjectMissingError):
+        with hr.DataLoader(make(server), batch_size=64, collate_fn=collate, num_workers=num_workers) as loader:
+            with pytest.raises(error, match=r"missing|no threes"):
                 next(iter(loader))
 
 
@@ -171,34 +172,23 @@ def test_iteration_and_states_go_on_behind_the_batch_when_shards_fail(num_worker
         urls[1] = f"{server.url}/missing.tar"
         urls[6] = f"{server.url}/missing.tar"
         data = hr.stream(urls).map(number_of)
-        with hr.DataLoader(data, batch_size=32, num_workers=num_workers) as loader:
-            whole, states = zip(*outcomes(loader), strict=True)
+
+        def loader() -> hr.DataLoader[Any]:
+            return hr.DataLoader(data, batch_size=32, num_workers=num_workers, collate_fn=same)
+
+        with loader() as first:
+            told = list(failures_too(first))
         # samples 0 to 19, a failure, 40 to 119, a failure, and 140 to 239
         numbers = [*range(20), None, *range(40, 120), None, *range(140, 240)]
         cut = [numbers[k : k + 32] for k in range(0, len(numbers), 32)]
-        assert list(whole) == ["missing" if None in batch else batch for batch in cut]
-        for stop in range(1, len(whole)) if num_workers == 0 else [4]:
-            with hr.DataLoader(data, batch_size=32, num_workers=num_workers) as loader:
-                loader.load_state_dict(states[stop])
-                begin = stop - (whole[stop - 1] == "missing")  # it is used up once the next one is asked for
-                assert [told for told, _ in outcomes(loader)] == list(whole[begin:])
+        assert ["missing.tar" if None in batch else batch for batch in cut] == [
+            "missing.tar" if "missing.tar" in outcome else outcome for outcome, _ in told
+        ]
+        check_states(loader, told, [] if num_workers == 0 else [3])
 
 
 def number_of(sample: dict[str, bytes]) -> int:
     return int(sample["cls"])
-
-
-def outcomes(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each batch, or that it failed, and the state before it."""
-    batches = iter(loader)
-    while True:
-        state = loader.state_dict()
-        try:
-            yield next(batches).tolist(), state
-        except hr.ObjectMissingError:
-            yield "missing", state
-        except StopIteration:
-            return
 
 
 def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -207,16 +197,21 @@ def failures_too(loader: hr.DataLoader[Any]) -> Iterator[tuple[Any, dict[str, An
     while True:
         try:
             outcome = next(batches)
-        except (hr.ObjectMissingError, ValueError) as error:
+        except hr.ObjectMissingError as error:
+            outcome = error.url
+        except ValueError as error:
             outcome = str(error).partition("\n")[0]
         except StopIteration:
             return
         yield outcome, loader.state_dict()
 
 
-def check_states(loader: Callable[[], hr.DataLoader[Any]], told: list[tuple[Any, dict[str, Any]]]) -> None:
+def check_states(
+    loader: Callable[[], hr.DataLoader[Any]], told: list[tuple[Any, dict[str, Any]]], places: Sequence[int] = ()
+) -> None:
     """See that from each state on the same follows: an error is used up once the next batch is asked for."""
-    for at, (outcome, state) in enumerate(told):
+    for at in places or range(len(told)):
+        outcome, state = told[at]
         with loader() as resumed:
             resumed.load_state_dict(state)
             wanted = told[at:] if isinstance(outcome, str) else told[at + 1 :]

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from builders import numbers
 from torch.utils.data import Dataset, IterableDataset
 
 import headrace as hr
@@ -29,22 +30,14 @@ class Counting(IterableDataset[int]):
         return iter(range(COUNT))
 
 
-class AsyncNumbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return COUNT
-
-    async def aget(self, key: int) -> int:
-        return key
-
-
 LOADERS: dict[str, Callable[[], hr.DataLoader[Any]]] = {
     "no workers": lambda: hr.DataLoader(Numbers(), 4),
     "iterable, no workers": lambda: hr.DataLoader(Counting(), 4),
     "workers": lambda: hr.DataLoader(Numbers(), 4, num_workers=2),
     "threads": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, workers="thread"),
     "economic": lambda: hr.DataLoader(Numbers(), 4, num_workers=2, economic=True),
-    "asynchronous data set": lambda: hr.DataLoader(AsyncNumbers(), 4),
-    "stream": lambda: hr.DataLoader(AsyncNumbers().filter(lambda number: number >= 0), 4),
+    "asynchronous data set": lambda: hr.DataLoader(numbers.Numbers(COUNT), 4),
+    "stream": lambda: hr.DataLoader(numbers.Numbers(COUNT).filter(lambda number: number >= 0), 4),
 }
 pytestmark = pytest.mark.usefixtures("warm_workers")
 every_kind = pytest.mark.parametrize("kind", LOADERS)
@@ -123,8 +116,9 @@ class Gated(Numbers):
         return index
 
 
-class AsyncGated(AsyncNumbers):
+class AsyncGated(numbers.Numbers):
     def __init__(self, gate: Gate) -> None:
+        super().__init__(COUNT)
         self.gate = gate
 
     async def aget(self, key: int) -> int:
@@ -284,7 +278,7 @@ def test_what_comes_before_the_first_batch_is_waited_for_when_who_began_it_was_c
         raise hr.StateMismatchError("plans differ")
 
     async def main() -> None:
-        async with hr.DataLoader(AsyncNumbers(), 4) as loader:
+        async with hr.DataLoader(numbers.Numbers(COUNT), 4) as loader:
             batches: Any = aiter(loader)
             batches.before = compare
             waiting = asyncio.ensure_future(anext(batches))

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import state_after
+from builders.ranks import ran, whole
 from end_to_end.test_mix_tokens import document, known, sources
 from end_to_end.token_files import megatron
 
@@ -58,26 +60,14 @@ def test_documents_that_are_padded_or_put_into_buckets_have_their_shares_of_toke
 
 @pytest.mark.slow
 def test_global_batches_are_the_same_on_any_ranks_and_a_state_goes_on_on_others() -> None:
-    def steps(ranks: int, count: int, state: Any = None) -> tuple[list[list[int]], Any]:
-        stream = known().epoch(samples=240).map(plain)
-        loaders = [hr.DataLoader(stream, global_batch_size=12, rank=k, world_size=ranks) for k in range(ranks)]
-        try:
-            for loader in loaders:
-                if state is not None:
-                    loader.load_state_dict(state)
-            iterators = [iter(loader) for loader in loaders]
-            got = [[n for one in iterators for n in next(one).tolist()] for _ in range(count)]
-            return got, json.loads(json.dumps(loaders[0].state_dict()))
-        finally:
-            for loader in loaders:
-                loader.close()
-
-    whole, _ = steps(1, 20)
-    begun, state = steps(3, 7)
-    gone_on, state = steps(2, 6, state)
-    ended, _ = steps(4, 7, state)
-    assert begun + gone_on + ended == whole
-    assert len(json.dumps(state)) < 2000
+    make = lambda: known().epoch(samples=240).map(plain)
+    options: dict[str, Any] = {"global_batch_size": 12, "collate_fn": list}
+    expected, _ = ran(1, make, **options)
+    begun, states = ran(3, make, most=7, **options)
+    gone_on, states = ran(2, make, states[0], most=6, **options)
+    ended, _ = ran(4, make, states[0], **options)
+    assert whole(begun + gone_on + ended) == whole(expected)
+    assert len(json.dumps(states[0])) < 2000
 
 
 def plain(sample: dict[str, Any]) -> int:
@@ -123,9 +113,7 @@ def test_state_is_refused_where_lengths_are_others() -> None:
         lengths = {"web": [first] + [9] * 299, "books": [90] * 40}
         return hr.mix(sources(), {"web": 1, "books": 1}, by="tokens", lengths=lengths).map(plain)
 
-    with hr.DataLoader(stream(9), batch_size=4) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(stream(9), batch_size=4), 1)
     with hr.DataLoader(stream(8), batch_size=4) as loader, pytest.raises(StateMismatchError, match="lengths="):
         loader.load_state_dict(state)
 
@@ -136,11 +124,7 @@ def test_state_is_refused_where_weights_of_the_past_are_others() -> None:
     def weights(step: int) -> dict[str, float]:
         return {"web": 1 + (step < late), "books": 1}
 
-    with hr.DataLoader(known(weights, step=100).map(plain), batch_size=20) as loader:
-        batches = iter(loader)
-        for _ in range(9):
-            next(batches)
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(known(weights, step=100).map(plain), batch_size=20), 9)
     late = 1
     with hr.DataLoader(known(weights, step=100).map(plain), batch_size=20) as loader:
         with pytest.raises(StateMismatchError, match="not those of this loader's order"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import state_after
 
 import headrace as hr
 from headrace.errors import OptionError, StateMismatchError
@@ -111,9 +112,7 @@ def test_sequences_are_the_same_where_the_stream_was_pickled_or_described() -> N
 
 
 def test_state_is_refused_by_a_mixture_with_other_weights() -> None:
-    with hr.DataLoader(packed(), batch_size=4) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(packed(), batch_size=4), 1)
     with hr.DataLoader(packed({"web": 0.6, "books": 0.4}), batch_size=4) as loader:
         with pytest.raises(StateMismatchError, match=r"weights=0\.7:0\.3, .*by=tokens"):
             loader.load_state_dict(state)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.loops import state_after
 from builders.ranks import elastic_run
 from end_to_end.state.sources import rows
 from end_to_end.token_files import megatron
@@ -356,9 +357,7 @@ def test_states_of_other_documents_lengths_and_ways_are_refused() -> None:
         return hr.DataLoader(data, batch_size=2, num_workers=0)
 
     first = documents(lengths).shuffle()
-    with loader(first.pack(8, lengths=lengths)) as made:
-        next(iter(made))
-        state = made.state_dict()
+    state = state_after(loader(first.pack(8, lengths=lengths)), 1)
     others = [
         documents([2, 5, 9, 4, 30]).shuffle().pack(8, lengths=[2, 5, 9, 4, 30]),
         first.pack(9, lengths=lengths),
@@ -374,9 +373,9 @@ def test_states_of_other_documents_lengths_and_ways_are_refused() -> None:
 
 def test_state_of_other_documents_of_the_same_lengths_is_refused() -> None:
     data = documents([4] * 6)
-    with hr.DataLoader(data.sample([0, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0) as made:
-        next(iter(made))
-        state = made.state_dict()
+    state = state_after(
+        hr.DataLoader(data.sample([0, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0), 1
+    )
     with hr.DataLoader(data.sample([5, 1, 2, 3]).pack(8, lengths=[4] * 6), batch_size=1, num_workers=0) as made:
         with pytest.raises(StateMismatchError):
             made.load_state_dict(state)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.loops import outcomes_of, resumed_anywhere, state_after
-from builders.ranks import Rows, whole, world
+from builders.ranks import Rows, ran, whole, world
 from end_to_end.state.sources import rows
 from unit.test_lane_packing import by_hand
 
@@ -145,8 +145,7 @@ def run(number: int) -> int:
         options |= {"exclude": hr.Exclude(samples=[3, 20, 61])}
     if "bad" in name:
         options |= {"on_error": "skip", "max_skips": None}
-    with ExitStack() as stack:
-        expected = whole(world(stack, 1, lambda: stream, **options).run())
+    expected = whole(ran(1, lambda: stream, **options)[0])
     assert [len(step) for step in expected] == [lanes] * steps
     got = list[Rows]()
     state, resumes, worlds = None, 0, []
@@ -236,10 +235,8 @@ def test_what_was_packed_before_a_source_ends_with_an_error_comes_first() -> Non
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_ranks_go_on_without_end_where_documents_are_repeated(method: Any) -> None:
     stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
-    with ExitStack() as stack:
-        expected = whole(world(stack, 1, lambda: stream, global_batch_size=6).run(70))
-    with ExitStack() as stack:
-        assert whole(world(stack, 3, lambda: stream, global_batch_size=6).run(70)) == expected
+    expected = whole(ran(1, lambda: stream, global_batch_size=6, most=70)[0])
+    assert whole(ran(3, lambda: stream, global_batch_size=6, most=70)[0]) == expected
 
 
 def empty(document: dict[str, Any]) -> dict[str, Any]:

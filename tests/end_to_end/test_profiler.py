@@ -7,20 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
+from builders.numbers import Numbers
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import IterableDataset
 
 import headrace as hr
 
 NAME = "enumerate(DataLoader)#DataLoader.__next__"
-
-
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return 8
-
-    async def aget(self, key: int) -> int:
-        return key
 
 
 class Counted(IterableDataset[int]):
@@ -43,7 +36,7 @@ def seen(batches: Iterable[object]) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_each_wait_is_an_event_of_the_profile() -> None:
-    with hr.DataLoader(Numbers(), batch_size=2) as loader:
+    with hr.DataLoader(Numbers(8), batch_size=2) as loader:
         assert seen(loader)[NAME] == 5  # four batches and the end
         assert seen(torch.utils.data.DataLoader(torch.arange(8), batch_size=2)).keys() >= {
             "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -54,13 +47,13 @@ def test_a_class_of_ones_own_has_its_own_name() -> None:
     class MyLoader(hr.DataLoader):  # type: ignore[type-arg]
         pass
 
-    with MyLoader(Numbers(), batch_size=2) as loader:
+    with MyLoader(Numbers(8), batch_size=2) as loader:
         assert seen(loader)["enumerate(DataLoader)#MyLoader.__next__"] == 5
 
 
 def test_nothing_is_recorded_while_nobody_profiles() -> None:
     with mock.patch.object(torch.autograd.profiler, "record_function", side_effect=AssertionError):
-        for data in (Numbers(), torch.arange(8), Counted()):
+        for data in (Numbers(8), torch.arange(8), Counted()):
             with hr.DataLoader(data, batch_size=2) as loader:
                 assert len(list(loader)) == 4
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -25,14 +26,6 @@ def urls() -> Any:
         memory.remove(url)
 
 
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return COUNT
-
-    async def aget(self, key: int) -> int:
-        return key
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("filtered", [False, True], ids=["map", "filter"])
@@ -45,7 +38,7 @@ def test_a_step_that_reads_neither_locks_up_nor_leaves_a_claim(
     async def is_loaded(number: int) -> bool:
         return len(await hr.read(urls[number])) == SIZE
 
-    data = Numbers().filter(is_loaded) if filtered else Numbers().map(lambda n: n).map(load)
+    data = Numbers(COUNT).filter(is_loaded) if filtered else Numbers(COUNT).map(lambda n: n).map(load)
     with hr.DataLoader(data, batch_size=4, num_workers=num_workers, memory_budget=8 * MiB, timeout=30) as loader:
         for _ in range(2):
             assert [int(n) for batch in loader for n in batch] == list(range(COUNT))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.numbers import Numbers
 
 import headrace as hr
 
@@ -37,14 +38,6 @@ class Live:
             self.most = max(self.most, self.now)
 
 
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    async def aget(self, index: int) -> int:
-        return index
-
-
 def is_kept(_: Any) -> bool:
     return True
 
@@ -58,11 +51,11 @@ def first(sample: Any) -> int:
 
 
 KINDS: dict[str, Any] = {
-    "in slots": lambda live: (Numbers().map(live.make), {}),
-    "collated": lambda live: (Numbers().map(live.make), {"collate_fn": np.stack}),
-    "filtered": lambda live: (Numbers().map(live.make).filter(is_kept), {}),
-    "filtered by the loop": lambda live: (Numbers().map(live.make).filter(is_kept_by_the_loop), {}),
-    "by the loop": lambda live: (Numbers().map(str).map(live.make_on_the_loop).map(first), {}),
+    "in slots": lambda live: (Numbers(SAMPLES).map(live.make), {}),
+    "collated": lambda live: (Numbers(SAMPLES).map(live.make), {"collate_fn": np.stack}),
+    "filtered": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept), {}),
+    "filtered by the loop": lambda live: (Numbers(SAMPLES).map(live.make).filter(is_kept_by_the_loop), {}),
+    "by the loop": lambda live: (Numbers(SAMPLES).map(str).map(live.make_on_the_loop).map(first), {}),
 }
 
 

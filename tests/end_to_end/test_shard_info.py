@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from builders.loops import resumed_anywhere, state_after
 from gloo import ranks_of
 
 import headrace as hr
@@ -237,33 +237,16 @@ def test_rank_raises_when_its_samples_end_before_the_epoch_does() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("data", [Stateful, Same])
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("steps", [0, 1, 3, 5, None])
-def test_rank_goes_on_exactly_from_its_own_state(data: Any, world: int, steps: int | None) -> None:
-    """None: from the end of the epoch."""
-    make = lambda: data().epoch(samples=60)
-    whole = []
+def test_rank_goes_on_exactly_from_its_own_state(data: Any, world: int) -> None:
     for rank in range(world):
-        with loader_of(make(), rank, world) as loader:
-            whole.append([list(loader) for _ in range(2)])
-    for rank in range(world):
-        with loader_of(make(), rank, world) as loader:
-            batches = iter(loader)
-            got = list(itertools.islice(batches, steps))
-            state = json.loads(json.dumps(loader.state_dict()))
-            assert got == whole[rank][0][:steps]
-        with loader_of(make(), rank, world, num_workers=1) as loader:
-            loader.load_state_dict(state)
-            if steps is not None:
-                assert list(loader) == whole[rank][0][steps:]
-            assert list(loader) == whole[rank][1]
+        make = lambda rank=rank, **more: loader_of(data().epoch(samples=60), rank, world, **more)
+        resumed_anywhere(make, resume=lambda make=make: make(num_workers=1), epochs=2, most=5)
 
 
 @pytest.mark.parametrize("data", [Stateful, Same])
 def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
     make = lambda: data().epoch(samples=60)
-    with loader_of(make(), 1, 2) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(loader_of(make(), 1, 2), 1)
     for rank, world in ((0, 2), (0, 1), (1, 3)):
         with loader_of(make(), rank, world) as loader:
             with pytest.raises(hr.StateMismatchError, match="samples of an iterable have no numbers") as caught:
@@ -272,11 +255,7 @@ def test_state_of_a_rank_is_refused_by_others_and_says_why(data: Any) -> None:
 
 
 def test_state_is_refused_when_positions_were_divided_by_other_batches() -> None:
-    with loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=8) as loader:
-        batches = iter(loader)
-        next(batches)
-        next(batches)
-        state = loader.state_dict()
+    state = state_after(loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=8), 2)
     with loader_of(Same().epoch(samples=60), 1, 2, global_batch_size=10) as loader:
         with pytest.raises(hr.StateMismatchError, match="global batches of 8"):
             loader.load_state_dict(state)
@@ -287,9 +266,7 @@ def test_state_is_refused_when_ranks_now_divide_in_another_way() -> None:
         ranks_by = "shard_info"
 
     Other.__name__ = "Same"
-    with loader_of(Same().epoch(samples=60), 1, 2) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(loader_of(Same().epoch(samples=60), 1, 2), 1)
     with loader_of(Other().epoch(samples=60), 1, 2) as loader, pytest.raises(hr.StateMismatchError):
         loader.load_state_dict(state)
 

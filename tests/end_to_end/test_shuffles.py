@@ -8,20 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders.numbers import Numbers
 from end_to_end.tars import put_index, put_shards
 
 import headrace as hr
 
 COUNTS = (9, 0, 14, 1, 30, 6)
 TOTAL = sum(COUNTS)
-
-
-class Numbers(hr.AsyncDataset):
-    def __len__(self) -> int:
-        return TOTAL
-
-    async def aget(self, key: int) -> int:
-        return key
 
 
 class Counting(hr.AsyncIterableDataset):
@@ -53,7 +46,7 @@ def _numbers(samples: list[Any]) -> list[int]:
 SOURCES: dict[str, Callable[[list[str], str], Any]] = {
     "indexed": lambda urls, index: hr.stream(urls, index=index),
     "unindexed": lambda urls, index: hr.stream(urls, index=None),
-    "keys": lambda urls, index: Numbers(),
+    "keys": lambda urls, index: Numbers(TOTAL),
     "iterator": lambda urls, index: Counting(),
 }
 WAYS = [
@@ -126,28 +119,17 @@ def test_order_does_not_depend_on_workers_or_reads(
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     weights = [0.0] * 50 + [1.0, 3.0]
-    (drawn,) = epochs_of(Many(52).sample(weights=weights, count=4000))
+    (drawn,) = epochs_of(Numbers(52).sample(weights=weights, count=4000))
     assert len(drawn) == 4000
     assert set(drawn) == {50, 51}
     assert abs(drawn.count(51) - 3000) < 200  # 7 standard deviations
-    (once,) = epochs_of(Many(52).sample(weights=[1.0] * 52, replacement=False))
+    (once,) = epochs_of(Numbers(52).sample(weights=[1.0] * 52, replacement=False))
     assert sorted(once) == list(range(52)) != once
-    (some,) = epochs_of(Many(52).sample(count=10, replacement=False))
+    (some,) = epochs_of(Numbers(52).sample(count=10, replacement=False))
     assert len(set(some)) == len(some) == 10
-    first, second = epochs_of(Many(52).sample(count=300), 2)
+    first, second = epochs_of(Numbers(52).sample(count=300), 2)
     assert first != second
     assert len(set(first)) > 40
-
-
-class Many(hr.AsyncDataset):
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    async def aget(self, key: int) -> int:
-        return key
 
 
 def test_a_repeated_stream_is_shuffled_anew_each_time(urls: list[str], index: str) -> None:

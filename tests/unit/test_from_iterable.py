@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.loops import lists, resumed_anywhere
 
 import headrace as hr
 
@@ -43,23 +44,9 @@ def loader_of(data: Any) -> hr.DataLoader[Any]:
     return hr.DataLoader(hr.from_iterable(data), batch_size=4)
 
 
-def batches_of(loader: hr.DataLoader[Any]) -> list[list[int]]:
-    return [batch.tolist() for batch in loader]
-
-
-@pytest.mark.parametrize("taken", [1, 3, 6])
-def test_iterable_with_states_is_gone_on_with(taken: int) -> None:
-    with loader_of(Counting()) as loader:
-        epochs = [batches_of(loader) for _ in range(3)]
-    assert epochs[0][0] == [100, 101, 102, 103]
-    with loader_of(Counting()) as loader:
-        batches = iter(loader)
-        for _ in range(taken):
-            next(batches)
-        state = loader.state_dict()
-    with loader_of(Counting()) as loader:
-        loader.load_state_dict(state)
-        assert [batches_of(loader) for _ in range(2)] == [epochs[0][taken:], epochs[1]]
+def test_iterable_with_states_is_gone_on_with() -> None:
+    first, *_ = resumed_anywhere(lambda: loader_of(Counting()), epochs=3)
+    assert first[0] == [100, 101, 102, 103]
 
 
 def test_iterable_without_states_has_none() -> None:
@@ -95,11 +82,11 @@ def test_second_epoch_of_an_iterator_is_an_error() -> None:
         hr.from_iterable(lambda: used_up),
     ):
         with hr.DataLoader(data, batch_size=4) as loader:
-            assert batches_of(loader) == [[0, 1, 2, 3], [4]]
+            assert lists(loader) == [[0, 1, 2, 3], [4]]
             with pytest.raises(hr.OptionError, match="an earlier loop has used up its samples"):
                 list(loader)
 
 
 def test_function_that_makes_an_iterable_is_called_in_each_epoch() -> None:
     with loader_of(lambda: Counting()) as loader:
-        assert batches_of(loader) == batches_of(loader)
+        assert lists(loader) == lists(loader)

@@ -9,6 +9,7 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,11 +84,16 @@ def reference(method: str, length: int, lanes: int, end: int, documents: Documen
 
 
 class Run:
-    """A rank that reads what its lanes ask for, some documents at a time."""
+    """A rank that reads what its lanes ask for, some documents at a time.
 
-    def __init__(self, packing: LanePacking, lanes: range, size: int, end: int, begin: LaneProgress | None) -> None:
-        self.run = LaneRun(packing, lanes, size, end, begin)
-        self.asked = self.named = self.given = self.most = 0
+    Args:
+        run: asks for them.
+        count: how many there are.
+    """
+
+    def __init__(self, run: Any, count: int = FAR) -> None:
+        self.run, self.count = run, count
+        self.asked = self.named = self.given = 0
         self.names: dict[int, tuple[int, int]] = {}
 
     def take(self, count: int, documents: Documents, rng: random.Random) -> list[tuple[int, list[Piece]]]:
@@ -96,20 +102,27 @@ class Run:
         while len(found) < count:
             sequence = self.run.take()
             if sequence is not None:
+                self.use(sequence.pieces)
                 pieces = [(*self.names[one.document.name], one.start, one.stop) for one in sequence.pieces]
                 found.append((sequence.position, pieces))
                 continue
-            if self.asked == self.run.count:
+            if self.asked == self.count:
                 break
-            stop = min(self.run.count, self.asked + rng.randint(1, 6))
+            stop = min(self.count, self.asked + rng.randint(1, 6))
             for position in self.run.positions(self.asked, stop).tolist():
                 tokens = documents(position)
                 self.names |= {self.named + k: (position, k) for k in range(len(tokens))}
-                self.run.came(self.named, tokens, [False] * len(tokens))
+                self.come(tokens)
                 self.named += len(tokens)
             self.asked = stop
         self.given += len(found)
         return found
+
+    def come(self, tokens: list[int]) -> None:
+        self.run.came(self.named, tokens, [False] * len(tokens))
+
+    def use(self, pieces: Sequence[Any]) -> None:
+        """Nothing else is to be done with what a sequence has."""
 
     def state(self) -> LaneProgress:
         return unpack_lanes(json.loads(json.dumps(pack_lanes(self.run.after(self.given)))))
@@ -117,7 +130,8 @@ class Run:
 
 def ranks_of(world: int, packing: LanePacking, size: int, end: int, begin: LaneProgress | None) -> list[Run]:
     lanes = [range(*share(size, rank, world)) for rank in range(world)]
-    return [Run(packing, own, size, end, begin and part_of(begin, own)) for own in lanes]
+    runs = [LaneRun(packing, own, size, end, begin and part_of(begin, own)) for own in lanes]
+    return [Run(run, run.count) for run in runs]
 
 
 @given(method=METHODS, length=st.integers(1, 20), lanes=st.integers(1, 9), seed=st.integers(0, 999))

@@ -7,12 +7,14 @@ import os
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit.test_lane_packing import by_hand
+from unit import test_lane_packing
+from unit.test_lane_packing import Documents, by_hand
 
 from headrace.errors import StateMismatchError
 from headrace.lanes import InputCursor, LaneCursor, LaneProgress
@@ -26,8 +28,6 @@ from headrace.plan.token_mixing import InputTurns, TokenMixing
 
 RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
 METHODS = st.sampled_from(["concat", "best_fit"])
-Piece = tuple[int, int, int, int]  # position, number of the document that came of it, tokens from .. to
-Documents = Callable[[int], list[int]]
 
 
 def some_documents(seed: int, width: int) -> Documents:
@@ -75,47 +75,29 @@ def drawn_by_hand(mixing: TokenMixing, lane: int, lanes: int, documents: Documen
     return found
 
 
-class Run:
-    """A rank that reads what its lanes ask for, some documents at a time."""
+class Run(test_lane_packing.Run):
+    """One that knows which documents it has to hold."""
 
-    def __init__(self, packing: LanePacking, lanes: range, size: int, begin: LaneProgress | None, left_out: set[int]):
-        self.run = MixedLaneRun(packing, lanes, size, begin, left_out.__contains__)
-        self.asked = self.named = self.given = 0
-        self.names: dict[int, tuple[int, int]] = {}
+    def __init__(self, run: MixedLaneRun) -> None:
+        super().__init__(run)
         self.held: set[int] = set()
 
-    def take(self, count: int, documents: Documents, rng: random.Random) -> list[tuple[int, list[Piece]]]:
-        """So many sequences."""
-        found: list[tuple[int, list[Piece]]] = []
-        while len(found) < count:
-            sequence = self.run.take()
-            if sequence is not None:
-                assert {one.document.name for one in sequence.pieces} <= self.held
-                self.held -= {one.document.name for one in sequence.pieces if one.is_last}
-                pieces = [(*self.names[one.document.name], one.start, one.stop) for one in sequence.pieces]
-                found.append((sequence.position, pieces))
-                continue
-            stop = self.asked + rng.randint(1, 6)
-            for position in self.run.positions(self.asked, stop).tolist():
-                tokens = documents(position)
-                self.names |= {self.named + k: (position, k) for k in range(len(tokens))}
-                kept = self.run.came(self.named, tokens, [False] * len(tokens))
-                self.held |= {self.named + k for k, is_kept in enumerate(kept) if is_kept}
-                self.held -= set(self.run.let_go())
-                self.named += len(tokens)
-            self.asked = stop
-        self.given += len(found)
-        return found
+    def come(self, tokens: list[int]) -> None:
+        kept = self.run.came(self.named, tokens, [False] * len(tokens))
+        self.held |= {self.named + k for k, is_kept in enumerate(kept) if is_kept}
+        self.held -= set(self.run.let_go())
 
-    def state(self) -> LaneProgress:
-        return unpack_lanes(json.loads(json.dumps(pack_lanes(self.run.after(self.given)))))
+    def use(self, pieces: Sequence[Any]) -> None:
+        assert {one.document.name for one in pieces} <= self.held
+        self.held -= {one.document.name for one in pieces if one.is_last}
 
 
 def ranks_of(
     world: int, packing: LanePacking, size: int, begin: LaneProgress | None, left_out: set[int] | None = None
 ) -> list[Run]:
     lanes = [range(*share(size, rank, world)) for rank in range(world)]
-    return [Run(packing, own, size, begin and part_of(begin, own), left_out or set()) for own in lanes]
+    named = (left_out or set()).__contains__
+    return [Run(MixedLaneRun(packing, own, size, begin and part_of(begin, own), named)) for own in lanes]
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ def test_streams_are_refused_when_they_have_no_names(streams: Any) -> None:
     ("operate", "told"),
     [
         (lambda data: data.shuffle(), "shuffle its sources"),
+        (lambda data: hr.DataLoader(data, shuffle=True), "shuffle its sources"),
         (lambda data: data.repeat(2), "without end"),
         (lambda data: data.slice(3, 5), "without end"),
         (lambda data: data.sample(), "without end"),
@@ -95,11 +96,6 @@ def test_operator_is_refused_when_a_mixture_has_no_use_for_it(operate: Callable[
     data = hr.mix({"a": numbers(5)}, until="forever")
     with pytest.raises(hr.OptionError, match=told):
         operate(data)
-
-
-def test_loader_refuses_to_shuffle_a_mixture() -> None:
-    with pytest.raises(hr.OptionError, match="shuffle its sources"):
-        hr.DataLoader(hr.mix({"a": numbers(5)}), shuffle=True)
 
 
 def test_weights_of_a_step_are_refused_when_they_cannot_be_used() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from builders.loops import saved
 from end_to_end.state.sources import rows
 
 import headrace as hr
@@ -86,12 +86,6 @@ def uninterrupted(case: Case, rng: random.Random) -> list[list[Any]]:
     errors = {batch[0] for batches in epochs for batch in batches if batch and isinstance(batch[0], str)}
     assert errors <= case.errors, f"{case.told}: {errors}"
     return epochs
-
-
-def saved(loader: Any) -> dict[str, Any]:
-    """Its state, as another process reads it."""
-    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
-    return state
 
 
 def interrupted(case: Case, rng: random.Random, expected: list[list[Any]], kills: int) -> tuple[list[list[Any]], int]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from builders.ranks import samples, world
+from builders.ranks import ran, samples, world
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, MAP, TAR, Places, Seen, Written
 
@@ -41,8 +41,7 @@ def test_ranks_make_as_many_steps_when_samples_are_counted_as_they_come(places: 
         assert sum(samples(ranks.run()).values()) == count
         ranks.run(2)
         states = ranks.states()
-    with ExitStack() as stack:
-        assert sum(samples(world(stack, 3, data, states, batch_size=4).run()).values()) == count - 24
+    assert sum(samples(ran(3, data, states, batch_size=4)[0]).values()) == count - 24
 
 
 def test_ranks_refuse_what_a_filter_may_end_sooner_on_one_of_them(places: Places) -> None:
@@ -62,10 +61,7 @@ def test_ranks_go_on_from_their_own_states_when_a_filter_stands_before_an_epoch(
     with ExitStack() as stack:
         ranks = world(stack, 3, data, **options)
         expected = [ranks.run() for _ in range(2)]
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, **options)
-        first = ranks.run(2)
-        states = ranks.states()
+    first, states = ran(3, data, **options, most=2)
     with ExitStack() as stack:
         ranks = world(stack, 3, data, states, **options)
         rest, then = ranks.run(), ranks.run()
@@ -82,13 +78,9 @@ def test_merged_states_give_an_epoch_its_samples_when_a_filter_stands_before_it(
 ) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: filtered(written).epoch(samples=60)
-    with ExitStack() as stack:
-        ranks = world(stack, before, data, global_batch_size=12)
-        got = samples(ranks.run(2))
-        states = ranks.states()
-    with ExitStack() as stack:
-        ranks = world(stack, after, data, merge_states(states), global_batch_size=12)
-        got += samples(ranks.run())
+    steps, states = ran(before, data, global_batch_size=12, most=2)
+    got = samples(steps)
+    got += samples(ran(after, data, merge_states(states), global_batch_size=12)[0])
     assert sum(got.values()) == 60
     assert max(got.values()) == 1
 
@@ -141,14 +133,10 @@ def test_ranks_make_as_many_steps_when_the_rest_is_cut_otherwise(
 ) -> None:
     written = places.write(COUNTS)
     data = lambda: filtered(written).epoch(samples=63)
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, global_batch_size=before)
-        got = lengths(ranks.run(3))
-        states = ranks.states()
-    with ExitStack() as stack:
-        ranks = world(stack, after, data, merge_states(states), global_batch_size=size)
-        got += lengths(ranks.run(2))
-        states = ranks.states()
+    steps, states = ran(2, data, global_batch_size=before, most=3)
+    got = lengths(steps)
+    steps, states = ran(after, data, merge_states(states), global_batch_size=size, most=2)
+    got += lengths(steps)
     assert got == [before] * 3 + [size] * 2
     with ExitStack() as stack:  # each from its own
         rest = lengths(world(stack, after, data, states, global_batch_size=size).run())
@@ -163,17 +151,11 @@ def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_on
     data = lambda: sources.source(kind, written).map(Seen()).epoch(samples=64)
     if kind == INDEXED:
         data = lambda: filtered(written).epoch(samples=64)
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
-        got = ranks.run(2)
-        states = ranks.states()
+    got, states = ran(2, data, batch_size=4, most=2)
     for _ in range(2):
-        with ExitStack() as stack:
-            ranks = world(stack, 2, data, states, batch_size=6)
-            got += ranks.run(1)
-            states = ranks.states()
-    with ExitStack() as stack:
-        got += world(stack, 2, data, states, batch_size=3).run()
+        steps, states = ran(2, data, states, batch_size=6, most=1)
+        got += steps
+    got += ran(2, data, states, batch_size=3)[0]
     assert lengths(got) == [8, 8, 12, 12, 6, 6, 6, 6]
     assert max(samples(got).values()) == 1
 
@@ -182,12 +164,8 @@ def test_ranks_that_go_on_from_their_own_states_take_up_another_batch_size_at_on
 def test_global_batch_stays_behind_a_filter_when_only_the_world_is_another(places: Places) -> None:
     written = places.write(COUNTS)
     data = lambda: filtered(written).epoch(samples=60)
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
-        ranks.run(2)
-        states = ranks.states()
-    with ExitStack() as stack:
-        assert lengths(world(stack, 1, data, merge_states(states), batch_size=4).run()) == [8] * 5 + [4]
+    _, states = ran(2, data, batch_size=4, most=2)
+    assert lengths(ran(1, data, merge_states(states), batch_size=4)[0]) == [8] * 5 + [4]
 
 
 @pytest.mark.slow
@@ -241,8 +219,7 @@ def test_state_of_an_ended_epoch_is_of_the_batches_that_it_ended_with(places: Pl
         states = some.states()
         expected = some.run()
     assert {(state["step"], state["batch_size"]) for state in states} == {(6 * ranks, 6)}
-    with ExitStack() as stack:
-        assert world(stack, ranks, data, states, batch_size=6).run() == expected
+    assert ran(ranks, data, states, batch_size=6)[0] == expected
     with ExitStack() as stack:
         merged = merge_states(states)
         assert lengths(world(stack, 1, data, merged, batch_size=6).run())[0] == 6 * ranks
@@ -256,8 +233,7 @@ def test_merged_states_skip_what_ranks_were_to_skip(places: Places) -> None:
         for loader in ranks.loaders:
             loader.skip(3)
         states = ranks.states()
-    with ExitStack() as stack:
-        assert lengths(world(stack, 2, data, merge_states(states), batch_size=4).run()) == [6]
+    assert lengths(ran(2, data, merge_states(states), batch_size=4)[0]) == [6]
 
 
 def test_states_of_samples_without_numbers_are_not_merged(places: Places) -> None:
@@ -316,10 +292,7 @@ def test_ranks_agree_about_the_rest_when_each_has_read_another_number_of_samples
         shards = sources.source(TAR, written)
         return (shards.shuffle("window", window=7) if shuffled else shards).map(Seen()).epoch(samples=40)
 
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, global_batch_size=5)
-        ranks.run(3)
-        states = ranks.states()
+    _, states = ran(2, data, global_batch_size=5, most=3)
     assert states[0]["samples"] != states[1]["samples"]
     with ExitStack() as stack:
         ranks = world(stack, 2, data, states, global_batch_size=5)
@@ -344,10 +317,8 @@ def test_every_sample_comes_once_when_ranks_with_uneven_tails_go_on(places: Plac
             loaders = world(stack, size, data, states, tail="uneven", **options).loaders
             return Counter(sample for loader in loaders for batch in loader for sample in sources.rows(batch))
 
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=4, tail="uneven")
-        got = samples(ranks.run(1))
-        states = ranks.states()
+    steps, states = ran(3, data, batch_size=4, tail="uneven", most=1)
+    got = samples(steps)
     expected = rest(None, 1, batch_size=8)
     assert max(expected.values()) == 1
     assert got + rest(states, 3, batch_size=4) == expected
@@ -380,9 +351,6 @@ def test_ranks_are_named_when_only_some_have_ended_an_uneven_epoch(places: Place
 def test_states_of_last_steps_are_refused_when_the_tail_is_another(places: Places) -> None:
     written = places.write([22])
     data = lambda: sources.source(MAP, written).map(Seen())
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=7, tail="uneven")
-        ranks.run(1)
-        states = ranks.states()
+    _, states = ran(3, data, batch_size=7, tail="uneven", most=1)
     with ExitStack() as stack, pytest.raises(hr.StateMismatchError, match="tail='uneven'"):
         world(stack, 3, data, states, batch_size=7, tail="short", in_order=False)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from builders.loops import resumed_anywhere
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK, epoch_of
 from end_to_end.state.sources import KEYS, Places, Seen, Written
@@ -17,28 +18,9 @@ import headrace as hr
 
 def whole_and_resumed(make: Callable[[], Any], epochs: int = 3, **options: Any) -> None:
     """Each state of a run, also behind its epochs' ends, gives the rest of that run."""
-
-    def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(make(), **{"timeout": 30, "fetch": QUICK, **options})
-
-    with loader() as one:
-        whole = [epoch_of(one) for _ in range(epochs)]
-    states: list[tuple[int, int, str]] = []
-    with loader() as one:
-        for epoch, batches in enumerate(whole[:-1]):
-            iterator = iter(one)
-            for number in range(len(batches)):
-                states.append((epoch, number, json.dumps(one.state_dict())))
-                next(iterator)
-            states.append((epoch, len(batches), json.dumps(one.state_dict())))
-            assert next(iterator, None) is None
-            states.append((epoch + 1, 0, json.dumps(one.state_dict())))
-    for epoch, number, state in states:
-        with loader() as one:
-            one.load_state_dict(json.loads(state))
-            assert one.epoch == epoch
-            got = [epoch_of(one) for _ in range(epoch, epochs)]
-            assert got == [whole[epoch][number:], *whole[epoch + 1 :]], (epoch, number, state)
+    resumed_anywhere(
+        lambda: hr.DataLoader(make(), **{"timeout": 30, "fetch": QUICK, **options}), sources.rows, epochs=epochs
+    )
 
 
 class OnAndOn(hr.AsyncIterableDataset):

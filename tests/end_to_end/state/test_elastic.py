@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from builders.ranks import Rows, elastic_run, samples, whole, world
+from builders.ranks import Rows, elastic_run, ran, samples, whole, world
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
 
@@ -60,15 +60,12 @@ def test_global_batch_is_kept_when_only_the_world_is_another(places: Places, bef
     """With the batch size that each rank had before; what each has then follows from the ranks."""
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
-    with ExitStack() as stack:
-        expected = whole(world(stack, 1, data, batch_size=4 * before if before > 1 else 9).run())
+    expected = whole(ran(1, data, batch_size=4 * before if before > 1 else 9)[0])
     size = 4 if before > 1 else 9
-    with ExitStack() as stack:
-        ranks = world(stack, before, data, batch_size=size)
-        got = whole(ranks.run(3))
-        state = ranks.states()[0]
-    with ExitStack() as stack:
-        got += whole(world(stack, after, data, state, batch_size=size).run())
+    steps, states = ran(before, data, batch_size=size, most=3)
+    got = whole(steps)
+    state = states[0]
+    got += whole(ran(after, data, state, batch_size=size)[0])
     assert got[:-2] == expected[:-2]
     assert sorted(sum(got, ())) == sorted(sum(expected, ()))
 
@@ -79,10 +76,9 @@ def test_each_sample_comes_once_when_batches_are_of_another_size_afterwards(plac
     got: list[Rows] = []
     state = None
     for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
-        with ExitStack() as stack:
-            ranks = world(stack, count, data, state, global_batch_size=size)
-            got += whole(ranks.run(most))
-            state = ranks.states()[0]
+        steps, states = ran(count, data, state, global_batch_size=size, most=most)
+        got += whole(steps)
+        state = states[0]
     assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
 
 
@@ -92,10 +88,7 @@ def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
 ) -> None:
     written = places.write([60])
     data = lambda: made(INDEXED, written, "shuffled")
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
-        ranks.run(2)
-        state = ranks.states()[0]
+    state = ran(2, data, batch_size=4, most=2)[1][0]
     with hr.DataLoader(data(), rank=0, world_size=3, **options) as loader:
         with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
             loader.load_state_dict(state)
@@ -106,12 +99,9 @@ def test_state_is_refused_when_world_and_batch_are_others_and_nobody_says_which(
 def test_ranks_go_on_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
-    with ExitStack() as stack:
-        expected = samples(world(stack, 3, data, batch_size=4, in_order=False).run())
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, batch_size=4, in_order=False)
-        got = samples(ranks.run(4))
-        states = ranks.states()
+    expected = samples(ran(3, data, batch_size=4, in_order=False)[0])
+    steps, states = ran(3, data, batch_size=4, in_order=False, most=4)
+    got = samples(steps)
     assert [state["rank"] for state in states] == [0, 1, 2]
     with ExitStack() as stack:
         ranks = world(stack, 3, data, states, batch_size=4, in_order=False)
@@ -127,12 +117,9 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
 ) -> None:
     written = places.write([40, 3, 60, 5])
     data = lambda: made(INDEXED, written, "window 40")
-    with ExitStack() as stack:
-        expected = samples(world(stack, 1, data, global_batch_size=12).run())
-    with ExitStack() as stack:
-        ranks = world(stack, before, data, global_batch_size=12, in_order=False)
-        got = samples(ranks.run(4))
-        states = ranks.states()
+    expected = samples(ran(1, data, global_batch_size=12)[0])
+    steps, states = ran(before, data, global_batch_size=12, in_order=False, most=4)
+    got = samples(steps)
     random.Random(4).shuffle(states)
     merged = json.loads(json.dumps(merge_states(states)))
     with ExitStack() as stack:
@@ -140,6 +127,4 @@ def test_merged_states_give_the_rest_when_the_world_is_another(
         got += samples(ranks.run(2))
         states = ranks.states()
         assert not any("since" in state for state in states)  # positions say it
-    with ExitStack() as stack:
-        ranks = world(stack, 1, data, merge_states(states), global_batch_size=5, in_order=in_order)
-        assert got + samples(ranks.run()) == expected
+    assert got + samples(ran(1, data, merge_states(states), global_batch_size=5, in_order=in_order)[0]) == expected

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from end_to_end.state.runs import QUICK, epoch_of
+from builders.loops import resumed_anywhere
+from end_to_end.state.runs import QUICK
+from end_to_end.state.sources import rows
 from end_to_end.tars import numbered_samples, tar
 
 import headrace as hr
 
-EPOCHS = 4
+EPOCHS = 3
 
 
 class Resets(hr.AsyncIterableDataset):
@@ -96,20 +98,6 @@ class Counts(hr.AsyncIterableDataset):
 KINDS: dict[str, Callable[[int], Any]] = {"resets": Resets, "keeps": Keeps, "resets, with its iterator": Counts}
 
 
-def states_of(loader: Any) -> list[tuple[int, int, str]]:
-    """(epoch, batches of it that were given, the state) at every place of a run."""
-    states = []
-    for epoch in range(EPOCHS - 1):
-        batches, number = iter(loader), 0
-        while True:
-            states.append((epoch, number, json.dumps(loader.state_dict())))
-            if next(batches, None) is None:
-                break
-            number += 1
-        states.append((epoch + 1, 0, json.dumps(loader.state_dict())))
-    return states
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [0, 5])
 @pytest.mark.parametrize("taken", [None, 8, 2])
@@ -123,15 +111,7 @@ def test_data_set_goes_on_from_every_state_when_it_makes_itself_ready_at_its_end
         data = data if taken is None else data.take(taken)
         return hr.DataLoader(data, batch_size=4, prefetch_factor=prefetch, timeout=30, fetch=QUICK)
 
-    with loader() as one:
-        whole = [epoch_of(one) for _ in range(EPOCHS)]
-    with loader() as one:
-        states = states_of(one)
-    for epoch, number, state in states:
-        with loader() as one:
-            one.load_state_dict(json.loads(state))
-            got = [epoch_of(one) for _ in range(epoch, EPOCHS)]
-            assert got == [whole[epoch][number:], *whole[epoch + 1 :]], (epoch, number, state)
+    resumed_anywhere(loader, rows, epochs=EPOCHS)
 
 
 def number_of(sample: dict[str, Any]) -> int:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from builders.ranks import samples, whole, world
+from builders.ranks import ran, samples, whole, world
 from end_to_end.state import sources
 from end_to_end.state.sources import GZ, TAR, Places, Seen
 
@@ -29,16 +29,14 @@ def test_one_rank_goes_on_when_several_have_made_an_index(places: Places, shuffl
         shards = sources.source(TAR, written)
         return (shards.shuffle() if shuffled else shards).map(Seen())
 
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, global_batch_size=6)
-        expected = whole(ranks.run()) + whole(ranks.run())
-    with ExitStack() as stack:
-        ranks = world(stack, 3, data, global_batch_size=6)
-        got = whole(ranks.run(4))
-        states = ranks.states()
-    with ExitStack() as stack:
-        ranks = world(stack, 1, data, states[1], global_batch_size=6)
-        got += whole(ranks.run()) + whole(ranks.run())
+    def epochs(world_size: int, count: int, state: Any = None) -> list[Any]:
+        with ExitStack() as stack:
+            ranks = world(stack, world_size, data, state, global_batch_size=6)
+            return [batch for _ in range(count) for batch in whole(ranks.run())]
+
+    expected = epochs(3, 2)
+    steps, states = ran(3, data, global_batch_size=6, most=4)
+    got = whole(steps) + epochs(1, 2, states[1])
     assert got == expected
     assert sorted(number for batch in got for _, number, *_ in batch) == sorted([*range(sum(COUNTS))] * 2)
 
@@ -101,11 +99,7 @@ def test_state_of_shards_of_ones_own_is_refused_by_other_ranks_and_says_why(plac
 def test_ranks_share_compressed_shards_when_a_filter_stands_before_the_epoch(places: Places) -> None:
     written = places.write([40, 20, 31, 26])
     data = lambda: sources.source(GZ, written).map(Seen()).filter(sources.most).epoch(samples=60)
-    with ExitStack() as stack:
-        ranks = world(stack, 2, data, batch_size=4)
-        got = ranks.run(3)
-        states = ranks.states()
-    with ExitStack() as stack:
-        got += world(stack, 2, data, states, batch_size=4).run()
+    got, states = ran(2, data, batch_size=4, most=3)
+    got += ran(2, data, states, batch_size=4)[0]
     assert sum(samples(got).values()) == 60
     assert {len(batch) for step in got[:-1] for batch in step} == {4}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from builders.loops import state_after
 from full.contributed import length_buckets  # noqa: F401 (it is registered by that)
 
 import headrace as hr
@@ -42,9 +43,5 @@ def drawn(sample: dict[str, int]) -> dict[str, int]:
 
 def test_state_says_which_samples_wait_in_a_few_numbers_when_one_bucket_fills_seldom() -> None:
     data = hr.from_map([{"n": 30 if n == 5 else 1} for n in range(1000)]).apply_op("length_buckets", 4)
-    with hr.DataLoader(data, batch_size=None) as loader:
-        batches = iter(loader)
-        for _ in range(200):
-            next(batches)
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(data, batch_size=None), 200)
     assert (state["done"], state["parts"], state["passed"]) == ([0, 5], [0, 0], [[1, 795]])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from builders.loops import state_after
 from full.contributed import token_batches  # noqa: F401 (it is registered by that)
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,9 +63,7 @@ def test_batches_have_as_many_tokens_as_they_may_and_no_more(lengths: Sequence[i
 
 def test_state_is_refused_when_the_operator_has_another_argument() -> None:
     data = hr.from_map([{"n": 2}] * 9)
-    with hr.DataLoader(data.apply_op("token_batches", 6), batch_size=None) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    state = state_after(hr.DataLoader(data.apply_op("token_batches", 6), batch_size=None), 1)
     assert state["steps"] == ["token_batches(6)"]
     with (
         hr.DataLoader(data.apply_op("token_batches", 8), batch_size=None) as loader,
