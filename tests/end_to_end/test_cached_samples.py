@@ -318,7 +318,7 @@ def test_random_steps_are_refused_by_name() -> None:
 
     data = hr.from_map(range(COUNT))
     with pytest.raises(
-        OptionError, match=r"\.cache\(\) behind map\(flip\), which draws random numbers \(numpy\.random\.rand\)"
+        OptionError, match=r"\.cache\(\) behind map\(flip\), which draws random numbers \(flip, which uses rand\)"
     ):
         data.map(flip).cache()
     data.map(flip, random=False).cache()
@@ -400,7 +400,7 @@ def test_function_that_changes_while_it_runs_is_not_kept(monkeypatch: pytest.Mon
             return n + self.calls
 
     stream = hr.from_map(range(COUNT)).map(Counting()).cache()
-    with pytest.warns(RuntimeWarning, match="has changed while it was done"):
+    with pytest.warns(RuntimeWarning, match="has changed since the epoch began"):
         first = given(stream, num_workers=0)
     assert given(stream, num_workers=0) != first
 
@@ -413,15 +413,14 @@ def shifted(n: int) -> int:
 
 
 def test_worker_with_other_functions_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    place = keeping.Keeping([shifted], [], place_of(tmp_path, None), None, None, lambda: COUNT)
-    file = place.file()
+    there = keeping.fingerprint_of([shifted])
+    file = keeping.Keeping([shifted], [], place_of(tmp_path, None), None, None, lambda: COUNT).file()
     assert file is not None
-    there = keeping.told([shifted])
     monkeypatch.setattr(sys.modules[__name__], "SHIFT", 2)
-    with pytest.warns(RuntimeWarning, match="not what the trainer would"):
-        keeping.WorkersKeeping([shifted], file, there).add(1, lambda: b"piece")
+    with pytest.warns(RuntimeWarning, match="has changed since the epoch began"):
+        keeping.Writer([shifted], file, there).add(1, lambda: b"piece")
     assert 1 not in file
-    keeping.WorkersKeeping([shifted], file, keeping.told([shifted])).add(1, lambda: b"piece")
+    keeping.Writer([shifted], file, keeping.fingerprint_of([shifted])).add(1, lambda: b"piece")
     assert 1 in file
 
 

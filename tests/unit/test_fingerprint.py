@@ -22,10 +22,7 @@ from headrace.torch_compat import serialize
 
 
 def digest(*values: object) -> bytes:
-    found = ValueDigest()
-    for value in values:
-        found.add(value)
-    return found.digest()
+    return ValueDigest().of(values)
 
 
 def made(source: str, name: str = "f") -> Any:
@@ -114,17 +111,9 @@ CHANGES = {
         "import torch\nK = torch.tensor([1.0])\ndef f(x): return x + K",
         "import torch\nK = torch.tensor([2.0])\ndef f(x): return x + K",
     ),
-    "mask": (
-        "import numpy as np\nK = np.ma.array([1, 2], mask=[0, 1])\ndef f(x): return x + K",
-        "import numpy as np\nK = np.ma.array([1, 2], mask=[1, 0])\ndef f(x): return x + K",
-    ),
     "method of an array's class": (
         "import numpy\nclass A(numpy.ndarray):\n def g(s): return 1\nK = numpy.ones(2).view(A)\nf = lambda x: K.g()",
         "import numpy\nclass A(numpy.ndarray):\n def g(s): return 2\nK = numpy.ones(2).view(A)\nf = lambda x: K.g()",
-    ),
-    "attribute of an array": (
-        "import numpy as np\nclass A(np.ndarray): pass\nK = np.zeros(2).view(A)\nK.unit = 'm'\ndef f(x): return K",
-        "import numpy as np\nclass A(np.ndarray): pass\nK = np.zeros(2).view(A)\nK.unit = 's'\ndef f(x): return K",
     ),
     "method of a tensor's class": (
         "import torch\nclass A(torch.Tensor):\n def g(s): return 1\nK = A(torch.ones(2))\nf = lambda x: K.g()",
@@ -141,10 +130,6 @@ CHANGES = {
     "text of an enumeration": (
         "import enum\nclass E(enum.Enum):\n A = 1\n def __str__(self): return 'a'\ndef f(x): return str(E.A)",
         "import enum\nclass E(enum.Enum):\n A = 1\n def __str__(self): return 'b'\ndef f(x): return str(E.A)",
-    ),
-    "attribute of a member": (
-        "import enum\nclass E(enum.Enum):\n A = 1\nE.A.unit = 'm'\ndef f(x): return E.A.unit",
-        "import enum\nclass E(enum.Enum):\n A = 1\nE.A.unit = 's'\ndef f(x): return E.A.unit",
     ),
     "order of a dict": ("K = {1: 2, 3: 4}\ndef f(x): return K", "K = {3: 4, 1: 2}\ndef f(x): return K"),
     "order of arguments": ("def f(x, y): return x - y", "def f(y, x): return x - y"),
@@ -191,23 +176,38 @@ def test_fingerprint_sees_a_global_that_changes_later() -> None:
     assert digest(function) != before
 
 
+SETS = "NAMES = {'a', 'b', 'c', 1, (2, 'd')}\ndef f(x): return x in {'p', 'q', 'r'} or x in NAMES"
+
+
+def in_new_process(script: Path, *, hash_seed: str = "0") -> str:
+    """What a script prints that digests functions."""
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    return subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.slow
 @pytest.mark.process
 def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    lines = ["from headrace.kept.fingerprint import ValueDigest", "from types import ModuleType"]
-    lines += [f"SOURCES = {[before for before, _ in CHANGES.values()]!r}"]
-    lines += ["NAMES = {'a', 'b', 'c', 1, (2, 'd')}", "def sets(x): return x in {'p', 'q', 'r'} or x in NAMES"]
-    lines += ["print(sets.__name__)", "found = ValueDigest()", "found.add(sets)", "print(found.digest().hex())"]
-    lines += ["for source in SOURCES:", "    module = ModuleType('script')", "    exec(source, vars(module))"]
-    lines += ["    found = ValueDigest()", "    found.add(vars(module)['f'])", "    print(found.digest().hex())"]
-    script.write_text("\n".join(lines))
-    said = set()
-    for seed in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
-        said.add(run.stdout)
-    assert len(said) == 1
+    for number, source in enumerate(sources := [SETS, *(before for before, _ in CHANGES.values())]):
+        (tmp_path / f"own_module_{number}.py").write_text(source)
+    script = f"""
+import importlib
+from types import ModuleType
+from headrace.kept.fingerprint import ValueDigest
+print(len({{*"abc"}}), *{{*"abcdefgh"}})
+for number, source in enumerate({sources!r}):
+    module = ModuleType("script")
+    exec(source, vars(module))
+    for found in (module, importlib.import_module(f"own_module_{{number}}")):
+        print("digest", number, ValueDigest().of(found.f).hex())
+"""
+    (tmp_path / "script.py").write_text(script)
+    printed = [in_new_process(tmp_path / "script.py", hash_seed=seed) for seed in ("1", "2")]
+    orders, digests = zip(*(text.split("\n", 1) for text in printed), strict=True)
+    assert orders[0] != orders[1]
+    assert digests[0] == digests[1]
+    assert digests[0].count("digest") == 2 * len(sources)
 
 
 def test_what_refers_to_itself_is_told() -> None:
@@ -228,8 +228,6 @@ def test_module_of_ones_own_is_told_by_what_is_used_of_it(tmp_path: Path, monkey
     assert digest(function) == before
     own_helpers.K = 2
     assert digest(function) != before
-    with pytest.raises(NotKnownError, match="own_helpers other than by a name in it"):
-        digest(made("import own_helpers\ndef f(x): return vars(own_helpers)['K']"))
 
 
 @pytest.mark.parametrize(
@@ -245,23 +243,20 @@ def test_module_of_ones_own_that_a_function_imports_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(NotKnownError, match="import it at the top of its file"):
         digest(made(f"def f(x):\n {import_it}\n return x"))
-    for name in ("own_package", "own_package.helpers"):
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.process
 def test_module_that_has_the_name_of_one_of_python_is_ones_own(tmp_path: Path) -> None:
-    (tmp_path / "chunk.py").write_text("def helper(x): return x + 1\n")
     script = tmp_path / "script.py"
-    lines = ["import chunk", "from headrace.kept.fingerprint import ValueDigest", "def f(x): return chunk.helper(x)"]
-    lines += ["found = ValueDigest()", "found.add(f)", "print(found.digest().hex())"]
-    script.write_text("\n".join(lines))
-    said = set()
+    script.write_text(
+        "import chunk\nfrom headrace.kept.fingerprint import ValueDigest\ndef f(x): return chunk.helper(x)\n"
+        "print(ValueDigest().of(f).hex())"
+    )
+    printed = set()
     for number in (1, 2):
         (tmp_path / "chunk.py").write_text(f"def helper(x): return x + {number}\n")
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        said.add(subprocess.run([sys.executable, script], env=environment, capture_output=True, check=True).stdout)
-    assert len(said) == 2
+        printed.add(in_new_process(script))
+    assert len(printed) == 2
 
 
 @pytest.mark.parametrize(
@@ -280,13 +275,11 @@ def test_what_cannot_be_told_is_refused(value: object) -> None:
         "globals()['K']",
         "eval('K')",
         "__import__('script').K",
-        "sys.modules['script'].K",
-        "importlib.import_module('script').K",
     ],
 )
 def test_what_is_found_by_its_name_as_a_text_is_refused(found: str) -> None:
     with pytest.raises(NotKnownError, match="as texts"):
-        digest(made(f"import importlib, sys\nK = 1\ndef f(x): return x + {found}"))
+        digest(made(f"K = 1\ndef f(x): return x + {found}"))
 
 
 @pytest.mark.parametrize(
@@ -315,26 +308,12 @@ def test_what_is_found_by_its_name_as_a_text_is_refused(found: str) -> None:
 )
 def test_random_numbers_are_seen(function: object) -> None:
     found = ValueDigest()
-    found.add(function)
+    found.of(function)
     assert found.draws is not None
 
 
 @pytest.mark.parametrize("function", [lambda x: torch.stack([x]), np.sin, len, torch.nn.Linear(2, 2), "".join, sorted])
 def test_random_numbers_are_not_seen_where_there_are_none(function: object) -> None:
     found = ValueDigest()
-    found.add(function)
+    found.of(function)
     assert found.draws is None
-
-
-def test_quick_look_sees_another_array_in_the_place_of_a_large_one() -> None:
-    function = made("import numpy as np\nK = np.zeros(10**5)\ndef f(x): return x + K")
-
-    def quick() -> bytes:
-        found = ValueDigest(quickly=True)
-        found.add(function)
-        return found.digest()
-
-    before = quick()
-    assert quick() == before
-    function.__globals__["K"] = np.ones(10**5)
-    assert quick() != before

@@ -18,7 +18,7 @@ from headrace.datasets.source import SampleSource
 from headrace.datasets.stream import Stream
 from headrace.errors import OptionError
 from headrace.kept.fingerprint import NotKnownError, ValueDigest
-from headrace.kept.keeping import Keeping, not_told, told
+from headrace.kept.keeping import Keeping, fingerprint_of, not_told
 from headrace.kept.places import place_of
 from headrace.numbers import is_whole
 from headrace.tasks import Step
@@ -98,7 +98,7 @@ def _check_step(step: Step, *, has_version: bool) -> None:
     """Whether it would be known of a step when it is another one, and whether it gives the same each time."""
     found = ValueDigest()
     try:
-        found.add(step.fn)
+        found.of(step.fn)
     except NotKnownError as error:
         if not has_version:
             raise not_told(error) from error
@@ -116,7 +116,7 @@ def _told_of(source: SampleSource, *, has_version: bool) -> bytes:
     if not has_version:
         parts.append(source.data)
     try:
-        return told([parts])
+        return fingerprint_of(parts)
     except NotKnownError as error:
         raise not_told(error) from error
 

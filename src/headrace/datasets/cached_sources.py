@@ -15,7 +15,7 @@ from headrace.datasets.doing import through, through_first
 from headrace.datasets.made import MadeDataset, MadeSource
 from headrace.datasets.source import EpochIO, KeepsKey, SampleSource, SourceOrders
 from headrace.kept.file import NotAtOnceError, SampleFile
-from headrace.kept.keeping import Keeping
+from headrace.kept.keeping import Keeping, Writer
 from headrace.producer import Producer
 from headrace.running import running_threads
 from headrace.tasks import Step
@@ -69,7 +69,7 @@ class CachedDataset(MadeDataset):
         return self.inner.count()
 
     async def aget(self, key: int) -> Kept | Fresh:
-        return await self.got(self.keeping.file_at_once(), range(len(self))[key])
+        return await self.got(self.keeping.last_file(), range(len(self))[key])
 
     async def got(self, file: SampleFile | None, number: int) -> Kept | Fresh:
         """What a file has of a sample, or what it is made of."""
@@ -159,7 +159,7 @@ class CacheStep:
         keeping: where samples are kept.
     """
 
-    def __init__(self, steps: Sequence[Step], keeping: Keeping) -> None:
+    def __init__(self, steps: Sequence[Step], keeping: Writer) -> None:
         self._steps = tuple((step.told, step.kind, step.fn) for step in steps)
         self._keeping = keeping
 

@@ -171,28 +171,25 @@ class SampleMethods(AddsOperators):
         max_bytes: int | None = None,
         version: str | int | None = None,
     ) -> Stream:
-        """The same samples, kept as they are here: from then on they are neither read nor made again.
+        """Keep samples as they are here: later epochs neither read nor make them again.
 
-        Samples are kept by their numbers, so shuffles, ranks and states may be any; those that failed are not kept, nor
-        what has no room: they are made again. Samples have numbers for it: shards need an index. They are got one by
-        one, in the order that `.shuffle(by="global")` has, where nothing else is said.
+        Samples are kept by their numbers, so shuffles, ranks and states may be any. Shards need an index. Samples that
+        failed, or have no room, are made again. Samples are read one by one, in the order of `.shuffle(by="global")`.
 
-        What is kept is found again as long as it is of the same data and the same functions: these are told by their
-        code, with the values and functions that they use, and libraries' versions. All of that is looked at in each
-        epoch. What is done at random belongs behind `.cache()`.
+        Kept samples are found by a digest of the data, the functions before `.cache()` and the versions of packages. It
+        is computed for each epoch. `docs/how_to/cache.md` lists what it cannot see. Put random steps behind `.cache()`.
 
         Args:
-            place: a folder, in which other loaders, processes and ranks of the machine, and later runs, find samples
-                too. They are pickles: it is for your user alone. None: memory, for the loaders of this stream, their
-                workers all together, until the stream is gone.
-            max_bytes: what may be kept: in memory of this stream, by default a quarter of the machine's memory, beside
-                the loader's `memory_budget`; in a folder of all streams, by default what is there and half of what the
-                disk has free.
-            version: stands for functions and data that cannot be told; say another one whenever they change.
+            place: A folder, which other loaders, processes and ranks of this machine and later runs use too. It holds
+                pickles: it is for your user alone. None: memory, for the loaders of this stream and their workers.
+            max_bytes: Limit of what is kept. Memory: of this stream, by default a quarter of the machine's memory,
+                beside the loader's `memory_budget`. A folder: of all streams, by default what is there and half of what
+                the disk has free.
+            version: Stands for functions and data that have no digest. Give another one whenever they change.
 
         Raises:
-            OptionError: samples have no numbers, or are batches already; a function before it draws random numbers, or
-                cannot be told.
+            OptionError: samples have no numbers, or are batches; a function before it draws random numbers, or has no
+                digest.
 
         Examples:
             >>> import headrace as hr
