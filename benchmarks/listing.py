@@ -63,7 +63,7 @@ def first_batch(kind: str, place: str, listing: str) -> None:
     listed_s = time.monotonic() - began
     batch = next(iter(hr.DataLoader(data, batch_size=64)))
     total_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    assert len(batch["jpg"]) == 64
+    assert len(batch["__key__"]) == 64
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     own = int(status["RssAnon"].split()[0]) / 1024
@@ -73,17 +73,18 @@ def first_batch(kind: str, place: str, listing: str) -> None:
 
 
 def write_manifest(count: int, place: str) -> None:
-    from headrace.datasets.places.manifest import ManifestWriter
+    from headrace.datasets.places.entries import EntriesBuilder, save_entries
     from headrace.indexes.whereabouts import names_path
     from headrace.types import Listed
 
     began, folder = time.monotonic(), f"many://{count}-sorted/"
-    with ManifestWriter(names_path(place)) as writer:
-        for at in range(0, count, 16384):
-            numbers = range(at, min(at + 16384, count))
-            names = [f"class-{n * 10 // count}/photo-{n:010d}.jpg" for n in numbers]
-            writer.add([Listed(folder + name, len(name), f'"{name[-14:]}"') for name in names])
-        writer.finish({"nbytes": None, "left_out": {}, "listed_at": 1}, len(folder))
+    builder = EntriesBuilder()
+    for at in range(0, count, 16384):
+        numbers = range(at, min(at + 16384, count))
+        names = [f"class-{n * 10 // count}/photo-{n:010d}.jpg" for n in numbers]
+        builder.add([Listed(folder + name, len(name), f'"{name[-14:]}"') for name in names])
+    about = {"nbytes": None, "left_out": {}, "listed_at": 1}
+    save_entries(builder.in_order(len(folder)), names_path(place), about)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{count:,} names written in {time.monotonic() - began:.1f} s, peak {peak:,.0f} MiB, "
           f"{names_path(place).stat().st_size / 2**20:,.0f} MiB of disk")  # fmt: skip

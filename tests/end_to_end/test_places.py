@@ -22,11 +22,12 @@ from end_to_end import litdata, mds
 from moto_s3 import client_of
 
 import headrace as hr
-from headrace.datasets.places.manifest import Manifest
+from headrace.datasets.places.entries import Entries, EntriesBuilder
 from headrace.errors import FormatError, ObjectChangedError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.registry import sniffed_by_end
 from headrace.testing import FaultServer
+from headrace.types import Listed
 
 _JPG = b"\xff\xd8\xff\xe0 not decoded here"
 
@@ -237,7 +238,7 @@ def test_kept_list_is_taken_until_it_is_made_anew(put: Any, cache: Path) -> None
     put("train/3.tar", tar_of(["3-0.txt"]))
     again = hr.stream(place, listing="kept")
     assert keys(again) == IN_ORDER
-    assert isinstance(again.source.urls, Manifest)
+    assert isinstance(again.source.urls, Entries)
     assert list(pickle.loads(pickle.dumps(again.source.urls))) == list(again.source.urls)
     assert keys(hr.stream(place)) == [*IN_ORDER, "3-0"]
     (kept,) = (cache / "headrace" / "manifests").iterdir()
@@ -405,17 +406,27 @@ def test_folder_of_this_machine_follows_links_and_no_circle(tmp_path: Path, cach
     assert keys(hr.stream(tmp_path / "data")) == ["0", "0"]
 
 
-def test_many_names_are_sorted_and_held_without_an_object_each(
-    monkeypatch: pytest.MonkeyPatch, put: Any, cache: Path
-) -> None:
-    monkeypatch.setattr("headrace.datasets.places.listing._RUN", 100)
-    order = sorted(range(1000), key=lambda k: k * 7919 % 1000)
-    for k in order:
-        put(f"n/{k:04d}.txt", b"x")
-    data = hr.files("memory://place/n/*")
-    assert isinstance(data.source.urls, Manifest)
-    assert list(data.source.urls) == [f"memory://place/n/{k:04d}.txt" for k in range(1000)]
+def test_many_names_are_sorted_and_held_without_an_object_each(put: Any, cache: Path) -> None:
+    for k in range(1000):
+        put(f"n/{k * 7919 % 1000:04d}.txt", b"x")
+    for listing in ("new", "kept", "kept"):
+        data = hr.files("memory://place/n/*", listing=listing)
+        assert isinstance(data.source.urls, Entries)
+        assert list(data.source.urls) == [f"memory://place/n/{k:04d}.txt" for k in range(1000)]
     assert {path.suffix for path in (cache / "headrace" / "manifests").iterdir()} == {".names"}
+
+
+def test_names_in_any_order_are_sorted_with_their_sizes_and_etags() -> None:
+    listed = [Listed(f"é/{k}", k or None, f"e{k}" if k % 2 else None) for k in range(9)]
+    for objects in (listed, listed[::-1], listed[4:] + listed[:4]):
+        builder = EntriesBuilder()
+        for k in range(0, 9, 2):
+            builder.add(objects[k : k + 2])
+        assert list(builder.as_added().listed()) == objects
+        assert list(builder.in_order().listed()) == listed
+    plain = EntriesBuilder()
+    plain.add([Listed("b"), Listed("a")])
+    assert (plain.in_order().sizes, plain.in_order().etags) == (None, None)
 
 
 def test_object_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_path: Path, cache: Path) -> None:

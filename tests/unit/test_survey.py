@@ -1,4 +1,4 @@
-"""What very many names have is found in their bytes: the same that is found by looking at each."""
+"""What very many names have: the same that is found by looking at each."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.datasets.packed import packed
-from headrace.datasets.places import survey
-from headrace.datasets.places.kinds import MEDIA, Survey, extension_of, kind_in, stem_of
-from headrace.datasets.places.survey import kept_from, kept_survey, surveyed
+from headrace.datasets.places import kinds
+from headrace.datasets.places.kinds import (
+    MEDIA,
+    Survey,
+    extension_of,
+    kept_survey,
+    kind_in,
+    stem_of,
+    survey_to_keep,
+    surveyed,
+)
 from headrace.formats.registry import format_of
 
 _LAST = st.sampled_from(
@@ -55,36 +62,32 @@ def one_by_one(names: list[str], start: int) -> Survey:
 @given(paths=st.lists(_PATHS, max_size=12), in_order=st.booleans())
 def test_survey_is_what_each_name_says(folder: str, paths: list[str], in_order: bool) -> None:
     names = [folder + path for path in (sorted(paths) if in_order else paths)]
-    found = surveyed(packed(names), len(folder.encode()))
+    found = surveyed(names, len(folder))
     expected = one_by_one(names, len(folder))
     expected.digest = found.digest
     found.tables.sort()
     expected.tables.sort()
     assert found == expected
-    assert kept_survey(json.loads(json.dumps(kept_from(found)))) == found
+    assert kept_survey(json.loads(json.dumps(survey_to_keep(found)))) == found
 
 
-def test_survey_goes_on_from_piece_to_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = packed([f"f/{k // 4}/{k // 2:03d}.{'jt'[k % 2]}" for k in range(40)])
+def test_survey_is_the_same_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"f/{k // 4}/{k // 2:03d}.{'jt'[k % 2]}" for k in range(40)]
     whole = surveyed(names, 2)
     assert not whole.is_single
     for size in (1, 2, 3, 7):
-        monkeypatch.setattr(survey, "_CHUNK", size)
+        monkeypatch.setattr(kinds, "_CHUNK", size)
         assert surveyed(names, 2) == whole
-    monkeypatch.setattr(survey, "_CHUNK", 2)
-    assert not surveyed(packed(["a.b", "b.x", "b.y", "c.x"][1:3]), 0).is_single
-    monkeypatch.setattr(survey, "_CHUNK", 1)
-    assert not surveyed(packed(["b.x", "b.y"]), 0).is_single
 
 
 def test_digest_is_of_the_paths_and_their_order_wherever_they_lie() -> None:
-    here, there = (surveyed(packed([f"{place}a/1", f"{place}b/2"]), len(place)) for place in ("s3://x/", "/y/z/w/"))
+    here, there = (surveyed([f"{place}a/1", f"{place}b/2"], len(place)) for place in ("s3://x/", "/y/z/w/"))
     assert here.digest == there.digest
-    assert len({surveyed(packed(names), 0).digest for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}) == 4
+    assert len({surveyed(names, 0).digest for names in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""])}) == 4
 
 
 def test_survey_of_formats_that_are_known_no_more_is_not_taken() -> None:
-    said = kept_from(surveyed(packed(["a.tar"]), 0))
+    said = survey_to_keep(surveyed(["a.tar"], 0))
     assert said is not None
     assert kept_survey({**said, "by": "others"}) is None
     assert kept_survey(None) is None

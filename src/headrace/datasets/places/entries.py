@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import operator
+import os
+import tempfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, overload
+from zipfile import BadZipFile
 
 import numpy as np
 
 from headrace.datasets.packed import Packed, packed
-from headrace.errors import not_as_listed
+from headrace.datasets.places.kinds import Survey, kept_survey, path_in, survey_to_keep, surveyed
+from headrace.errors import FormatError, not_as_listed
 from headrace.protocols import Version
 from headrace.types import Ints, Listed
-
-if TYPE_CHECKING:
-    from headrace.datasets.places.kinds import Survey
 
 _CHUNK = 2**14
 UNKNOWN = -1
@@ -28,7 +35,7 @@ class Entries(Sequence[str]):
         names: the addresses.
         sizes: of the objects, in bytes; `UNKNOWN` where it was not told; None: of none.
         etags: of the objects; empty where it was not told; None: of none.
-        start: where the paths in what was listed begin in the names, in bytes.
+        start: where the paths in what was listed begin in the names, in characters.
 
     Attributes:
         revision: what was listed, where it lies at a revision that was found to be that; else empty.
@@ -69,8 +76,6 @@ class Entries(Sequence[str]):
     @cached_property
     def survey(self) -> Survey:
         """What the names have."""
-        from headrace.datasets.places.survey import surveyed
-
         return surveyed(self.names, self.start)
 
     def listed(self) -> Iterator[Listed]:
@@ -83,21 +88,98 @@ class Entries(Sequence[str]):
                 yield Listed(name, None if size == UNKNOWN else size, etag or None)
 
 
+class EntriesBuilder:
+    """Collects listed objects in any order, as bytes and numbers: very many names are no Python objects."""
+
+    def __init__(self) -> None:
+        self._names, self._etags = _Texts(), _Texts()
+        self._sizes = array("q")
+        self._last, self._is_sorted = "", True
+
+    def add(self, objects: Sequence[Listed]) -> None:
+        names = [one.path for one in objects]
+        self._names.add(names)
+        self._etags.add([one.etag or "" for one in objects])
+        self._sizes.extend(UNKNOWN if one.size is None else one.size for one in objects)
+        self._is_sorted = self._is_sorted and all(map(operator.le, [self._last, *names], names))
+        self._last = names[-1] if names else self._last
+
+    def as_added(self, start: int = 0) -> Entries:
+        sizes = np.frombuffer(self._sizes, np.int64) if self._sizes else np.zeros(0, np.int64)
+        etags = self._etags.packed() if self._etags.data else None
+        return Entries(self._names.packed(), sizes if (sizes != UNKNOWN).any() else None, etags, start)
+
+    def in_order(self, start: int = 0) -> Entries:
+        """The objects, sorted by their names."""
+        found = self.as_added(start)
+        if self._is_sorted:
+            return found
+        order = sorted(range(len(found)), key=list(found.names).__getitem__)
+        etags = None if found.etags is None else packed(found.etags[k] for k in order)
+        sizes = None if found.sizes is None else found.sizes[order]
+        return Entries(packed(found.names[k] for k in order), sizes, etags, start)
+
+
+class _Texts:
+    def __init__(self) -> None:
+        self.data, self._ends = bytearray(), array("q", [0])
+
+    def add(self, texts: Sequence[str]) -> None:
+        pieces = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self._ends.extend(islice(accumulate(map(len, pieces), initial=len(self.data)), 1, None))
+        self.data += b"".join(pieces)
+
+    def packed(self) -> Packed[str]:
+        return Packed("str", np.frombuffer(self.data, np.uint8), np.frombuffer(self._ends, np.int64))
+
+
 def entries_of(objects: Iterable[Listed], start: int = 0) -> Entries:
-    """Objects that fit into memory, as they come."""
-    sizes: list[int] = []
-    etags: list[str] = []
+    """Objects in the order in which they come."""
+    builder, source = EntriesBuilder(), iter(objects)
+    while chunk := list(islice(source, _CHUNK)):
+        builder.add(chunk)
+    return builder.as_added(start)
 
-    def names() -> Iterator[str]:
-        for name, size, etag in objects:
-            sizes.append(UNKNOWN if size is None else size)
-            etags.append(etag or "")
-            yield name
 
-    all_names = packed(names())
-    known = np.array(sizes, np.int64)
-    told = known if (known != UNKNOWN).any() else None
-    return Entries(all_names, told, packed(etags) if any(etags) else None, start)
+def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> None:
+    """Write entries to a file, which other processes see as a whole or not at all."""
+    about = {**about, "start": entries.start, "revision": entries.revision, "survey": survey_to_keep(entries.survey)}
+    columns: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+    columns["names"], columns["name_ends"] = entries.names.arrays
+    if entries.sizes is not None:
+        columns["sizes"] = entries.sizes
+    if entries.etags is not None:
+        columns["etags"], columns["etag_ends"] = entries.etags.arrays
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            np.savez(file, **columns)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink()
+        raise
+
+
+def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
+    """(what `save_entries` wrote to a file, what it was told about it).
+
+    Raises:
+        FormatError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as columns:
+            about = json.loads(columns["about"].tobytes())
+            names = Packed[str]("str", columns["names"], columns["name_ends"])
+            etags = Packed[str]("str", columns["etags"], columns["etag_ends"]) if "etags" in columns else None
+            found = Entries(names, columns.get("sizes"), etags, about["start"])
+            found.revision = about["revision"]
+            if (survey := kept_survey(about["survey"])) is not None:
+                found.survey = survey
+    except (BadZipFile, EOFError, KeyError, TypeError, ValueError, zlib.error) as error:
+        raise FormatError(f"{path} is no list of names of headrace's, or damaged; remove it", url=str(path)) from error
+    return found, about
 
 
 def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
@@ -129,13 +211,10 @@ def check_listed(urls: Sequence[str], number: int, size: int | None, etag: str |
 
 def survey_of(urls: Sequence[str]) -> Survey:
     """What some addresses have."""
-    from headrace.datasets.places.kinds import path_in
-    from headrace.datasets.places.survey import surveyed
-
-    entries = urls if isinstance(urls, Entries) else None
-    if not any(url.startswith(("http://", "https://")) for url in urls[:1]):
-        return surveyed(packed(urls), 0) if entries is None else entries.survey
-    return surveyed(packed(map(path_in, urls)), 0 if entries is None else entries.start)
+    start = urls.start if isinstance(urls, Entries) else 0
+    if any(url.startswith(("http://", "https://")) for url in urls[:1]):
+        return surveyed(map(path_in, urls), start)
+    return urls.survey if isinstance(urls, Entries) else surveyed(urls, start)
 
 
 def only(urls: Sequence[str], is_wanted: Callable[[str], bool]) -> Entries:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import islice
 
 from headrace.errors import OptionError, masked
-from headrace.formats.compression.decompressor import path_of, without_compression
+from headrace.formats.compression.decompressor import ENDINGS, path_of, without_compression
 from headrace.formats.decoders import WHAT_BY_EXTENSION, registered_decoders
 from headrace.formats.format import Format
 from headrace.formats.images import EXTENSIONS as IMAGES
@@ -23,6 +25,8 @@ TABLE = re.compile(r"metadata\.(?:csv|tsv|jsonl|parquet)")
 """Names of tables that say something of the objects beside them."""
 
 _SHOWN = 6
+_CHUNK = 2**14
+_KEPT_MOST = 2**15  # folders, tables and extensions
 
 _WAYS = {
     "bin": "raw tokens are for hr.tokens(url, dtype, window)",
@@ -91,6 +95,81 @@ class Survey:
     loose: int = 0
     is_single: bool = True
     digest: str = ""
+
+
+def surveyed(names: Iterable[str], start: int) -> Survey:
+    """What names have.
+
+    Args:
+        start: where the paths begin in them, in characters: behind what all of them begin with.
+    """
+    found, endings, digest = Survey(), Counter[str | None](), blake2b(digest_size=8)
+    several, folders, last = _not_alone(), set[str](), None
+    source = iter(names)
+    while chunk := list(islice(source, _CHUNK)):
+        for name in chunk:
+            slash = name.rfind("/") + 1
+            dot = name.find(".", slash)
+            if dot < 0:
+                stem, ending = name, None
+            else:
+                stem, ending = name[:dot] or name, name[name.rfind(".") + 1 :]
+                if ending.lower() in several:
+                    ending = name[dot + 1 :]
+            endings[ending] += 1
+            found.is_single = found.is_single and stem != last
+            last = stem
+            if slash > start:
+                folders.add(name[start : name.index("/", start)])
+            else:
+                found.loose += 1
+            if ending is not None and name.startswith("metadata.", slash) and TABLE.fullmatch(name, slash):
+                found.tables.append(name)
+        digest.update("".join([f"{name[start:]}\n" for name in chunk]).encode("utf-8", "surrogatepass"))
+    _count_kinds(found, endings)
+    found.folders, found.digest = sorted(folders), digest.hexdigest()
+    return found
+
+
+def _count_kinds(found: Survey, endings: Counter[str | None]) -> None:
+    """Count formats and extensions by what stands behind a dot of names; None: there is no dot."""
+    says = formats_by_names()
+    formats, others, extensions = Counter[str](), Counter[str](), Counter[str]()
+    for ending, count in endings.items():
+        name = "x" if ending is None else f"x.{ending}"
+        extensions[extension_of(name)] += count
+        found.media += count if extension_of(name) in MEDIA else 0
+        form = says(name)
+        if form is None:
+            others[kind_in(name)] += count
+        else:
+            formats[form.name] += count
+    found.formats, found.others, found.extensions = dict(formats), dict(others), dict(extensions)
+
+
+def _not_alone() -> frozenset[str]:
+    """Extensions before which another one may say the format."""
+    several = {suffix for form in known_formats().values() for suffix in form.suffixes if suffix.count(".") > 1}
+    return frozenset(one.rpartition(".")[2] for one in {*ENDINGS, *several})
+
+
+def survey_to_keep(found: Survey) -> dict[str, object] | None:
+    """A survey as JSON, with what it depends on; None where it is too long to be kept."""
+    longest = max(map(len, (found.others, found.tables, found.extensions, found.folders)))
+    return {**asdict(found), "by": _known_by()} if longest <= _KEPT_MOST else None
+
+
+def kept_survey(kept: object) -> Survey | None:
+    """The survey that was kept; None where there is none, or by other formats than are known now."""
+    if not isinstance(kept, Mapping) or kept.get("by") != _known_by():
+        return None
+    return Survey(**{name: value for name, value in kept.items() if name != "by"})
+
+
+def _known_by() -> str:
+    """What tells the formats and extensions that are known from others."""
+    suffixes = sorted((name, *form.suffixes) for name, form in known_formats().items())
+    return blake2b(repr((suffixes, sorted(MEDIA), sorted(ENDINGS))).encode(), digest_size=8).hexdigest()
 
 
 class Kinds:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import operator
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Self
 
 from headrace.datasets.blocking import blocking
-from headrace.datasets.places.entries import Entries, entries_of
-from headrace.datasets.places.manifest import Manifest, ManifestWriter
+from headrace.datasets.places.entries import Entries, EntriesBuilder, load_entries, save_entries
 from headrace.datasets.places.patterns import Pattern
 from headrace.errors import AccessDeniedError, FormatError, ObjectMissingError, StorageError, masked
 from headrace.formats.json_values import as_number, as_object
@@ -28,9 +22,6 @@ from headrace.types import Listed
 
 Options = Mapping[str, object] | None
 
-_RUN = 2**18  # names that are sorted in memory; more go to disk
-_CHUNK = 2**14
-_NAME = operator.itemgetter(0)  # of an object
 _ATTEMPTS = 3
 _MARKS = re.compile(r"_SUCCESS|_(?:started|committed)_\d+|_(?:common_)?metadata|Thumbs\.db|desktop\.ini", re.IGNORECASE)
 _ABOUT = re.compile(r"(?:README|LICEN[CS]E|CHANGELOG|CITATION|checksums?|SHA256SUMS|MD5SUMS)(?:\..*)?", re.IGNORECASE)
@@ -96,14 +87,15 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
         pin = await pinned(folder, storage_options)
         there = pin or folder
         leaves_out = _LeavesOut(len(there), pattern)
-        with _Spool(path, len(there.encode("utf-8", "surrogatepass")), is_kept=kept) as spool:
-            async with aclosing(listed(there, levels, storage_options)) as pages:
-                async for page in pages:
-                    spool.add(leaves_out.chosen(page))
-            about = {"nbytes": leaves_out.nbytes, "left_out": dict(leaves_out.counts), "listed_at": began}
-            urls = spool.finish({**about, "revision": pin or ""})
+        builder = EntriesBuilder()
+        async with aclosing(listed(there, levels, storage_options)) as pages:
+            async for page in pages:
+                builder.add(leaves_out.chosen(page))
+        urls = builder.in_order(len(there))
         urls.revision = pin or ""
         counts = dict(leaves_out.counts)
+        if kept:
+            save_entries(urls, path, {"nbytes": leaves_out.nbytes, "left_out": counts, "listed_at": began})
         return Listing(place, there, urls, leaves_out.nbytes, counts, began, is_whole=pattern is None)
 
     async def attempts() -> Listing:
@@ -172,68 +164,10 @@ def _why_not(path: str, *, hides: bool) -> str | None:
 
 def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
     """The list that is kept at `path`."""
-    names = Manifest(path)
-    nbytes, at = as_number(names.about.get("nbytes")), as_number(names.about.get("listed_at"))
-    left_out = {why: as_number(count) for why, count in (as_object(names.about.get("left_out")) or {}).items()}
+    names, about = load_entries(path)
+    nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
+    left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
     if at is None or None in left_out.values():
         raise FormatError(f"{path} is damaged; remove it", url=str(path))
     counts = {why: count or 0 for why, count in left_out.items()}
     return Listing(place, names.revision or folder, names, nbytes, counts, at, is_whole=pattern is None)
-
-
-class _Spool:
-    """Takes objects in any order, and gives them sorted by their names: few in memory, many by files.
-
-    Args:
-        path: where the list is kept, where it is to be, or is too long for memory.
-        start: where paths begin in the names, in bytes.
-    """
-
-    def __init__(self, path: Path, start: int, *, is_kept: bool) -> None:
-        self._path, self._start, self._is_kept = path, start, is_kept
-        self._some: list[Listed] = []
-        self._stack = ExitStack()
-        self._runs: list[ManifestWriter] = []
-        self._last = ""
-
-    def add(self, objects: Sequence[Listed]) -> None:
-        """More of them."""
-        self._some += objects
-        if len(self._some) >= _RUN:
-            self._flush()
-
-    def finish(self, about: Mapping[str, object]) -> Entries:
-        """All of them, sorted."""
-        if not self._runs and not self._is_kept:
-            return entries_of(sorted(self._some, key=_NAME), self._start)
-        self._flush()
-        if len(self._runs) > 1:
-            merged = heapq.merge(*(run.finish({}).listed() for run in self._runs), key=_NAME)
-            whole = self._stack.enter_context(ManifestWriter(self._path))
-            while chunk := list(islice(merged, _CHUNK)):
-                whole.add(chunk)
-            return whole.finish(about, self._start)
-        manifest = self._runs[0].finish(about, self._start)
-        manifest.path.replace(self._path)
-        return Manifest(self._path)
-
-    def _flush(self) -> None:
-        self._some.sort(key=_NAME)
-        if not self._runs or (self._some and self._some[0].path < self._last):
-            if not self._runs:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._folder = Path(
-                    self._stack.enter_context(tempfile.TemporaryDirectory(prefix=".listing-", dir=self._path.parent))
-                )
-            run = ManifestWriter(self._folder / f"{len(self._runs)}.names")
-            self._runs.append(self._stack.enter_context(run))
-        if self._some:
-            self._runs[-1].add(self._some)
-            self._last = self._some[-1].path
-        self._some = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
