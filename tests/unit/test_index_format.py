@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression.seekable import Frames
+from headrace.formats.index import named_arrays
 from headrace.formats.index.file import (
     HEAD,
     MAGIC,
@@ -184,6 +185,21 @@ def test_pack_takes_few_bytes_a_field_when_the_shard_is_regular() -> None:
     (unpacked,) = struct.unpack_from("<I", packed, 4)
     assert unpacked <= 16 * 2 * count
     assert len(packed) <= 10 * 2 * count
+
+
+def test_pack_takes_six_bytes_a_line_when_lines_are_many() -> None:
+    count, rng = 100_000, np.random.default_rng(0)
+    size = rng.integers(40, 80, count)
+    keys = np.arange(1, count + 1).astype("S6")
+    begins = np.cumsum(size + 1) - size - 1
+    rows = Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), begins, size, ("line",))
+    assert len(ShardIndex(rows, rng.integers(0, 2**32, count, np.uint32), -1, None).pack()) < 6.1 * count
+
+
+def test_pack_refuses_when_arrays_are_longer_than_can_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_arrays, "_BODY_MOST", 1000)
+    with pytest.raises(LimitError, match="over the limit of 1000: cut the shard"):
+        pack_arrays({}, {"x": np.full(125, 2**60)})
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import anyio.to_thread
 
@@ -22,7 +21,7 @@ from headrace.formats.index.file import Entry
 from headrace.formats.index.journal import write_index
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
-from headrace.indexes.one_shard import Cost, build_shard, write_shard
+from headrace.indexes.one_shard import Cost, build_shard
 from headrace.indexes.pinned import PinnedObject
 from headrace.indexes.spool import Spool, open_spool
 from headrace.indexes.whereabouts import beside, cache_path
@@ -36,8 +35,6 @@ __all__ = [
     "build_index",
     "build_shard",
 ]
-
-_BLOCK_HELD_BYTES = 2**20  # of a shard's index, before it goes to disk
 
 
 @dataclass(slots=True)
@@ -166,11 +163,11 @@ async def build_beside(
     shards, progress = _named(urls), progress or BuildProgress()
     how = _How(headers_only, form, limits, concurrency)
 
-    async def publish(url: str, entry: Entry, block: IO[bytes]) -> None:
+    async def publish(url: str, entry: Entry, block: bytes) -> None:
         part = part_beside(cache_path((beside(url),)))
         try:
             with part:
-                size = write_index(part, [replace(entry, start=0)], block)
+                size = write_index(part, [replace(entry, start=0)], io.BytesIO(block))
             await write_object(beside(url), Path(part.name), storage_options)
         finally:
             Path(part.name).unlink(missing_ok=True)  # noqa: ASYNC240 (as quick as any other call)
@@ -225,7 +222,7 @@ async def _build(
     spool: Spool,
     progress: BuildProgress,
     how: _How,
-    publish: Callable[[str, Entry, IO[bytes]], Awaitable[None]] | None = None,
+    publish: Callable[[str, Entry, bytes], Awaitable[None]] | None = None,
 ) -> None:
     """Have all shards in the spool, but for those that fail."""
     progress.total = len(shards)
@@ -238,17 +235,22 @@ async def _build(
             progress.entries[name] = known
             return
         own = await how.form.own_index(PinnedObject(reader, url, progress.count), how.limits)
-        with tempfile.SpooledTemporaryFile(_BLOCK_HELD_BYTES, dir=str(spool.folder)) as block:
-            if own is not None:
-                entry = replace(own[0], name=name)
-                block.write(own[1])
-            else:
-                shard = PinnedObject(reader, url, progress.count)
-                write = partial(write_shard, form=how.form, limits=how.limits, headers_only=how.headers_only)
-                entry = await write(shard, name, block, spool.folder)
-            if publish is not None:
-                await publish(url, entry, block)
-            progress.entries[name] = await anyio.to_thread.run_sync(spool.add, entry, block)
+        if own is not None:
+            entry, block = replace(own[0], name=name), own[1]
+        else:
+            found, _ = await build_shard(
+                reader,
+                url,
+                form=how.form,
+                limits=how.limits,
+                headers_only=how.headers_only,
+                on_bytes=progress.count,
+            )
+            block = await anyio.to_thread.run_sync(found.pack)
+            entry = Entry.of(name, found, block)
+        if publish is not None:
+            await publish(url, entry, block)
+        progress.entries[name] = await anyio.to_thread.run_sync(spool.add, entry, block)
         progress.seen_bytes += entry.size
 
     async def work() -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 import anyio.to_thread
 import google_crc32c
@@ -19,8 +18,6 @@ from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression.decompressor import Decompressor, kind_of
 from headrace.formats.compression.seekable import FOOTER_BYTES, Frames, seek_table, seek_table_bytes
 from headrace.formats.format import Format, Scanner
-from headrace.formats.index.file import Entry
-from headrace.formats.index.growing import GrowingIndex
 from headrace.formats.index.shard import TAR_BLOCK, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.tar.format import TAR
@@ -54,7 +51,7 @@ async def build_shard(
     """Where the samples of a shard lie, and what it cost to find out; all of it holds for one version of the object.
 
     The whole shard is read, decompressed if its name says so, and checksums are made of all members. At most the
-    longest sample and some 30 MiB are held.
+    longest sample and some 30 MiB are held, and about 100 bytes a member.
 
     Args:
         form: of the shard; it has a scanner.
@@ -70,31 +67,8 @@ async def build_shard(
     shard = PinnedObject(reader, url, on_bytes)
     index = await _in_headers(shard, form, limits) if headers_only else None
     if index is None:
-        found = _Gathered()
-        frames = await _read_whole(shard, form, limits, found)
-        rows, crc = found.whole()
-        index = ShardIndex(rows, crc, shard.size, shard.etag, frames)
+        index = await _read_whole(shard, form, limits)
     return index, Cost(shard.requests, shard.nbytes)
-
-
-async def write_shard(
-    shard: PinnedObject, name: str, block: IO[bytes], folder: Path, *, form: Format, limits: Limits, headers_only: bool
-) -> Entry:
-    """The same, packed to the empty file `block`; what is held does not grow with the samples.
-
-    Args:
-        name: of the shard in the entry.
-        folder: for files without names, which are gone when this ends.
-    """
-    index = await _in_headers(shard, form, limits) if headers_only else None
-    if index is not None:
-        packed = await anyio.to_thread.run_sync(index.pack)
-        block.write(packed)
-        return Entry.of(name, index, packed)
-    with GrowingIndex(folder) as growing:
-        frames = await _read_whole(shard, form, limits, growing)
-        write = partial(growing.write, block, name, shard.size, shard.etag, frames)
-        return await anyio.to_thread.run_sync(write)
 
 
 async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex | None:
@@ -105,38 +79,21 @@ async def _in_headers(shard: PinnedObject, form: Format, limits: Limits) -> Shar
     return None if rows is None else ShardIndex(rows, None, shard.size, shard.etag)
 
 
-async def _read_whole(shard: PinnedObject, form: Format, limits: Limits, takes_rows: _TakesRows) -> Frames | None:
-    """Have all samples and the checksums of their members taken; gives the frames of a compressed archive."""
+async def _read_whole(shard: PinnedObject, form: Format, limits: Limits) -> ShardIndex:
     scanner, kind = form.scanner(shard.url, limits), kind_of(shard.url)
     if scanner is None:
         raise OptionError(f"{masked(shard.url)}: shards of the format {form.name!r} bring their own index along")
-    scan = _Scan(scanner, takes_rows)
+    scan = _Scan(scanner)
     takes: _Takes = scan if kind is None else _Unpacked(scan, Decompressor(kind, shard.url, limits, is_padded=True))
     end = 0
     async with aclosing(shard.pieces()) as pieces:
         async for data in pieces:
             end += len(data)
             await anyio.to_thread.run_sync(partial(takes.feed, data, last=end == shard.size))
-    return None if kind is None else await _frames(shard, kind, scan.end, limits)
-
-
-class _TakesRows(Protocol):
-    def add(self, rows: Rows, crc: NDArray[np.uint32]) -> None: ...
-
-
-class _Gathered:
-    def __init__(self) -> None:
-        self._tables: list[Rows] = []
-        self._checksums: list[NDArray[np.uint32]] = []
-
-    def add(self, rows: Rows, crc: NDArray[np.uint32]) -> None:
-        self._tables.append(rows)
-        self._checksums.append(crc)
-
-    def whole(self) -> tuple[Rows, NDArray[np.uint32]]:
-        if not self._tables:
-            return Rows.empty(), np.zeros(0, np.uint32)
-        return Rows.concat(self._tables), np.concatenate(self._checksums)
+    frames = None if kind is None else await _frames(shard, kind, scan.end, limits)
+    rows = Rows.concat(scan.tables) if scan.tables else Rows.empty()
+    crc = np.concatenate(scan.checksums) if scan.tables else np.zeros(0, np.uint32)
+    return ShardIndex(rows, crc, shard.size, shard.etag, frames)
 
 
 class _Takes(Protocol):
@@ -148,11 +105,13 @@ class _Scan:
 
     Attributes:
         end: of what was fed.
+        tables: the samples, and `checksums` of their members.
     """
 
-    def __init__(self, scanner: Scanner, takes: _TakesRows) -> None:
+    def __init__(self, scanner: Scanner) -> None:
         self.end = 0
-        self._scanner, self._takes = scanner, takes
+        self.tables, self.checksums = list[Rows](), list[NDArray[np.uint32]]()
+        self._scanner = scanner
         self._kept: deque[tuple[int, memoryview]] = deque()  # pieces that samples not yet known whole may lie in
 
     @property
@@ -168,7 +127,8 @@ class _Scan:
         self.end += len(data)
         if len(rows):
             checksums = map(self._checksum, rows.offset.tolist(), rows.size.tolist())
-            self._takes.add(rows, np.fromiter(checksums, np.uint32, len(rows.offset)))
+            self.tables.append(rows)
+            self.checksums.append(np.fromiter(checksums, np.uint32, len(rows.offset)))
         while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= self._scanner.low:
             self._kept.popleft()
 

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from headrace.errors import OptionError
 from headrace.formats.index.file import Entry
-from headrace.formats.index.journal import Journal, append_record, write_index
+from headrace.formats.index.journal import Journal, journal_record, write_index
 
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 1.0
 
@@ -63,18 +63,14 @@ class Spool:
             self._file.close()
             raise
 
-    @property
-    def folder(self) -> Path:
-        """Where it lies."""
-        return self._path.parent
-
-    def add(self, entry: Entry, block: IO[bytes]) -> Entry:
-        """Keep a shard's index, which is all of the file `block`; gives the entry with its place here."""
+    def add(self, entry: Entry, block: bytes) -> Entry:
+        """Keep a shard's index; gives the entry with its place here."""
+        record = journal_record(entry, block)
         with self._lock:  # of several shards at once
-            size, length = append_record(self._file, entry, block)
+            self._file.write(record)
             self._file.flush()
-            self._end += size
-            placed = replace(entry, start=self._end - length, length=length)
+            self._end += len(record)
+            placed = replace(entry, start=self._end - len(block), length=len(block))
             self.entries[entry.name] = placed
         return placed
 

@@ -8,7 +8,6 @@ A journal is a row of records. A record is
 
 from __future__ import annotations
 
-import io
 import json
 import struct
 import zlib
@@ -31,15 +30,7 @@ _FACTS = ("name", "etag", *_COUNTS)
 
 
 def journal_record(entry: Entry, block: Buffer = b"") -> bytes:
-    """The record to append to a journal for a shard that was indexed; see `append_record`."""
-    append_record(out := io.BytesIO(), entry, io.BytesIO(block))
-    return out.getvalue()
-
-
-def append_record(journal: IO[bytes], entry: Entry, block: IO[bytes]) -> tuple[int, int]:
-    """Append the record of a shard that was indexed, whose block is all of a file; gives (size, size of the block).
-
-    It holds a piece of the block at a time.
+    """The record to append to a journal for a shard that was indexed.
 
     Raises:
         ValueError: the address is longer than any that can be read back.
@@ -47,19 +38,8 @@ def append_record(journal: IO[bytes], entry: Entry, block: IO[bytes]) -> tuple[i
     line = json.dumps({name: getattr(entry, name) for name in _FACTS}, separators=(",", ":")).encode() + b"\n"
     if len(line) > _LINE_MOST:
         raise ValueError(f"an address of {len(entry.name)} characters is over the limit")
-    check, length = zlib.crc32(line), 0
-    for piece in _pieces(block):
-        check, length = zlib.crc32(piece, check), length + len(piece)
-    journal.write(_HEAD.pack(_MAGIC, len(line) + length, check) + line)
-    for piece in _pieces(block):
-        journal.write(piece)
-    return _HEAD.size + len(line) + length, length
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    file.seek(0)
-    while piece := file.read(_PIECE):
-        yield piece
+    payload = line + block
+    return _HEAD.pack(_MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
 class Journal:
