@@ -14,8 +14,7 @@ from network.scripted import Script, ok, serving
 
 from headrace.errors import BadResponseError, LoaderClosedError, ReadTimeoutError, StorageError
 from headrace.fetch.web.client import Web
-from headrace.fetch.web.connections import Connections
-from headrace.fetch.web.dial import dial
+from headrace.fetch.web.connections import Connections, dial
 from headrace.fetch.web.lookups import Address, Lookups
 from headrace.options import FetchOptions
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headrace.fetch.policy.hedge import Hedges
+from headrace.fetch.policy.endpoint import Hedges
 
 
 def test_nothing_is_late_before_enough_is_known() -> None:

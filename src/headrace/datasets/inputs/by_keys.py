@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.datasets.cached_sources import is_kept
+from headrace.datasets.cached import is_kept
 from headrace.datasets.inputs.zipped import ZipSpec
 from headrace.datasets.operators.fields import field_of
 from headrace.datasets.operators.order import PassOperator

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from headrace.datasets.cached_sources import is_kept
+from headrace.datasets.cached import is_kept
 from headrace.datasets.faces import Described
 from headrace.datasets.operators.fields import on_field
 from headrace.datasets.operators.forking import Copies
