@@ -109,7 +109,6 @@ async def _run(given: argparse.Namespace) -> int:
 
 
 def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequence[str], Format]:
-    """The shards that are meant, in order, and their format."""
     from headrace.datasets.places.guessing import is_looked_up, names_at, place_of
     from headrace.formats.limits import DEFAULTS
     from headrace.formats.mp4.format import MP4, is_video
@@ -128,7 +127,6 @@ def _shards(given: argparse.Namespace, options: dict[str, object]) -> tuple[Sequ
 
 
 async def _show(progress: BuildProgress) -> None:
-    """Keep one line of the terminal up to date."""
     try:
         while True:
             failed = f", {len(progress.failures)} failed" if progress.failures else ""

@@ -86,7 +86,6 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _run_videos(given: argparse.Namespace, urls: Sequence[str], options: dict[str, object]) -> int:
-    """The same of videos, by their tables; nothing is decoded."""
     from headrace.datasets.telling_videos import facts_of_videos
 
     last = f" to {masked(urls[-1])}" if len(urls) > 1 else ""

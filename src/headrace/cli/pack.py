@@ -84,17 +84,11 @@ class _ShardWriter(Protocol):
 
     nbytes: int
 
-    def add(self, sample: Mapping[str, Any], number: int) -> None:
-        """One more sample."""
-        ...
+    def add(self, sample: Mapping[str, Any], number: int) -> None: ...
 
-    def close(self) -> None:
-        """There are no more."""
-        ...
+    def close(self) -> None: ...
 
-    def drop(self) -> None:
-        """Let the file go, closed or not."""
-        ...
+    def drop(self) -> None: ...
 
 
 class _TarShard:
@@ -229,7 +223,6 @@ class _PackJournal:
             self._write(None)
 
     def add(self, samples: int, state: object, *, is_last: bool) -> None:
-        """Another shard is finished."""
         self.shards, self.samples, self.is_done = self.shards + 1, self.samples + samples, is_last
         self._write(state)
 
@@ -242,7 +235,6 @@ class _PackJournal:
         part.replace(self._path)
 
     def remove(self) -> None:
-        """All is written."""
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self.parts, ignore_errors=True)
 
@@ -297,7 +289,6 @@ def _write(
     output: str,
     options: Mapping[str, object],
 ) -> None:
-    """Write what is left."""
     kind = _TarShard if given.format == "tar" else _ParquetShard
     waiting = next(samples, None)
     journal.parts.mkdir(parents=True, exist_ok=True)

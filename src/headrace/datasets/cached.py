@@ -82,7 +82,6 @@ def _is_done_before(operator: Operator, pipeline: Pipeline) -> bool:
 
 
 def _check(pipeline: Pipeline) -> None:
-    """Whether samples can be kept by their numbers."""
     source = pipeline.source
     if source.without_numbers is not None:
         raise OptionError(
@@ -132,7 +131,6 @@ def _told_of(source: SampleSource, *, has_version: bool) -> bytes:
 
 
 def _status(url: str) -> tuple[int, int] | None:
-    """Of a file of this machine its size, and when it was written."""
     parts = urlsplit(url)
     if parts.scheme in ("", "file"):
         with suppress(OSError):

@@ -240,7 +240,6 @@ class Cache:
         return [hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest() for text in texts]
 
     def _settle(self, name: str, size: int, work: asyncio.Future[bool]) -> None:
-        """A write has ended, well or not."""
         if self._writing.get(name) is work:
             del self._writing[name]
         self._waiting_bytes -= size
@@ -275,7 +274,6 @@ def _identity(url: str) -> str:
 
 
 def _endpoints(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """The options that say which store an address means."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _endpoints(value)

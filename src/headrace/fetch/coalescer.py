@@ -180,7 +180,6 @@ class _SharedRead:
         self._request, self._task, self._waiting = request, task, waiting
 
     async def read(self, start: int, stop: int, charge: Charges | None) -> tuple[bytes, RangeRequest]:
-        """The bytes [start, stop)."""
         try:
             data = await asyncio.shield(self._task)
         except asyncio.CancelledError:

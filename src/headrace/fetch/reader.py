@@ -146,7 +146,6 @@ class Reader:
         version: Version,
         cache: Cache | None = None,
     ) -> bytes:
-        """`read` from the store, into the cache."""
         for _ in range(1 if check is None else 2):
             try:
                 data, span = await self._gather.read(url, start, stop, charge, version.etag)
@@ -216,7 +215,6 @@ class Reader:
         rest: Rest | None,
         cache: Cache | None = None,
     ) -> Span:
-        """`read_into` from the store, into the cache."""
         for _ in range(1 if check is None else 2):
             request = RangeRequest(url, start, stop, target=target, etag=etag, rest=rest)
             if start < 0 and (begins := await self._fetch_end(request)) is not None:

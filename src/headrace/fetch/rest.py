@@ -74,16 +74,13 @@ class _Part:
 
     @property
     def received(self) -> int:
-        """See `Fills`."""
         return 0 if self._to_skip else self._body.received - self._base
 
     @property
     def skipped(self) -> int:
-        """Bytes that came and were thrown away, so far."""
         return (self._body.received if self._to_skip else self._base) - self._before
 
     async def read_into(self, target: memoryview) -> int:
-        """See `Fills`."""
         await self._skip()
         count = await self._body.read_into(target[: self._left])
         self._left -= count
@@ -92,7 +89,6 @@ class _Part:
         return count
 
     async def aclose(self) -> None:
-        """See `Fills`."""
         if self._left:
             await self._body.aclose()
 

@@ -182,8 +182,6 @@ async def build_beside(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What holds for all shards of a build."""
-
     headers_only: bool
     form: Format
     limits: Limits
@@ -202,7 +200,6 @@ class _How:
 async def _write(
     place: Path, spool: Spool, names: Sequence[str], upload: Callable[[Path], Awaitable[None]] | None = None
 ) -> int:
-    """Write the index file to `place`, or have it uploaded; gives its bytes."""
     part = part_beside(place)
     try:
         with part:
@@ -269,7 +266,6 @@ async def _build(
 
 
 async def _is_same(reader: Reads, url: str, known: Entry, progress: BuildProgress) -> bool:
-    """Whether the object is still the one that was indexed."""
     span = await reader.read_into(url, 0, memoryview(bytearray(1)))
     progress.count(span.stop - span.start)
     return (span.size, lasting(span.etag)) == (known.size, known.etag)

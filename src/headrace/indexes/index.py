@@ -241,7 +241,6 @@ async def for_each(count: int, do: Callable[[int], Awaitable[T]]) -> list[T]:
 
 
 def _opened(url: str, head: bytes, directory: Directory, urls: Sequence[str]) -> OpenedIndex:
-    """An index file of ours, of which `head` was read."""
     what = masked(url)
     order = directory.find_all(urls)
     missing = np.flatnonzero(order < 0)

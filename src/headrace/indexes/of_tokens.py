@@ -204,7 +204,6 @@ class TokenFiles:
         )
 
     def _file(self, head: FirstBytes, idx: megatron.Idx | None, chunk: Chunk | None) -> TokenFile:
-        """What lies there."""
         dtype = self.settings.dtype
         if chunk is not None:
             file = layouts.litdata(head, chunk)

@@ -89,7 +89,6 @@ class Videos:
         return table_of(tables, url, size, self.limits), version
 
     async def _kept(self, reader: Reads, place: str, ordinal: int) -> tuple[Tables, Version]:
-        """The tables of a video, as the index file has them."""
         directory, found = await self._opened(reader, place)
         at, what = int(found[ordinal]), masked(place)
         start, stop, check = directory.block(at)

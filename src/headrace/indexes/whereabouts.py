@@ -75,7 +75,6 @@ def _place(kind: str, name: str) -> Path:
 
 
 def _root() -> Path | None:
-    """The folder for caches of this user; None: there is none, as for a user without a home."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return Path(given) if Path(given).is_absolute() else Path.home() / ".cache"

@@ -175,7 +175,6 @@ class _FolderRoom:
 
 
 def _remove_unused(path: str) -> bool:
-    """Remove a file unless somebody has it open; whether it is gone."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -234,7 +234,6 @@ def report(stats: Stats) -> str:
 
 
 def _functions(stats: Stats) -> str:
-    """What the user's own functions take where samples are read."""
     most = sorted(stats.fetch.functions.items(), key=lambda item: -item[1].seconds)[:_NAMED]
     lines = []
     for name, (where, calls, seconds, _) in most:
@@ -244,7 +243,6 @@ def _functions(stats: Stats) -> str:
 
 
 def _skipped(stats: Stats) -> str:
-    """How many samples were left out, and the first of them."""
     named = stats.skipped_samples[:_NAMED]
     lines = [f"{sample.name or f'sample {sample.position}'} ({_line(sample.error)})" for sample in named]
     more = [f"and {stats.skipped - len(named):,} more"] if stats.skipped > len(named) else []

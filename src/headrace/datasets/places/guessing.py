@@ -169,7 +169,6 @@ def place_of(
 
 
 def _by_kinds(names: Names, asks: Asks) -> Place:
-    """What was listed, by the kinds of objects that there are."""
     from headrace.datasets.places.kinds import Kinds, form_in, mixed, way_round
 
     urls, facts, first = names.urls, names.facts, names.listings[0]
@@ -197,7 +196,6 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
 
 
 def _of_lerobot(folder: Listing) -> OptionError:
-    """The error of a folder in LeRobot's layout, which `hr.stream` reads in parts."""
     place = masked(folder.place).rstrip("/")
     return OptionError(
         f"{place} is a data set of LeRobot's layout, by its {_LEROBOT}: hr.lerobot({place!r}) gives its rows with the "
@@ -235,7 +233,6 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
 
 
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
-    """The format that the first bytes say which come out of a compressed object."""
     begin = begin_of(kind, head, SNIFFED_BYTES)
     if not begin:  # a block of bzip2 or Zstandard comes out when all of it is there
         begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
@@ -302,7 +299,6 @@ def _sniffed(names: Names, asks: Asks, storage_options: Options, *, kept: bool) 
 
 
 def _check_exists(path: str) -> None:
-    """Raise OptionError if there is no such file or folder on this machine."""
     from headrace.datasets.places.kinds import way_round
 
     if not Path(path).exists():

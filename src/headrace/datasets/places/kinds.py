@@ -167,7 +167,6 @@ def kept_survey(kept: object) -> Survey | None:
 
 
 def _known_by() -> str:
-    """What tells the formats and extensions that are known from others."""
     suffixes = sorted((name, *form.suffixes) for name, form in known_formats().items())
     return blake2b(repr((suffixes, sorted(MEDIA), sorted(ENDINGS))).encode(), digest_size=8).hexdigest()
 

@@ -126,7 +126,6 @@ class _LeavesOut:
         self.nbytes: int | None = 0
 
     def chosen(self, page: Sequence[Listed]) -> list[Listed]:
-        """A page's data."""
         data = []
         start, matches, is_open, hides = self._start, self._matches, self._is_open, self._matches is None
         for one in page:
@@ -163,7 +162,6 @@ def _why_not(path: str, *, hides: bool) -> str | None:
 
 
 def _kept(place: str, folder: str, pattern: Pattern | None, path: Path) -> Listing:
-    """The list that is kept at `path`."""
     names, about = load_entries(path)
     nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
     left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}

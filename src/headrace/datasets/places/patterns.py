@@ -75,7 +75,6 @@ def _begin(url: str) -> int:
 
 
 def _translated(part: str) -> str:
-    """A part between two slashes as a regular expression."""
     out, at = [], 0
     while at < len(part):
         sign, at = part[at], at + 1

@@ -80,7 +80,6 @@ class FsspecStore:
                 folders += [(name, level + 1) for name in inner]
 
     async def _entries(self, folder: str) -> tuple[list[Listed], list[str]]:
-        """The files and the folders in a folder, by their paths in this store."""
         url = f"{self._root}/{folder}" if folder else self._root
         files: list[Listed] = []
         inner: list[str] = []
@@ -154,7 +153,6 @@ class FsspecStore:
         return masked_text(str(error), self._storage_options)
 
     async def _about(self, path: str) -> tuple[int | None, str | None]:
-        """The object's size and version."""
         about = await self._call("info", path)
         if about.get("type") == "directory":
             raise IsADirectoryError(path)

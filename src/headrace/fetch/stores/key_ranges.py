@@ -94,7 +94,6 @@ class _Listing:
         self._can_divide: bool | None = None  # None: nobody has tried
 
     async def run(self) -> AsyncIterator[Sequence[Listed]]:
-        """The pages."""
         while True:
             for task in [task for task in self._tasks if task.done()]:
                 self._tasks.remove(task)
@@ -110,7 +109,6 @@ class _Listing:
                 yield page
 
     async def aclose(self) -> None:
-        """End what is under way."""
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

@@ -181,7 +181,6 @@ class _File:
         self._number: int | None = None
 
     def open(self, if_match: str | None) -> tuple[int, int, str]:
-        """See `OpenFile`."""
         descriptor, status = _open(self._path)
         try:
             etag = _version_of(status)

@@ -114,7 +114,6 @@ class _Run:
         self.ended.add_done_callback(retrieved)
 
     def opened(self, if_match: str | None) -> tuple[int, int, str]:
-        """See `local.Opens`."""
         if if_match is not None and if_match != self._etag:
             raise ObjectChangedError(f"the output changed: its version was {if_match}, now {self._etag}", url=self._url)
         descriptor = os.dup(self._output.fileno())

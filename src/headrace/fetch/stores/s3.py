@@ -142,7 +142,6 @@ class _Signer:
         return self._store.config.get(name) or os.environ.get(f"AWS_{name.upper()}")
 
     def unsigned(self, key: str) -> str:
-        """The address of a key, for everybody."""
         return obstore.sign(self._unsigned, "GET", key, _VALID).partition("?")[0]
 
     async def address(self, key: str, name: str) -> str:

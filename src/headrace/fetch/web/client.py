@@ -61,7 +61,6 @@ class _WantedAnswer:
         return start if start >= 0 else max(0, start + (size or 0))
 
     def end(self, size: int) -> int:
-        """Where the range ends in an object of `size` bytes."""
         return size if self.stop is None else min(self.stop, size)
 
 
@@ -266,7 +265,6 @@ def _next(url: str, location: str, passed: list[str], name: str) -> tuple[str, T
 
 
 def _part(connection: Connection, head: Head, wanted: _WantedAnswer) -> Answer:
-    """The answer where a part came."""
     etag = _checked(head, wanted)
     start, stop, size = content_range(head.headers.get("content-range", "(none)"))
     if start is None or stop is None or head.headers.get("content-type", "").lower().startswith("multipart/"):

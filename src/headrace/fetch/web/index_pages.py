@@ -149,7 +149,6 @@ class _Links(HTMLParser):
         self._is_title = False
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        """See `HTMLParser`."""
         if tag in ("title", "h1"):
             self._is_title = True
             self.titles.append("")
@@ -157,11 +156,9 @@ class _Links(HTMLParser):
             self.links += [link for name, link in attrs if name == "href" and link]
 
     def handle_endtag(self, tag: str) -> None:
-        """See `HTMLParser`."""
         if tag in ("title", "h1"):
             self._is_title = False
 
     def handle_data(self, data: str) -> None:
-        """See `HTMLParser`."""
         if self._is_title:
             self.titles[-1] += data

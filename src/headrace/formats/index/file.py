@@ -200,7 +200,6 @@ def _tail(url: str, count: int) -> str | None:
 
 
 def _common(texts: Sequence[str]) -> str:
-    """What all of them begin with."""
     first, last = min(texts, default=""), max(texts, default="")  # all others lie between them
     same = (a == b for a, b in zip(first, last, strict=False))
     return first[: sum(itertools.takewhile(bool, same))]

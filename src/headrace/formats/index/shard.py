@@ -131,7 +131,6 @@ def text_of(keys: NDArray[np.bytes_], lengths: Ints) -> NDArray[np.uint8]:
 
 
 def _rows(arrays: Arrays, end: int) -> Rows:
-    """The table of samples, whose members lie before `end`."""
     what = arrays.what
     fields = as_texts(arrays.fact("fields", as_list))
     if fields is None or any(name.startswith("__") for name in fields) or len(set(fields)) < len(fields):
