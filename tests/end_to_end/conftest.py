@@ -47,6 +47,13 @@ def warm_workers(leaves: Leaves) -> Iterator[None]:
     fork_server.release()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[FaultServer]:
+    """A web server without faults, unless an object is added with some."""
+    with FaultServer() as running:
+        yield running
+
+
 @pytest.fixture
 def economic() -> Iterator[Make]:
     """Makes loaders in economic mode, which are closed after the test."""

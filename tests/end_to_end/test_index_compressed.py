@@ -8,7 +8,7 @@ import gzip
 import lzma
 import struct
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,6 @@ from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.indexes.one_shard import build_shard
 from headrace.testing import FaultServer
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as running:
-        yield running
 
 
 def is_third(key: str) -> bool:

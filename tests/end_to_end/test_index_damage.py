@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,6 @@ from headrace.testing import FaultServer
 COUNTS = (7, 1, 12, 5)
 TOTAL = sum(COUNTS)
 BAD = 10  # a sample of the third shard
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as running:
-        yield running
 
 
 @pytest.fixture

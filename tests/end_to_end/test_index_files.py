@@ -7,7 +7,7 @@ import json
 import tracemalloc
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,6 @@ from headrace.testing import FaultServer
 
 COUNTS = (7, 1, 12, 5)
 TOTAL = sum(COUNTS)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultServer]:
-    with FaultServer() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

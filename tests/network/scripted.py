@@ -9,6 +9,12 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+LOOPS = [("asyncio", {"use_uvloop": False})]
+if find_spec("uvloop") is not None:
+    LOOPS.append(("asyncio", {"use_uvloop": True}))
+"""For `anyio_backend`: the event loops on which our own client is tested."""
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ import socket
 import ssl
 import subprocess
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from network.bodies import numbered
-from network.scripted import Says, chunked, ok, part, serving
+from network.scripted import LOOPS, Says, chunked, ok, part, serving
 
 from headrace.errors import (
     AccessDeniedError,
@@ -42,24 +42,16 @@ from headrace.options import FetchOptions
 from headrace.testing import FaultServer, StoreContract
 from headrace.types import Answer, Store
 
-T = TypeVar("T")
-Run = Callable[[Awaitable[T]], T]
+pytestmark = pytest.mark.anyio
 
 BODY = bytes(range(256)) * 4
 SIZE = len(BODY)
 LONG = bytes(range(251)) * 2000
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run[Any]:
-    """Runs a coroutine on each of the event loops that there are."""
-    factory = None if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop
-
-    def run(coroutine: Any) -> Any:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            return runner.run(asyncio.wait_for(coroutine, 20))
-
-    return run
+@pytest.fixture(params=LOOPS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
 
 @asynccontextmanager
@@ -127,10 +119,10 @@ GONE = "416 Range Not Satisfiable"
         ([ok(b"", f"Content-Range: bytes */{SIZE}", status=GONE), ok(BODY)], 10, 20, (10, 20, SIZE)),
     ],
 )
-def test_answer_is_what_was_asked_for(
-    answers: list[Says | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...], run: Run[Any]
+async def test_answer_is_what_was_asked_for(
+    answers: list[Says | bytes], start: int | None, stop: int | None, expected: tuple[Any, ...]
 ) -> None:
-    got, body, _ = run(asked(*answers, start=start, stop=stop))
+    got, body, _ = await asked(*answers, start=start, stop=stop)
     assert (got, body) == (expected, BODY[start or 0 : stop])
 
 
@@ -144,10 +136,8 @@ def test_answer_is_what_was_asked_for(
         ([ok(b"no", status=GONE), ok(b"")], 9, 0),
     ],
 )
-def test_empty_object_is_an_answer(
-    answers: list[Says | bytes], stop: int | None, size: int | None, run: Run[Any]
-) -> None:
-    got, body, _ = run(asked(*answers, start=None if stop is None else 0, stop=stop))
+async def test_empty_object_is_an_answer(answers: list[Says | bytes], stop: int | None, size: int | None) -> None:
+    got, body, _ = await asked(*answers, start=None if stop is None else 0, stop=stop)
     assert (got, body) == ((0, size, size), b"")
 
 
@@ -178,12 +168,12 @@ def test_empty_object_is_an_answer(
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nhello\r\n", None, "chunk"),
     ],
 )
-def test_answer_that_is_not_what_was_asked_for_is_refused(
-    answer: bytes | Says, start: int | None, words: str, run: Run[Any]
+async def test_answer_that_is_not_what_was_asked_for_is_refused(
+    answer: bytes | Says, start: int | None, words: str
 ) -> None:
     stop = None if start is None else start + 10
     with pytest.raises(BadResponseError, match=words) as caught:
-        run(asked(answer, start=start, stop=stop))
+        await asked(answer, start=start, stop=stop)
     assert "secret" not in str(caught.value)
 
 
@@ -205,12 +195,12 @@ def test_answer_that_is_not_what_was_asked_for_is_refused(
         ("304 Not Modified", b"", StorageError, None),
     ],
 )
-def test_status_is_the_error_that_it_means(
-    status: str, body: bytes, kind: type[StorageError], after: str | None, run: Run[Any]
+async def test_status_is_the_error_that_it_means(
+    status: str, body: bytes, kind: type[StorageError], after: str | None
 ) -> None:
     fields = () if after is None else (f"Retry-After: {after}",)
     with pytest.raises(StorageError) as caught:
-        run(asked(ok(body, *fields, status=status)))
+        await asked(ok(body, *fields, status=status))
     error = caught.value
     assert type(error) is kind
     assert error.status == int(status[:3])
@@ -220,29 +210,19 @@ def test_status_is_the_error_that_it_means(
     assert f"{status[:3]}{' ' + body.decode().split('Code>')[1][:-2] if b'Code' in body else ''} (" in str(error)
 
 
-def test_connection_serves_on_after_a_refusal_and_after_an_answer(run: Run[Any]) -> None:
-    async def ask() -> None:
-        answers = (ok(b"no", status="404 No"), ok(BODY), chunked(BODY), ok(b""), part(BODY[:5], 0, SIZE), ok(BODY))
-        async with serving(*answers) as script, client() as web:
-            with pytest.raises(ObjectMissingError):
-                await web.get(script.url)
-            for stop in (None, None, None, 5, None):
-                await body_of(await web.get(script.url, stop=stop))
-            assert (len(script.requests), script.connections) == (6, 1)
-
-    run(ask())
+async def test_connection_serves_on_after_a_refusal_and_after_an_answer() -> None:
+    answers = (ok(b"no", status="404 No"), ok(BODY), chunked(BODY), ok(b""), part(BODY[:5], 0, SIZE), ok(BODY))
+    async with serving(*answers) as script, client() as web:
+        with pytest.raises(ObjectMissingError):
+            await web.get(script.url)
+        for stop in (None, None, None, 5, None):
+            await body_of(await web.get(script.url, stop=stop))
+        assert (len(script.requests), script.connections) == (6, 1)
 
 
-def test_request_says_what_is_wanted_and_the_users_headers(run: Run[Any]) -> None:
-    _, _, script = run(
-        asked(
-            part(BODY[5:9], 5, SIZE, 'ETag: "v"'),
-            start=5,
-            stop=9,
-            if_match='"v"',
-            headers={"USER-AGENT": "me", "X": "y"},
-        )
-    )
+async def test_request_says_what_is_wanted_and_the_users_headers() -> None:
+    wanted = {"start": 5, "stop": 9, "if_match": '"v"', "headers": {"USER-AGENT": "me", "X": "y"}}
+    _, _, script = await asked(part(BODY[5:9], 5, SIZE, 'ETag: "v"'), **wanted)
     host = script.url.removeprefix("http://")
     assert script.requests[0].startswith("GET /a?signature=secret HTTP/1.1\r\n")
     assert script.fields() == {
@@ -255,26 +235,23 @@ def test_request_says_what_is_wanted_and_the_users_headers(run: Run[Any]) -> Non
     }
 
 
-def test_weak_version_is_not_sent_but_compared(run: Run[Any]) -> None:
-    _, _, script = run(asked(ok(BODY, 'ETag: W/"v"'), if_match='W/"v"'))
+async def test_weak_version_is_not_sent_but_compared() -> None:
+    _, _, script = await asked(ok(BODY, 'ETag: W/"v"'), if_match='W/"v"')
     assert "if-match" not in script.fields()
     with pytest.raises(ObjectChangedError, match='W/"w"'):
-        run(asked(ok(BODY, 'ETag: W/"w"'), if_match='W/"v"'))
+        await asked(ok(BODY, 'ETag: W/"w"'), if_match='W/"v"')
 
 
 @pytest.mark.parametrize(
     ("url", "headers"),
     [("http://host\\x/", {}), ("ftp://host/", {}), ("http://host/a\nb", {}), ("http://host/", {"X": "secret\r\nA: b"})],
 )
-def test_what_cannot_be_sent_is_an_option_error(url: str, headers: dict[str, str], run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with client() as web:
-            with pytest.raises(OptionError) as caught:
-                await web.get(url, headers=headers)
-            assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("Traceback")[0]
-            assert "secret" not in str(caught.value)
-
-    run(ask())
+async def test_what_cannot_be_sent_is_an_option_error(url: str, headers: dict[str, str]) -> None:
+    async with client() as web:
+        with pytest.raises(OptionError) as caught:
+            await web.get(url, headers=headers)
+        assert "secret" not in "".join(traceback.format_exception(caught.value)).partition("Traceback")[0]
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -287,46 +264,37 @@ def test_what_cannot_be_sent_is_an_option_error(url: str, headers: dict[str, str
         (Says(chunked(BODY[10:20], status="206 Part", fields=f"Content-Range: bytes 0-{SIZE - 1}/{SIZE}\r\n")), 10),
     ],
 )
-def test_cut_body_is_an_error_and_what_came_is_in_its_place(answer: Says, received: int, run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(answer) as script, client() as web:
-            body = (await web.get(script.url, 0, SIZE) if received == 10 else await web.get(script.url)).chunks
-            assert isinstance(body, Body)
-            room = bytearray(len(LONG))
-            with pytest.raises(ShortReadError, match="within the body"):
-                await body.read_into(memoryview(room))
-            assert body.received == received
-            expected = LONG if received > SIZE else BODY[10:] if received == 10 else BODY
-            assert room[:received] == expected[:received]
-            with pytest.raises(ShortReadError):
-                await body.read_into(memoryview(room))  # an end that is none stays one
-
-    run(ask())
+async def test_cut_body_is_an_error_and_what_came_is_in_its_place(answer: Says, received: int) -> None:
+    async with serving(answer) as script, client() as web:
+        body = (await web.get(script.url, 0, SIZE) if received == 10 else await web.get(script.url)).chunks
+        assert isinstance(body, Body)
+        room = bytearray(len(LONG))
+        with pytest.raises(ShortReadError, match="within the body"):
+            await body.read_into(memoryview(room))
+        assert body.received == received
+        expected = LONG if received > SIZE else BODY[10:] if received == 10 else BODY
+        assert room[:received] == expected[:received]
+        with pytest.raises(ShortReadError):
+            await body.read_into(memoryview(room))  # an end that is none stays one
 
 
 @pytest.mark.parametrize("extra", [b"!", b"x" * 20_000, ok(b"forged")])
 @pytest.mark.parametrize("stop", [None, 9])
-def test_what_follows_an_answer_never_reaches_the_next(extra: bytes, stop: int | None, run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(ok(LONG) + extra, ok(b"second")) as script, client() as web:
-            assert await body_of(await web.get(script.url, stop=stop)) == LONG[:stop]
-            assert await body_of(await web.get(script.url)) == b"second"
-            assert script.connections == 2
-
-    run(ask())
+async def test_what_follows_an_answer_never_reaches_the_next(extra: bytes, stop: int | None) -> None:
+    async with serving(ok(LONG) + extra, ok(b"second")) as script, client() as web:
+        assert await body_of(await web.get(script.url, stop=stop)) == LONG[:stop]
+        assert await body_of(await web.get(script.url)) == b"second"
+        assert script.connections == 2
 
 
-def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with (
-            serving(ok(BODY), Says(b"", "end"), ok(BODY), Says(b"", "reset"), ok(BODY)) as script,
-            client() as web,
-        ):
-            for _ in range(3):
-                assert await body_of(await web.get(script.url)) == BODY
-            assert (len(script.requests), script.connections) == (5, 3)
-
-    run(ask())
+async def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed() -> None:
+    async with (
+        serving(ok(BODY), Says(b"", "end"), ok(BODY), Says(b"", "reset"), ok(BODY)) as script,
+        client() as web,
+    ):
+        for _ in range(3):
+            assert await body_of(await web.get(script.url)) == BODY
+        assert (len(script.requests), script.connections) == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -339,83 +307,66 @@ def test_connection_that_ended_while_nobody_used_it_is_replaced_unnoticed(run: R
         ([ok(BODY), Says(b"HTTP/1.1 2", "end")], 2),
     ],
 )
-def test_connection_that_ends_before_the_answer_is_an_error(
-    answers: list[Says | bytes], requests: int, run: Run[Any]
-) -> None:
-    async def ask() -> None:
-        async with serving(*answers) as script, client() as web:
-            if requests > 1:
-                await body_of(await web.get(script.url))
-            with pytest.raises(StorageError, match="ended before the answer") as caught:
-                await web.get(script.url)
-            assert type(caught.value) is StorageError
-            assert len(script.requests) == requests
-
-    run(ask())
-
-
-def test_idle_connection_is_closed_when_it_is_old(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(ok(BODY)) as script, client(idle_s=0.01) as web:
+async def test_connection_that_ends_before_the_answer_is_an_error(answers: list[Says | bytes], requests: int) -> None:
+    async with serving(*answers) as script, client() as web:
+        if requests > 1:
             await body_of(await web.get(script.url))
-            await script.gone.wait()
+        with pytest.raises(StorageError, match="ended before the answer") as caught:
+            await web.get(script.url)
+        assert type(caught.value) is StorageError
+        assert len(script.requests) == requests
 
-    run(ask())
+
+async def test_idle_connection_is_closed_when_it_is_old() -> None:
+    async with serving(ok(BODY)) as script, client(idle_s=0.01) as web:
+        await body_of(await web.get(script.url))
+        await script.gone.wait()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200", ok(LONG)[:-1000], chunked(LONG)[:-1000]])
-def test_cancelled_read_closes_its_connection_and_no_other(answer: bytes, run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(answer, ok(BODY)) as script, client() as web:
+async def test_cancelled_read_closes_its_connection_and_no_other(answer: bytes) -> None:
+    async with serving(answer, ok(BODY)) as script, client() as web:
 
-            async def read() -> bytes:
-                return await body_of(await web.get(script.url))
+        async def read() -> bytes:
+            return await body_of(await web.get(script.url))
 
-            task = asyncio.ensure_future(read())
-            await script.asked.acquire()
+        task = asyncio.ensure_future(read())
+        await script.asked.acquire()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await script.gone.wait()
+        assert [await read(), await read()] == [BODY, BODY]
+        assert script.connections == 2
+
+
+async def test_read_that_is_cancelled_in_any_turn_leaves_no_connection_in_use() -> None:
+    async with serving(ok(LONG)) as script, client(idle_s=0.001) as web:
+        for turns in range(40):
+            task = asyncio.ensure_future(web.get(script.url))
+            for _ in range(turns):
+                await asyncio.sleep(0)
             task.cancel()
             await asyncio.wait([task])
-            assert task.cancelled()
+            if not task.cancelled():
+                await task.result().chunks.aclose()  # type: ignore[attr-defined]
+        if script.open:
             await script.gone.wait()
-            assert [await read(), await read()] == [BODY, BODY]
-            assert script.connections == 2
-
-    run(ask())
 
 
-def test_read_that_is_cancelled_in_any_turn_leaves_no_connection_in_use(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(ok(LONG)) as script, client(idle_s=0.001) as web:
-            for turns in range(40):
-                task = asyncio.ensure_future(web.get(script.url))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.wait([task])
-                if not task.cancelled():
-                    await task.result().chunks.aclose()  # type: ignore[attr-defined]
-            if script.open:
-                await script.gone.wait()
-
-    run(ask())
-
-
-def test_closing_ends_what_is_under_way(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(ok(LONG)[:-1], b"") as script:
-            async with client() as web:
-                body = (await web.get(script.url)).chunks
-                reading = asyncio.ensure_future(web.get(script.url))
-                await script.asked.acquire()
-                await script.asked.acquire()
-            with pytest.raises(StorageError, match="ended"):
-                await reading
-            with pytest.raises(ShortReadError):
-                await body.read_into(memoryview(bytearray(len(LONG))))  # type: ignore[attr-defined]
-            with pytest.raises(LoaderClosedError):
-                await web.get(script.url)
-
-    run(ask())
+async def test_closing_ends_what_is_under_way() -> None:
+    async with serving(ok(LONG)[:-1], b"") as script:
+        async with client() as web:
+            body = (await web.get(script.url)).chunks
+            reading = asyncio.ensure_future(web.get(script.url))
+            await script.asked.acquire()
+            await script.asked.acquire()
+        with pytest.raises(StorageError, match="ended"):
+            await reading
+        with pytest.raises(ShortReadError):
+            await body.read_into(memoryview(bytearray(len(LONG))))  # type: ignore[attr-defined]
+        with pytest.raises(LoaderClosedError):
+            await web.get(script.url)
 
 
 @asynccontextmanager
@@ -470,43 +421,37 @@ def test_body_is_the_same_however_it_comes_and_is_read(
     assert asyncio.run(ask()) == (data, len(data))
 
 
-def test_body_that_nobody_reads_fills_no_memory(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with pair() as (connection, theirs):
-            theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
-            body = Body(connection, await connection.ask(b"GET"), "http://host/")
-            sent = idle_turns = 0
-            while idle_turns < 20:
-                try:
-                    sent += theirs.send(b"x" * 65536)
-                    idle_turns = 0
-                except BlockingIOError:
-                    idle_turns += 1
-                await asyncio.sleep(0)
-            assert connection.buffered().nbytes <= 32 * 1024
-            assert sent < 5_000_000
-            room = bytearray(sent)
-            assert await body.read_into(memoryview(room)) == sent
-            assert room == b"x" * sent
-
-    run(ask())
+async def test_body_that_nobody_reads_fills_no_memory() -> None:
+    async with pair() as (connection, theirs):
+        theirs.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000\r\n\r\n")
+        body = Body(connection, await connection.ask(b"GET"), "http://host/")
+        sent = idle_turns = 0
+        while idle_turns < 20:
+            try:
+                sent += theirs.send(b"x" * 65536)
+                idle_turns = 0
+            except BlockingIOError:
+                idle_turns += 1
+            await asyncio.sleep(0)
+        assert connection.buffered().nbytes <= 32 * 1024
+        assert sent < 5_000_000
+        room = bytearray(sent)
+        assert await body.read_into(memoryview(room)) == sent
+        assert room == b"x" * sent
 
 
 @pytest.mark.parametrize("unasked", [b"HTTP/1.1 408 Request Timeout\r\n\r\n", b""])
-def test_what_comes_while_nothing_was_asked_closes_the_connection(unasked: bytes, run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with pair() as (connection, theirs):
-            theirs.send(ok(b""))
-            Body(connection, await connection.ask(b"GET"), "http://host/")
-            assert connection.is_usable()
-            if unasked:
-                theirs.send(unasked)
-            else:
-                theirs.shutdown(socket.SHUT_WR)
-            assert not connection.is_usable()
-            await connection.closed
-
-    run(ask())
+async def test_what_comes_while_nothing_was_asked_closes_the_connection(unasked: bytes) -> None:
+    async with pair() as (connection, theirs):
+        theirs.send(ok(b""))
+        Body(connection, await connection.ask(b"GET"), "http://host/")
+        assert connection.is_usable()
+        if unasked:
+            theirs.send(unasked)
+        else:
+            theirs.shutdown(socket.SHUT_WR)
+        assert not connection.is_usable()
+        await connection.closed
 
 
 def moved(to: str, status: int = 302, body: bytes = b"moved") -> bytes:
@@ -524,37 +469,31 @@ def moved(to: str, status: int = 302, body: bytes = b"moved") -> bytes:
         (302, "caf\xe9", "/a/caf%E9"),
     ],
 )
-def test_redirect_is_followed_to_where_it_points(status: int, location: str, path: str, run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(moved(location, status), part(BODY[3:9], 3, SIZE)) as script, client() as web:
-            final: list[str] = []
-            answer = await web.get(f"{script.url}/a/x", 3, 9, headers={"X-Api-Key": "k"}, redirected=final.append)
-            assert await body_of(answer) == BODY[3:9]
-            assert script.requests[1].startswith(f"GET {path} HTTP/1.1")
-            assert (script.fields()["x-api-key"], script.fields()["range"]) == ("k", "bytes=3-8")
-            assert [target_of(url).path for url in final] == [path]
-            assert script.connections == 1
-
-    run(ask())
+async def test_redirect_is_followed_to_where_it_points(status: int, location: str, path: str) -> None:
+    async with serving(moved(location, status), part(BODY[3:9], 3, SIZE)) as script, client() as web:
+        final: list[str] = []
+        answer = await web.get(f"{script.url}/a/x", 3, 9, headers={"X-Api-Key": "k"}, redirected=final.append)
+        assert await body_of(answer) == BODY[3:9]
+        assert script.requests[1].startswith(f"GET {path} HTTP/1.1")
+        assert (script.fields()["x-api-key"], script.fields()["range"]) == ("k", "bytes=3-8")
+        assert [target_of(url).path for url in final] == [path]
+        assert script.connections == 1
 
 
-def test_other_origin_gets_no_header_of_the_user_also_on_the_way_back(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(b"") as home, serving(b"") as other, client() as web:
-            home.answers = [moved("/again"), moved(f"{other.url}/b"), ok(BODY)]
-            other.answers = [moved(f"{home.url}/c")]
-            url = home.url.replace("http://", "http://user:word@") + "/a"
-            await body_of(await web.get(url, headers={"X-Api-Key": "k", "Cookie": "c", "User-Agent": "me"}))
-            assert [(home.fields(n).get("x-api-key"), home.fields(n).get("authorization")) for n in range(3)] == [
-                ("k", "Basic dXNlcjp3b3Jk"),
-                ("k", "Basic dXNlcjp3b3Jk"),
-                (None, None),
-            ]
-            assert set(other.fields()) == {"host", "accept-encoding", "user-agent"}
-            assert (home.fields(0)["user-agent"], other.fields()["user-agent"]) == ("me", "headrace")
-            assert home.fields(0)["host"] == home.url.removeprefix("http://")
-
-    run(ask())
+async def test_other_origin_gets_no_header_of_the_user_also_on_the_way_back() -> None:
+    async with serving(b"") as home, serving(b"") as other, client() as web:
+        home.answers = [moved("/again"), moved(f"{other.url}/b"), ok(BODY)]
+        other.answers = [moved(f"{home.url}/c")]
+        url = home.url.replace("http://", "http://user:word@") + "/a"
+        await body_of(await web.get(url, headers={"X-Api-Key": "k", "Cookie": "c", "User-Agent": "me"}))
+        assert [(home.fields(n).get("x-api-key"), home.fields(n).get("authorization")) for n in range(3)] == [
+            ("k", "Basic dXNlcjp3b3Jk"),
+            ("k", "Basic dXNlcjp3b3Jk"),
+            (None, None),
+        ]
+        assert set(other.fields()) == {"host", "accept-encoding", "user-agent"}
+        assert (home.fields(0)["user-agent"], other.fields()["user-agent"]) == ("me", "headrace")
+        assert home.fields(0)["host"] == home.url.removeprefix("http://")
 
 
 @pytest.mark.parametrize(
@@ -568,46 +507,36 @@ def test_other_origin_gets_no_header_of_the_user_also_on_the_way_back(run: Run[A
         (["http://127.0.0.1:1/?signature=secret"], "no connection"),
     ],
 )
-def test_redirect_that_leads_nowhere_is_an_error_that_names_both_ends(
-    locations: list[str], words: str, run: Run[Any]
-) -> None:
-    async def ask() -> None:
-        async with serving(*map(moved, locations)) as script, client() as web:
-            url = script.url.replace("http://", "http://user:secret@") + "/a"
-            with pytest.raises(StorageError, match=words) as caught:
-                await web.get(url, headers={"X": "secret"})
-            assert "secret" not in str(caught.value)
-            assert script.url in str(caught.value)
-            if words != "no connection":
-                assert isinstance(caught.value, BadResponseError)
-                assert locations[-1] in str(caught.value) or "\\" in locations[-1]
-
-    run(ask())
+async def test_redirect_that_leads_nowhere_is_an_error_that_names_both_ends(locations: list[str], words: str) -> None:
+    async with serving(*map(moved, locations)) as script, client() as web:
+        url = script.url.replace("http://", "http://user:secret@") + "/a"
+        with pytest.raises(StorageError, match=words) as caught:
+            await web.get(url, headers={"X": "secret"})
+        assert "secret" not in str(caught.value)
+        assert script.url in str(caught.value)
+        if words != "no connection":
+            assert isinstance(caught.value, BadResponseError)
+            assert locations[-1] in str(caught.value) or "\\" in locations[-1]
 
 
 @pytest.mark.parametrize(
     ("public", "is_allowed"), [(["127.0.0.1"], False), ([], True), (["127.0.0.1", "127.0.0.2"], True)]
 )
 @pytest.mark.parametrize("is_known", [False, True])
-def test_public_server_leads_to_no_private_one(
-    public: list[str], is_allowed: bool, is_known: bool, run: Run[Any]
-) -> None:
-    async def ask() -> None:
-        async with (
-            serving(ok(b"inside"), host="127.0.0.2") as inside,
-            serving(moved(f"{inside.url}/x")) as outside,
-            client(is_public=public.__contains__) as web,
-        ):
-            if is_known:  # then a connection to it stands already
-                await body_of(await web.get(inside.url))
-            if is_allowed:
-                assert await body_of(await web.get(outside.url)) == b"inside"
-            else:
-                with pytest.raises(BadResponseError, match=r"127\.0\.0\.2.* private network"):
-                    await web.get(outside.url)
-            assert len(inside.requests) == is_known + is_allowed
-
-    run(ask())
+async def test_public_server_leads_to_no_private_one(public: list[str], is_allowed: bool, is_known: bool) -> None:
+    async with (
+        serving(ok(b"inside"), host="127.0.0.2") as inside,
+        serving(moved(f"{inside.url}/x")) as outside,
+        client(is_public=public.__contains__) as web,
+    ):
+        if is_known:  # then a connection to it stands already
+            await body_of(await web.get(inside.url))
+        if is_allowed:
+            assert await body_of(await web.get(outside.url)) == b"inside"
+        else:
+            with pytest.raises(BadResponseError, match=r"127\.0\.0\.2.* private network"):
+                await web.get(outside.url)
+        assert len(inside.requests) == is_known + is_allowed
 
 
 @pytest.mark.parametrize(
@@ -646,81 +575,66 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def test_encrypted_answers_are_read_where_the_certificate_is_trusted(
-    certificate: tuple[Path, Path], run: Run[Any]
-) -> None:
+async def test_encrypted_answers_are_read_where_the_certificate_is_trusted(certificate: tuple[Path, Path]) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(*certificate)
     ours = ssl.create_default_context(cafile=str(certificate[0]))
-
-    async def ask() -> None:
-        answers = (ok(LONG), chunked(LONG), ok(LONG)[:-7], moved("http://127.0.0.1:1/"))
-        async with serving(*answers, tls=theirs) as script, client(ours) as web, client() as stranger:
-            assert await body_of(await web.get(script.url)) == LONG
-            assert await body_of(await web.get(script.url)) == LONG
-            assert script.connections == 1
-            await web.get(script.url)  # and nobody reads it
-            with pytest.raises(BadResponseError, match="without encryption"):
-                await web.get(script.url)
-            with pytest.raises(BadResponseError, match=r"certificate of 127\.0\.0\.1 was refused"):
-                await stranger.get(script.url)
-
-    run(ask())
+    answers = (ok(LONG), chunked(LONG), ok(LONG)[:-7], moved("http://127.0.0.1:1/"))
+    async with serving(*answers, tls=theirs) as script, client(ours) as web, client() as stranger:
+        assert await body_of(await web.get(script.url)) == LONG
+        assert await body_of(await web.get(script.url)) == LONG
+        assert script.connections == 1
+        await web.get(script.url)  # and nobody reads it
+        with pytest.raises(BadResponseError, match="without encryption"):
+            await web.get(script.url)
+        with pytest.raises(BadResponseError, match=r"certificate of 127\.0\.0\.1 was refused"):
+            await stranger.get(script.url)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", [0, 300])
 @pytest.mark.parametrize("answer", [ok, chunked])
 @pytest.mark.parametrize("size", [20_000, 60_000, 200_000])
-def test_encrypted_answers_are_whole_though_the_server_closes_after_them(
-    certificate: tuple[Path, Path], run: Run[Any], size: int, answer: Callable[[bytes], bytes], turns: int
+async def test_encrypted_answers_are_whole_though_the_server_closes_after_them(
+    certificate: tuple[Path, Path], size: int, answer: Callable[[bytes], bytes], turns: int
 ) -> None:
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     theirs.load_cert_chain(*certificate)
     ours = ssl.create_default_context(cafile=str(certificate[0]))
     body = numbered(size)
-
-    async def ask() -> None:
-        async with serving(Says(answer(body), "end"), tls=theirs) as script, client(ours) as web:
-            got = await web.get(script.url)
-            for _ in range(turns):  # in which all of it comes, and the end
-                await asyncio.sleep(0)
-            assert await body_of(got) == body
-
-    run(ask())
+    async with serving(Says(answer(body), "end"), tls=theirs) as script, client(ours) as web:
+        got = await web.get(script.url)
+        for _ in range(turns):  # in which all of it comes, and the end
+            await asyncio.sleep(0)
+        assert await body_of(got) == body
 
 
-def test_connection_that_does_not_come_about_in_time_is_an_error(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with client() as web:
-            with socket.create_server(("127.0.0.1", 0)) as silent:  # it never answers the handshake
-                with pytest.raises(ReadTimeoutError, match=r"no connection within 0\.5 seconds"):
-                    await web.get(f"https://127.0.0.1:{silent.getsockname()[1]}/")
-            with pytest.raises(StorageError, match=r"no connection: .*refused"):
-                await web.get("http://127.0.0.1:1/")
-
-    run(ask())
+async def test_connection_that_does_not_come_about_in_time_is_an_error() -> None:
+    async with client() as web:
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # it never answers the handshake
+            with pytest.raises(ReadTimeoutError, match=r"no connection within 0\.5 seconds"):
+                await web.get(f"https://127.0.0.1:{silent.getsockname()[1]}/")
+        with pytest.raises(StorageError, match=r"no connection: .*refused"):
+            await web.get("http://127.0.0.1:1/")
 
 
-def test_idle_connections_make_room_where_descriptors_are_short(run: Run[Any]) -> None:
-    async def ask() -> None:
-        async with serving(ok(BODY)) as crowded, serving(ok(b"other")) as other, client() as web:
-            answers = await asyncio.gather(*(web.get(crowded.url) for _ in range(4)))
-            for answer in answers:
-                await body_of(answer)
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            with socket.socket() as highest:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), hard))
-                try:
-                    assert await body_of(await web.get(other.url)) == b"other"
-                    held = []
-                    with pytest.raises(StorageError, match="ulimit -n"):
-                        while True:
-                            held.append(await web.get(other.url))
-                finally:
-                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    run(ask())
+async def test_idle_connections_make_room_where_descriptors_are_short() -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # the server cannot accept all of them
+    async with serving(ok(BODY)) as crowded, serving(ok(b"other")) as other, client() as web:
+        answers = await asyncio.gather(*(web.get(crowded.url) for _ in range(4)))
+        for answer in answers:
+            await body_of(answer)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket() as highest:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno(), hard))
+            try:
+                assert await body_of(await web.get(other.url)) == b"other"
+                held = []
+                with pytest.raises(StorageError, match="ulimit -n"):
+                    while True:
+                        held.append(await web.get(other.url))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,69 +23,64 @@ from headrace.fetch import cache as cache_module
 from headrace.fetch.cache import Cache
 from headrace.protocols import Span
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("size", [0, 1, 100_000])
 @pytest.mark.parametrize(("start", "stop", "etag"), [(None, None, None), (7, None, '"a"'), (7, 10**6, 'W/"ü\udce9"')])
-def test_another_process_gets_what_was_put(
+async def test_another_process_gets_what_was_put(
     tmp_path: Path, kind: Any, size: int, start: int | None, stop: int | None, etag: str | None
 ) -> None:
-    async def run() -> None:
-        data = random.Random(size).randbytes(size)
-        span = Span(start or 0, (start or 0) + size, 10**6, etag)
-        first, second = Cache(tmp_path / "new" / "cache", LARGE), Cache(tmp_path / "new" / "cache", LARGE)
-        assert await first.get(URL, start, stop) is None
-        await first.put(URL, start, stop, span, kind(data))
-        await first.aclose()
-        found = await second.get(URL, start, stop)
-        assert found is not None
-        assert (found.data, found.span) == (data, span)
-        assert await second.get(URL, 3, stop) is None
-        await second.aclose()
-        assert (first.hits, first.misses, first.written) == (0, 1, 1)
-        assert (second.hits, second.misses, second.written) == (1, 1, 0)
-
-    asyncio.run(run())
+    data = random.Random(size).randbytes(size)
+    span = Span(start or 0, (start or 0) + size, 10**6, etag)
+    first, second = Cache(tmp_path / "new" / "cache", LARGE), Cache(tmp_path / "new" / "cache", LARGE)
+    assert await first.get(URL, start, stop) is None
+    await first.put(URL, start, stop, span, kind(data))
+    await first.aclose()
+    found = await second.get(URL, start, stop)
+    assert found is not None
+    assert (found.data, found.span) == (data, span)
+    assert await second.get(URL, 3, stop) is None
+    await second.aclose()
+    assert (first.hits, first.misses, first.written) == (0, 1, 1)
+    assert (second.hits, second.misses, second.written) == (1, 1, 0)
 
 
-def test_start_0_is_the_same_range_as_no_start(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"abc")
-        assert await cache.get(URL, 0, None) == await cache.get(URL, None, None) is not None
-        await cache.aclose()
-
-    asyncio.run(run())
+async def test_start_0_is_the_same_range_as_no_start(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"abc")
+    assert await cache.get(URL, 0, None) == await cache.get(URL, None, None) is not None
+    await cache.aclose()
 
 
-def test_memory_may_be_used_again_when_put_returns(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        memory = bytearray(b"before")
-        await cache.put(URL, 0, 6, Span(0, 6, 6, None), memoryview(memory))
-        memory[:] = b"after!"
-        await cache.flush()
-        found = await cache.get(URL, 0, 6)
-        assert found is not None
-        assert found.data == b"before"
-        await cache.aclose()
-
-    asyncio.run(run())
+async def test_memory_may_be_used_again_when_put_returns(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    memory = bytearray(b"before")
+    await cache.put(URL, 0, 6, Span(0, 6, 6, None), memoryview(memory))
+    memory[:] = b"after!"
+    await cache.flush()
+    found = await cache.get(URL, 0, 6)
+    assert found is not None
+    assert found.data == b"before"
+    await cache.aclose()
 
 
-def test_only_the_demanded_version_is_given(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"old", etag='"1"')
-        assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, True, False]
-        await keep(cache, URL, b"new", etag='"2"')
-        assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, False, True]
-        await keep(cache, URL, b"none")
-        assert [await has(cache, URL, etag) for etag in (None, '"1"')] == [True, False]
-        await cache.aclose()
-
-    asyncio.run(run())
+async def test_only_the_demanded_version_is_given(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"old", etag='"1"')
+    assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, True, False]
+    await keep(cache, URL, b"new", etag='"2"')
+    assert [await has(cache, URL, etag) for etag in (None, '"1"', '"2"')] == [True, False, True]
+    await keep(cache, URL, b"none")
+    assert [await has(cache, URL, etag) for etag in (None, '"1"')] == [True, False]
+    await cache.aclose()
 
 
 AMZ = "X-Amz-Algorithm=A&X-Amz-Credential={0}%2Fs3&X-Amz-Date={0}&X-Amz-Expires=9&X-Amz-Signature={0}"
@@ -124,43 +119,35 @@ SAS = "sv=2024&se={0}&sr=b&sp=r&skoid=a&skt={0}&sig={0}"
         ("https://[h/a?", "https://[h/b?", False),
     ],
 )
-def test_entry_is_of_one_object_whoever_signed_the_address(tmp_path: Path, one: str, other: str, same: bool) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, one, b"abc")
-        assert await has(cache, one)
-        assert await has(cache, other) is same
-        await cache.aclose()
+async def test_entry_is_of_one_object_whoever_signed_the_address(
+    tmp_path: Path, one: str, other: str, same: bool
+) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, one, b"abc")
+    assert await has(cache, one)
+    assert await has(cache, other) is same
+    await cache.aclose()
 
-    asyncio.run(run())
 
-
-def test_another_endpoint_has_other_entries_and_another_key_has_not(tmp_path: Path) -> None:
+async def test_another_endpoint_has_other_entries_and_another_key_has_not(tmp_path: Path) -> None:
     here = {"client_kwargs": {"endpoint_url": "http://here"}, "secret": "a"}
     there = {"client_kwargs": {"endpoint_url": "http://there"}, "secret": "a"}
-
-    async def run() -> None:
-        caches = [Cache(tmp_path, LARGE, options) for options in (here, there, here | {"secret": "b"}, None)]
-        await keep(caches[0], "s3://bucket/a", b"abc")
-        assert [await has(cache, "s3://bucket/a") for cache in caches] == [True, False, True, False]
-        for cache in caches:
-            await cache.aclose()
-
-    asyncio.run(run())
+    caches = [Cache(tmp_path, LARGE, options) for options in (here, there, here | {"secret": "b"}, None)]
+    await keep(caches[0], "s3://bucket/a", b"abc")
+    assert [await has(cache, "s3://bucket/a") for cache in caches] == [True, False, True, False]
+    for cache in caches:
+        await cache.aclose()
 
 
 @pytest.mark.parametrize(
     "url", ["/data/a.tar", "a.tar", "C:\\a.tar", "file:///a.tar", "FILE:///a.tar", "memory://a.tar"]
 )
-def test_what_is_on_this_machine_is_not_kept(tmp_path: Path, url: str) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path / "cache", LARGE)
-        await keep(cache, url, b"abc")
-        assert not await has(cache, url)
-        await cache.aclose()
-        assert not (tmp_path / "cache").exists()
-
-    asyncio.run(run())
+async def test_what_is_on_this_machine_is_not_kept(tmp_path: Path, url: str) -> None:
+    cache = Cache(tmp_path / "cache", LARGE)
+    await keep(cache, url, b"abc")
+    assert not await has(cache, url)
+    await cache.aclose()
+    assert not (tmp_path / "cache").exists()
 
 
 def test_folder_holds_no_secret_and_is_the_users_alone(tmp_path: Path) -> None:
@@ -185,57 +172,48 @@ async def settled(awaitable: Awaitable[Any]) -> Any:
     return result
 
 
-def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path / "a", LARGE)
-        await keep(cache, URL, b"abc")
-        assert await has(cache, URL)
-        (entry,) = entries(tmp_path / "a")
-        entry.chmod(0o666)
-        with pytest.warns(RuntimeWarning, match="may have been written by others"):
-            assert not await settled(has(cache, URL))
-        await cache.aclose()
+async def test_what_others_may_have_written_is_not_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "a", LARGE)
+    await keep(cache, URL, b"abc")
+    assert await has(cache, URL)
+    (entry,) = entries(tmp_path / "a")
+    entry.chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="may have been written by others"):
+        assert not await settled(has(cache, URL))
+    await cache.aclose()
 
-        thesis = tmp_path / "thesis"
-        thesis.write_text("of years")
-        (tmp_path / "b").mkdir()
-        (tmp_path / "b" / "tally").symlink_to(thesis)
-        cache = Cache(tmp_path / "b", LARGE)
-        with pytest.warns(RuntimeWarning, match="keeps nothing more"):
-            await settled(keep(cache, URL, b"abc"))
-        await cache.aclose()
-        assert thesis.read_text() == "of years"
-
-    asyncio.run(run())
+    thesis = tmp_path / "thesis"
+    thesis.write_text("of years")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "tally").symlink_to(thesis)
+    cache = Cache(tmp_path / "b", LARGE)
+    with pytest.warns(RuntimeWarning, match="keeps nothing more"):
+        await settled(keep(cache, URL, b"abc"))
+    await cache.aclose()
+    assert thesis.read_text() == "of years"
 
 
-def test_pipe_in_the_place_of_an_entry_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"abc")
-        (entry,) = entries(tmp_path)
-        entry.unlink()
-        os.mkfifo(entry, 0o600)
-        with pytest.warns(RuntimeWarning, match="may have been written by others"):
-            assert not await settled(has(cache, URL))
-        assert entry.is_fifo()
-        await cache.aclose()
-
-    asyncio.run(run())
+async def test_pipe_in_the_place_of_an_entry_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"abc")
+    (entry,) = entries(tmp_path)
+    entry.unlink()
+    os.mkfifo(entry, 0o600)
+    with pytest.warns(RuntimeWarning, match="may have been written by others"):
+        assert not await settled(has(cache, URL))
+    assert entry.is_fifo()
+    await cache.aclose()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"abc")
-        (entry,) = entries(tmp_path)
-        os.chown(entry, 12345, -1)
-        with pytest.warns(RuntimeWarning, match="may have been written by others"):
-            assert not await settled(has(cache, URL))
-        await cache.aclose()
-
-    asyncio.run(run())
+async def test_entry_of_another_user_is_not_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"abc")
+    (entry,) = entries(tmp_path)
+    os.chown(entry, 12345, -1)
+    with pytest.warns(RuntimeWarning, match="may have been written by others"):
+        assert not await settled(has(cache, URL))
+    await cache.aclose()
 
 
 def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None:
@@ -256,58 +234,48 @@ def test_folder_is_the_users_alone_whatever_the_umask_is(tmp_path: Path) -> None
     assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
-def test_folder_stays_within_its_limit_and_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LIMIT)
-        hour_ago = time.time() - 3600
-        for number in range(50):  # two blocks each, its head in the second
-            await keep(cache, f"{URL}/{number}", bytes(BLOCK))
-            (newest,) = (path for path in entries(tmp_path) if path.stat().st_mtime > hour_ago + 1000)
-            os.utime(newest, (hour_ago + number, hour_ago + number))
-        assert blocks(tmp_path) == 100
-        assert await has(cache, f"{URL}/0")
-        await keep(cache, f"{URL}/50", bytes(BLOCK))
-        assert blocks(tmp_path) <= 92
-        found = [await has(cache, f"{URL}/{number}") for number in range(51)]
-        assert found == [True] + [False] * 5 + [True] * 45
-        for number in range(100, 150):
-            await keep(cache, f"{URL}/{number}", bytes(3 * BLOCK))
-            assert blocks(tmp_path) <= 100
-        await cache.aclose()
-        assert (cache.written, cache.dropped) == (101, 0)
-
-    asyncio.run(run())
+async def test_folder_stays_within_its_limit_and_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LIMIT)
+    hour_ago = time.time() - 3600
+    for number in range(50):  # two blocks each, its head in the second
+        await keep(cache, f"{URL}/{number}", bytes(BLOCK))
+        (newest,) = (path for path in entries(tmp_path) if path.stat().st_mtime > hour_ago + 1000)
+        os.utime(newest, (hour_ago + number, hour_ago + number))
+    assert blocks(tmp_path) == 100
+    assert await has(cache, f"{URL}/0")
+    await keep(cache, f"{URL}/50", bytes(BLOCK))
+    assert blocks(tmp_path) <= 92
+    found = [await has(cache, f"{URL}/{number}") for number in range(51)]
+    assert found == [True] + [False] * 5 + [True] * 45
+    for number in range(100, 150):
+        await keep(cache, f"{URL}/{number}", bytes(3 * BLOCK))
+        assert blocks(tmp_path) <= 100
+    await cache.aclose()
+    assert (cache.written, cache.dropped) == (101, 0)
 
 
-def test_entries_of_one_age_do_not_all_go(tmp_path: Path) -> None:
+async def test_entries_of_one_age_do_not_all_go(tmp_path: Path) -> None:
     """As when the folder was copied."""
-
-    async def run() -> None:
-        cache = Cache(tmp_path, LIMIT)
-        for number in range(100):
-            await cache.put(f"{URL}/{number}", None, None, Span(0, 3, 3, None), b"abc")
-        await cache.flush()
-        for path in entries(tmp_path):
-            os.utime(path, (10**9, 10**9))
-        await keep(cache, f"{URL}/100", b"abc")
-        assert blocks(tmp_path) == 91
-        await cache.aclose()
-
-    asyncio.run(run())
+    cache = Cache(tmp_path, LIMIT)
+    for number in range(100):
+        await cache.put(f"{URL}/{number}", None, None, Span(0, 3, 3, None), b"abc")
+    await cache.flush()
+    for path in entries(tmp_path):
+        os.utime(path, (10**9, 10**9))
+    await keep(cache, f"{URL}/100", b"abc")
+    assert blocks(tmp_path) == 91
+    await cache.aclose()
 
 
-def test_what_is_over_the_limit_alone_is_not_kept_and_drives_nothing_out(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LIMIT)
-        await keep(cache, URL, b"abc")
-        await keep(cache, f"{URL}/large", bytes(LIMIT))
-        assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [True, False]
-        await keep(cache, f"{URL}/large", bytes(LIMIT - 200))
-        assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [False, True]
-        await cache.aclose()
-        assert (cache.written, cache.dropped) == (2, 1)
-
-    asyncio.run(run())
+async def test_what_is_over_the_limit_alone_is_not_kept_and_drives_nothing_out(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LIMIT)
+    await keep(cache, URL, b"abc")
+    await keep(cache, f"{URL}/large", bytes(LIMIT))
+    assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [True, False]
+    await keep(cache, f"{URL}/large", bytes(LIMIT - 200))
+    assert [await has(cache, URL), await has(cache, f"{URL}/large")] == [False, True]
+    await cache.aclose()
+    assert (cache.written, cache.dropped) == (2, 1)
 
 
 def test_use_is_noted_once_a_minute(tmp_path: Path) -> None:
@@ -348,31 +316,28 @@ def test_only_our_own_abandoned_files_are_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["nothing is left", "the tally is lost", "the tally is nonsense"])
-def test_folder_may_be_meddled_with_at_any_time(tmp_path: Path, harm: str) -> None:
-    async def run() -> None:
-        folder = tmp_path / "cache"
-        cache = Cache(folder, LIMIT)
-        await keep(cache, URL, bytes(LIMIT // 2))
-        if harm == "nothing is left":
-            shutil.rmtree(folder)
-        elif harm == "the tally is lost":
-            (folder / "tally").unlink()
-        else:
-            os.truncate(folder / "tally", 10**9)
-        again = Cache(folder, LIMIT)
-        await keep(again, f"{URL}/2", bytes(LIMIT // 4))
-        await keep(cache, f"{URL}/3", bytes(LIMIT // 8))
-        assert [await has(again, f"{URL}{path}") for path in ("", "/2", "/3")] == [
-            harm != "nothing is left",
-            True,
-            True,
-        ]
-        await keep(cache, f"{URL}/4", bytes(LIMIT // 2))
-        assert blocks(folder) <= 100
-        await cache.aclose()
-        await again.aclose()
-
-    asyncio.run(run())
+async def test_folder_may_be_meddled_with_at_any_time(tmp_path: Path, harm: str) -> None:
+    folder = tmp_path / "cache"
+    cache = Cache(folder, LIMIT)
+    await keep(cache, URL, bytes(LIMIT // 2))
+    if harm == "nothing is left":
+        shutil.rmtree(folder)
+    elif harm == "the tally is lost":
+        (folder / "tally").unlink()
+    else:
+        os.truncate(folder / "tally", 10**9)
+    again = Cache(folder, LIMIT)
+    await keep(again, f"{URL}/2", bytes(LIMIT // 4))
+    await keep(cache, f"{URL}/3", bytes(LIMIT // 8))
+    assert [await has(again, f"{URL}{path}") for path in ("", "/2", "/3")] == [
+        harm != "nothing is left",
+        True,
+        True,
+    ]
+    await keep(cache, f"{URL}/4", bytes(LIMIT // 2))
+    assert blocks(folder) <= 100
+    await cache.aclose()
+    await again.aclose()
 
 
 class StuckDisk:
@@ -392,61 +357,51 @@ class StuckDisk:
             os.close(reader)
 
 
-def test_slow_disk_holds_up_no_read_and_little_memory(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"abc")
-        disk = StuckDisk(tmp_path)
-        data = bytes(40 * 2**20)
-        for number in range(3):
-            await cache.put(f"{URL}/{number}", None, None, Span(0, len(data), len(data), None), data)
-        assert await has(cache, URL)
-        assert cache.dropped == 2
-        with disk.released():
-            await cache.flush()
-            await keep(cache, f"{URL}/3", data)
-        assert [await has(cache, f"{URL}/{number}") for number in range(4)] == [True, False, False, True]
-        await cache.aclose()
-        assert (cache.written, cache.dropped) == (3, 2)
-
-    asyncio.run(run())
+async def test_slow_disk_holds_up_no_read_and_little_memory(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"abc")
+    disk = StuckDisk(tmp_path)
+    data = bytes(40 * 2**20)
+    for number in range(3):
+        await cache.put(f"{URL}/{number}", None, None, Span(0, len(data), len(data), None), data)
+    assert await has(cache, URL)
+    assert cache.dropped == 2
+    with disk.released():
+        await cache.flush()
+        await keep(cache, f"{URL}/3", data)
+    assert [await has(cache, f"{URL}/{number}") for number in range(4)] == [True, False, False, True]
+    await cache.aclose()
+    assert (cache.written, cache.dropped) == (3, 2)
 
 
-def test_closing_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_for_ever_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_CLOSING_S", 0.01)
-
-    async def run() -> None:
-        disk = StuckDisk(tmp_path)
-        cache = Cache(tmp_path, LARGE)
-        for _ in range(3):
-            await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
-        await cache.aclose()
-        await cache.aclose()
-        with disk.released():
-            # Two that waited, and the one under way: a pipe does not do as a tally.
-            while cache.dropped < 3:  # noqa: ASYNC110  # there is no event: nobody waits for a cache that is closed
-                await asyncio.sleep(0)
+    disk = StuckDisk(tmp_path)
+    cache = Cache(tmp_path, LARGE)
+    for _ in range(3):
         await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
-        assert cache.dropped == 4
-        assert not await has(cache, URL)
+    await cache.aclose()
+    await cache.aclose()
+    with disk.released():
+        # Two that waited, and the one under way: a pipe does not do as a tally.
+        while cache.dropped < 3:  # noqa: ASYNC110  # there is no event: nobody waits for a cache that is closed
+            await asyncio.sleep(0)
+    await cache.put(URL, None, None, Span(0, 1, 1, None), b"a")
+    assert cache.dropped == 4
+    assert not await has(cache, URL)
 
-    asyncio.run(run())
 
-
-def test_cancelled_get_leaves_the_cache_in_order(tmp_path: Path) -> None:
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await keep(cache, URL, b"abc")
-        reads = [asyncio.ensure_future(cache.get(URL, None, None)) for _ in range(10)]
-        await asyncio.sleep(0)
-        for read in reads:
-            read.cancel()
-        assert all(isinstance(x, asyncio.CancelledError) for x in await asyncio.gather(*reads, return_exceptions=True))
-        assert await has(cache, URL)
-        await cache.aclose()
-        assert (cache.hits, cache.misses) == (1, 0)
-
-    asyncio.run(run())
+async def test_cancelled_get_leaves_the_cache_in_order(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, LARGE)
+    await keep(cache, URL, b"abc")
+    reads = [asyncio.ensure_future(cache.get(URL, None, None)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for read in reads:
+        read.cancel()
+    assert all(isinstance(x, asyncio.CancelledError) for x in await asyncio.gather(*reads, return_exceptions=True))
+    assert await has(cache, URL)
+    await cache.aclose()
+    assert (cache.hits, cache.misses) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -544,25 +499,21 @@ TestDamage = DamageModel.TestCase
 TestDamage.settings = settings(max_examples=60, stateful_step_count=20)
 
 
-def test_what_goes_to_an_objects_end_is_found_by_whoever_asks_for_more_or_for_less(tmp_path: Path) -> None:
+async def test_what_goes_to_an_objects_end_is_found_by_whoever_asks_for_more_or_for_less(tmp_path: Path) -> None:
     data = random.Random(0).randbytes(100)
-
-    async def run() -> None:
-        cache = Cache(tmp_path, LARGE)
-        await cache.put(URL, 20, 5000, Span(20, 100, 100, None), data[20:])
-        await cache.put(f"{URL}/2", 20, 60, Span(20, 60, 100, None), data[20:60])
-        await cache.flush()
-        for stop, last in ((None, 100), (5000, 100), (100, 100), (99, 99), (21, 21)):
-            found = await cache.get(URL, 20, stop)
-            assert found is not None
-            assert (found.data, found.span) == (data[20:last], Span(20, last, 100, None))
-        assert await cache.get(URL, 19, 5000) is None
-        assert [await cache.get(f"{URL}/2", 20, stop) is None for stop in (None, 61, 60, 59)] == [
-            True,
-            True,
-            False,
-            True,
-        ]
-        await cache.aclose()
-
-    asyncio.run(run())
+    cache = Cache(tmp_path, LARGE)
+    await cache.put(URL, 20, 5000, Span(20, 100, 100, None), data[20:])
+    await cache.put(f"{URL}/2", 20, 60, Span(20, 60, 100, None), data[20:60])
+    await cache.flush()
+    for stop, last in ((None, 100), (5000, 100), (100, 100), (99, 99), (21, 21)):
+        found = await cache.get(URL, 20, stop)
+        assert found is not None
+        assert (found.data, found.span) == (data[20:last], Span(20, last, 100, None))
+    assert await cache.get(URL, 19, 5000) is None
+    assert [await cache.get(f"{URL}/2", 20, stop) is None for stop in (None, 61, 60, 59)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
+    await cache.aclose()
