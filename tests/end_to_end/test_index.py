@@ -1,8 +1,11 @@
-"""Shards with an index give what they give without one, and in the same order where they are not shuffled."""
+"""Shards with an index give what they give without one, and their samples have numbers and keys."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import io
+import pickle
 import random
 import uuid
 from collections.abc import Callable
@@ -11,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from end_to_end.tars import Fields, put_index, put_shards, same, tar
+import torch
+from end_to_end.tars import Fields, index_file, index_of_archive, numbered_samples, put_index, put_shards, same, tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.fetch.stores import memory
+from headrace.testing import FaultServer
 
 COUNTS = (7, 0, 1, 12, 5)
 TOTAL = sum(COUNTS)
@@ -274,3 +279,207 @@ def test_fields_that_are_not_read_leave_windows_as_they_are(
         return [sample[0] for sample in samples_of(data)]
 
     assert keys("cls") == keys("bin", "cls") != sorted(keys("cls"))
+
+
+@pytest.fixture(scope="module")
+def wanted(urls: list[str]) -> list[dict[str, Any]]:
+    return list(hr.stream(urls, index=None))
+
+
+def keys_of(data: Any, **options: Any) -> list[str]:
+    return [sample["__key__"] for sample in samples_of(data, **options)]
+
+
+def test_an_indexed_stream_has_a_length_numbers_and_keys(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
+    assert len(data) == len(data.shuffle("global")) == TOTAL
+    assert list(data.keys()) == [sample["__key__"] for sample in wanted]
+    assert [data[0], data[7], data[-1], data[torch.tensor(9)]] == [wanted[0], wanted[7], wanted[-1], wanted[9]]
+    assert [len(data.take(3)), len(data.take(99)), len(data.slice(20)), len(data.batch(4))] == [3, TOTAL, 5, 7]
+    with hr.DataLoader(data, batch_size=4) as loader, hr.DataLoader(data, batch_size=4, drop_last=True) as full:
+        assert [len(loader), len(full)] == [7, 6]
+
+
+@pytest.mark.parametrize("number", [TOTAL, -TOTAL - 1, 10**30])
+def test_a_number_beyond_the_end_is_an_index_error(data: hr.Stream, number: int) -> None:
+    with pytest.raises(IndexError):
+        data[number]
+    with pytest.raises(IndexError):
+        asyncio.run(data.aget(number))
+
+
+def test_a_key_that_is_no_number_is_a_type_error(data: hr.Stream) -> None:
+    for key in (slice(0, 3), "000001", 1.0):
+        with pytest.raises(TypeError):
+            data[key]
+
+
+def test_samples_are_got_by_number_in_the_users_own_loop(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
+    async def main() -> list[Any]:
+        assert data[3] == wanted[3]  # also where a loop is running
+        one = await data.aget(-2)
+        return [one, *await asyncio.gather(*(data.aget(n) for n in range(TOTAL)))]
+
+    assert asyncio.run(main()) == [wanted[-2], *wanted]
+
+
+def test_one_sample_that_is_given_up_does_not_disturb_others_who_wait_for_the_same_index(
+    urls: list[str], index: str, wanted: list[dict[str, Any]]
+) -> None:
+    async def main() -> list[Any]:
+        data = hr.stream(urls, index=index)
+        tasks = [asyncio.create_task(data.aget(n)) for n in range(TOTAL)]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks[1:])
+
+    for _ in range(3):
+        assert asyncio.run(main()) == wanted[1:]
+
+
+def test_a_map_applies_to_samples_by_number(data: hr.Stream) -> None:
+    async def double(sample: dict[str, Any]) -> int:
+        return 2 * sample["n"]
+
+    assert data.map(as_numbers).map(double)[8] == 16
+    with pytest.raises(TypeError, match="number"):
+        data.shuffle()[0]
+
+
+def test_only_the_fields_that_are_named_are_read_of_a_sample() -> None:
+    archive = tar(numbered_samples(0, 12, 700))
+    with FaultServer() as server:
+        url = f"{server.url}/one.tar"
+        server.objects["one.tar"] = archive
+        memory.put("memory://indexes/one.hri", index_file([(url, index_of_archive(url, archive))]))
+        data = hr.stream(url, index="memory://indexes/one.hri")
+        both, one = data.select("bin", "cls")[9], data.select("cls")[9]
+        assert both == {**one, "bin": both["bin"]}
+        assert int(one["cls"]) == data.to_tuple("cls").map(lambda fields: int(fields[0]))[9] == 9
+        ranges = [request.headers["range"].removeprefix("bytes=").split("-") for request in server.log]
+    lengths = [int(stop) + 1 - int(start) for start, stop in ranges]
+    assert lengths[0] > len(both["bin"])
+    assert lengths[1:] == [len(one["cls"])] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_global_shuffle_is_another_permutation_each_epoch(data: hr.Stream, workers: int, warm_server: None) -> None:
+    with hr.DataLoader(data.shuffle("global", seed=4).map(as_numbers), batch_size=4, num_workers=workers) as loader:
+        epochs = [[int(n) for batch in loader for n in batch["n"]] for _ in range(3)]
+        loader.set_epoch(1)
+        again = [int(n) for batch in loader for n in batch["n"]]
+    assert again == epochs[1]
+    assert len({tuple(epoch) for epoch in [*epochs, sorted(epochs[0])]}) == 4
+    assert all(sorted(epoch) == list(range(TOTAL)) for epoch in epochs)
+
+
+def test_subsets_are_what_their_numbers_say(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
+    chosen = [5, 3, 3, 24, 0]
+    assert samples_of(data.sample(chosen)) == [wanted[n] for n in chosen]
+    assert samples_of(data.slice(4, 20, 3)) == wanted[4:20:3]
+    assert samples_of(data.slice(4).take(3)) == wanted[4:7]
+    assert samples_of(data.sample(chosen).slice(1, 3)) == [wanted[3], wanted[3]]
+    assert samples_of(data.slice(0, 0)) == []
+    assert sorted(keys_of(data.take(5).shuffle(seed=1))) == [sample["__key__"] for sample in wanted[:5]]
+    with pytest.raises(hr.OptionError, match="no sample 25"):
+        samples_of(data.sample([25]))
+
+
+def test_a_sampler_is_asked_anew_each_epoch(data: hr.Stream) -> None:
+    generator = torch.Generator().manual_seed(1)
+    sampler = torch.utils.data.RandomSampler(range(TOTAL), generator=generator)
+    with hr.DataLoader(data.sample(sampler).map(as_numbers), batch_size=5) as loader:
+        assert len(loader) == 5
+        epochs = [[int(n) for batch in loader for n in batch["n"]] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(TOTAL))
+
+
+def test_asking_for_a_length_leaves_a_sampler_as_it_is(data: hr.Stream) -> None:
+    orders = []
+    for asks in (False, True):
+        generator = torch.Generator().manual_seed(1)
+        chosen = data.sample(torch.utils.data.RandomSampler(range(TOTAL), generator=generator))
+        if asks:
+            assert len(chosen) == TOTAL
+        orders.append(keys_of(chosen))
+    assert orders[0] == orders[1]
+
+
+def is_third(key: str) -> bool:
+    return int(key) % 3 == 0
+
+
+async def is_third_soon(key: str) -> bool:
+    await asyncio.sleep(0)
+    return int(key) % 3 == 0
+
+
+FILTERED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
+    "in order": lambda data: data.filter(is_third, field="__key__"),
+    "twice": lambda data: data.filter(is_third, field="__key__").filter(str.isdigit, field="__key__"),
+    "behind take": lambda data: data.take(10).filter(is_third, field="__key__"),
+    "before take": lambda data: data.filter(is_third, field="__key__").take(5),
+    "by a coroutine": lambda data: data.filter(is_third_soon, field="__key__"),
+    "behind a map": lambda data: data.map(as_numbers).filter(is_third, field="key"),
+    "with fields": lambda data: data.filter(is_third, field="__key__").select("cls"),
+    "behind a shuffle of shards": lambda data: data.shuffle("shards", seed=3).filter(is_third, field="__key__"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("chosen", FILTERED.values(), ids=FILTERED)
+def test_a_filter_on_keys_keeps_the_same_with_and_without_an_index(
+    urls: list[str], data: hr.Stream, chosen: Callable[[hr.Stream], hr.Stream], workers: int, warm_server: None
+) -> None:
+    expected = samples_of(chosen(hr.stream(urls, index=None)), num_workers=workers)
+    assert samples_of(chosen(data), num_workers=workers) == expected
+    assert len(expected) >= 4
+
+
+def test_a_filter_on_keys_has_a_length(data: hr.Stream) -> None:
+    chosen = data.shuffle("global", seed=1).filter(is_third, field="__key__")
+    keys = keys_of(chosen)
+    assert len(chosen) == len(keys) == 9
+    assert keys != sorted(keys) == [f"{n:06d}" for n in range(0, TOTAL, 3)]
+    assert [len(chosen.slice(2, 4)), len(chosen.take(3))] == [2, 3]
+    assert keys_of(data.filter(is_third, field="__key__").slice(2, 4)) == ["000006", "000009"]
+    assert len(data.filter(is_third, field="__key__")) == 9
+
+
+@pytest.mark.parametrize("by", ["window", "global"])
+def test_an_error_in_a_filter_on_keys_is_the_users_own(data: hr.Stream, by: Any) -> None:
+    def fails(key: str) -> bool:
+        raise KeyError(key)
+
+    with pytest.raises(KeyError, match="0000"):
+        samples_of(data.shuffle(by).filter(fails, field="__key__"))
+
+
+@pytest.mark.parametrize("by", ["in order", "global"])
+def test_a_sample_that_lacks_a_field_says_which_it_has(by: str) -> None:
+    samples: list[tuple[str, Fields]] = [("0", {"a": b"1", "b": b"2"}), ("1", {"b": b"3", "c": b"4"})]
+    url = f"memory://lacks-{by}/0.tar"
+    memory.put(url, tar(samples))
+    data = hr.stream(url, index=put_index([url]))
+    with hr.DataLoader(data.slice(0).to_tuple("a") if by == "global" else data.to_tuple("a"), batch_size=1) as loader:
+        batches = iter(loader)
+        assert next(batches) == [(b"1",)]
+        with pytest.raises(hr.FormatError, match=r"sample '1' .*has no field 'a'; its fields are: b, c"):
+            next(batches)
+
+
+def test_a_stream_with_an_index_is_copied_and_pickled(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
+    chosen = data.shuffle("global", seed=2).filter(is_third, field="__key__").to_tuple("__key__", "cls")
+    expected = list(chosen)
+    assert len(data) == TOTAL
+    for other in (copy.deepcopy(chosen), pickle.loads(pickle.dumps(chosen)), copy.copy(chosen)):
+        assert list(other) == expected
+    assert pickle.loads(pickle.dumps(data))[2] == wanted[2]
+    assert len(pickle.dumps(data)) < 1000
+
+
+def test_torchs_own_loader_takes_a_stream_with_an_index(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
+    loader = torch.utils.data.DataLoader(data.map(as_numbers), batch_size=4)
+    assert [int(n) for batch in loader for n in batch["n"]] == list(range(TOTAL))
